@@ -15,20 +15,21 @@ from prepare.app.job.settings import group_names
 from prepare.app.report.sweep_table import SHARED
 from prepare.app.sweep.summary import UNENDED
 from prepare.audit import STATUSES as AUDIT_STATUSES
-from prepare.registry import STEPS, tasks
+from prepare.registry import STEPS
 from prepare.stages.bench.records import VERDICTS
 from prepare.stages.contract.records import KINDS as CONTRACT_KINDS
 from prepare.stages.doctor.records import VERDICTS as DOCTOR_VERDICTS
 from prepare.stages.export.records import STATUSES as EXPORT_STATUSES
 from prepare.stages.flow.torch_operators import CAUSES
+from prepare.stages.registry import tasks
 from prepare.stages.tune.records import STATUSES as TUNE_STATUSES
 from prepare.stages.verify.compare_modules import MODULE_FIELDS
 from prepare.stages.verify.execution.single_run import RESULT_FIELDS
 from prepare.stages.verify.records import STATUSES as VERIFY_STATUSES
 
-# What looks up, and why: a stage is given a pipeline and its plan (names for type checkers), and the step
-# keep_layout asks the predicted flow of an example which calls to replace. A pipeline returns a guard.
-LOOKS_UP = {"steps/": {"stages"}, "pipeline/": {"guard", "app"}, "registry.py": {"stages"}}
+# What looks up, and why: the step keep_layout asks the predicted flow of an example which calls to replace, and
+# a pipeline returns a guard.
+LOOKS_UP = {"steps/": {"stages"}, "pipeline/": {"guard"}}
 
 
 def layers() -> list[set[str]]:

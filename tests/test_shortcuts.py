@@ -1,7 +1,9 @@
 """`prepare.prepare`, `prepare.report` and the other names of the package itself."""
 
+import ast
 import copy
 import gc
+import re
 import subprocess
 import sys
 import weakref
@@ -12,6 +14,7 @@ import torch
 from torch import nn
 
 import prepare
+from paths import ROOT
 from prepare.app.report.objects import documents_of
 from prepare.errors import ConfigError, RefusedError
 
@@ -157,3 +160,32 @@ def test_the_names_of_the_package_are_lazy_and_listed():
     assert prepare.__version__ == metadata.version("torch-prepare")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         prepare.nothing
+
+
+# -------------------------------------------------------------------------- the names of the package itself
+
+
+def test_the_public_names_are_those_of_the_page():
+    table = re.findall(
+        r"^\| `prepare\.(\w+)` \|", (ROOT / "docs/reference/prepare.md").read_text(), re.MULTILINE
+    )
+    assert table == prepare.__all__ == sorted(prepare.__all__)
+    assert set(prepare.__all__) <= set(dir(prepare))
+
+
+def test_type_checkers_see_each_public_name_from_its_home():
+    tree = ast.parse((ROOT / "prepare/__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    typed = {alias.name: f"{node.module}" for node in block.body for alias in node.names}
+    assert typed == {name: f"prepare.{home}" for name, home in prepare._HOMES.items()}
+    assert sorted(typed) == prepare.__all__
+
+
+@pytest.mark.parametrize("name", prepare.__all__)
+def test_a_public_name_is_a_function_or_a_class(name):
+    assert callable(getattr(prepare, name))
+
+
+def test_the_audit_is_called_by_the_name_of_its_package():
+    model = net()
+    assert prepare.audit(model).rows == prepare.audit.audit(model).rows

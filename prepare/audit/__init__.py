@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prepare.core.utils import files, json_records
@@ -171,3 +173,14 @@ def _cell(value: Any) -> str:
 
 def _word(value: Any) -> str:
     return _dump(value) if isinstance(value, dict | tuple) else str(value)
+
+
+class _Callable(ModuleType):
+    """This package; `prepare.audit(model)` calls the function, which the package of its name would hide."""
+
+    def __call__(self, model: nn.Module, *, plan: Plan | None = None) -> Audit:
+        """Audit `model`, as `prepare.audit.audit` does."""
+        return audit(model, plan=plan)
+
+
+sys.modules[__name__].__class__ = _Callable

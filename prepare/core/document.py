@@ -101,7 +101,7 @@ class Answer:
 # The questions of a run, and the labels of the answers in a terminal; what to do is the last.
 LAYOUT, RIGHT, FASTER, NEXT = "Layout", "Right", "Faster", "Next"
 # Answers beside which a recipe is not advised: the two words of doubt, and no convolution in the layout.
-OPEN = UNCLEAR, NOT_MEASURED, NEVER_TAKEN = "Unclear", "Not measured", "Never taken"
+UNDECIDED = UNCLEAR, NOT_MEASURED, NEVER_TAKEN = "Unclear", "Not measured", "Never taken"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,7 +319,7 @@ class Document:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shown:
+class ReportContext:
     """The sources of documents: the records of a run, or a single record.
 
     Attributes:

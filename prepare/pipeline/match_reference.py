@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from prepare.core.forward.float32_calls import call_as_it_is, call_in_float32, casts_of
+from prepare.core.forward.float32_calls import call_in_float32, casts_of, remove_casts
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.quantized import is_quantized
 from prepare.core.model.tensors import NamedTensor, identity, named_tensors, stride_of
@@ -72,7 +72,7 @@ def _repair_like(module: nn.Module, reference: nn.Module) -> None:
         if repair.is_repaired(reference) and repair.fits(module):
             repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
     if casts_of(module) != (casts := casts_of(reference)):
-        call_as_it_is(module)
+        remove_casts(module)
         if casts:
             call_in_float32(module, casts)
 

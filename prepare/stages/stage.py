@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
 
 from prepare.core.utils.options import as_written, plain, read_options
 from prepare.errors import ConfigError, raise_problems
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from prepare.core.document import Document, Shown
+    from prepare.core.document import Document, ReportContext
     from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
     from prepare.core.forward.workload import Workload
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from prepare.pipeline.plan import Plan
 
 # Whether a stage compares with a copy of the unprepared model: never, unless the model is large, or always.
-Copies = Literal["no", "small", "always"]
+Mode = Literal["eval", "train"]
+NeedsReference = Literal["no", "small", "always"]
 EXAMPLE_REMEDY = "give one with input.shape=[...]"
 
 
@@ -79,13 +80,32 @@ def key(default: Any, text: str, example: str = "") -> Any:
     return field(default=default, metadata=about)
 
 
+class RunSettings(Protocol):
+    """The settings of a run that stages read."""
+
+    @property
+    def task(self) -> str: ...
+    @property
+    def mode(self) -> Mode: ...
+    @property
+    def amp(self) -> Amp: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def strict(self) -> bool: ...
+    @property
+    def steps(self) -> dict[str, Any]: ...
+    @property
+    def input(self) -> dict[str, Any]: ...
+
+
 @dataclass(kw_only=True)
-class Work:
+class StageContext:
     """The model of a run, and what is known of it so far: a stage works with it.
 
     Attributes:
         model: the model; prepared in place before the stages run.
-        settings: the settings of the run: `mode`, `amp`, `seed`, `steps`, `strict`, `known_issues`, `task`.
+        settings: the settings of the run.
         stages: every installed stage with its options, by name.
         example: the example input as declared, of several sizes the one with the most weight; None if there
             is none.
@@ -105,7 +125,7 @@ class Work:
     """
 
     model: torch.nn.Module
-    settings: Any
+    settings: RunSettings
     stages: Mapping[str, Any]
     example: Example | None
     pipeline: Pipeline
@@ -153,7 +173,7 @@ class Stage:
 
     A subclass is a frozen dataclass: its fields, made by `key`, are the keys of the configuration below its
     name. A field `level` may be given as the name alone, `verify=short`. It is registered by
-    `prepare.registry.stage`, and imports torch in its methods only.
+    `prepare.stages.registry.stage`, and imports torch in its methods only.
     """
 
     name: ClassVar[str] = ""
@@ -226,22 +246,22 @@ class Stage:
         """Return the names of the files in the folder of an earlier run that may be of this stage."""
         return (*cls.records(), *cls.files)
 
-    def begin(self, settings: Any, locate: Callable[[str, str], Any]) -> None:
+    def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
         """Check, before the model is built, what needs imports. Raises PrepareError."""
 
     def steps(self, settings: Any, steps: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the steps to apply in place of those declared. Raises ConfigError."""
         return steps
 
-    def choose(self, work: Work) -> Pipeline | None:
+    def choose(self, work: StageContext) -> Pipeline | None:
         """Return another pipeline to apply, found with the unprepared model; None to keep it."""
         return None
 
-    def copies(self) -> Copies:
+    def needs_reference(self) -> NeedsReference:
         """Return whether this stage compares with a copy of the unprepared model."""
         return "no"
 
-    def run(self, work: Work) -> Mapping[str, Any]:
+    def run(self, work: StageContext) -> Mapping[str, Any]:
         """Do it; return the records by name. The model is prepared, and left as it is."""
         raise NotImplementedError
 
@@ -261,6 +281,6 @@ class Stage:
         return {}
 
     @classmethod
-    def document(cls, shown: Shown) -> Document | None:
+    def document(cls, shown: ReportContext) -> Document | None:
         """Return what is shown of it; None for nothing."""
         return None

@@ -73,10 +73,10 @@ class Half(TensorStep):
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
         """Remove the casts around kept modules, in place; parameters keep their dtype."""
-        from prepare.core.forward.float32_calls import call_as_it_is
+        from prepare.core.forward.float32_calls import remove_casts
 
         for module in model.modules():
-            call_as_it_is(module)
+            remove_casts(module)
 
     def want(self, tensor: NamedTensor) -> Want | None:
         return self._want if tensor.tensor.is_floating_point() else None
@@ -92,14 +92,14 @@ class Half(TensorStep):
                 yield name
 
     def act(self, model: torch.nn.Module) -> None:
-        from prepare.core.forward.float32_calls import call_as_it_is, call_in_float32
+        from prepare.core.forward.float32_calls import call_in_float32, remove_casts
 
         casts = self._casts(model)
         for module in model.modules():
             if id(module) in casts:
                 call_in_float32(module, casts[id(module)])
             else:
-                call_as_it_is(module)
+                remove_casts(module)
 
     @cached_property
     def _want(self) -> Want:

@@ -17,18 +17,18 @@ from clocks import Clock
 from made_benches import ran
 from made_works import settings, work
 from page_reader import Reader
-from prepare.app.job import build_model, carry_out
+from prepare.app.job import build_model, run_stages
 from prepare.app.report.pages.page import run_page
 from prepare.app.report.terminal.console import stage
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
-from prepare.registry import STAGES
 from prepare.stages.bench import compare
 from prepare.stages.bench import time_prepared as levels
 from prepare.stages.bench.document import case_sentence
 from prepare.stages.bench.records import Bench
 from prepare.stages.bench.time_prepared import INFERENCE, ONE_SAMPLE, TRAINING, Models, time_models
+from prepare.stages.registry import STAGES
 from prepare.stages.verify.records import unknown
 from prepare.step import ModelStep
 from small_nets import bits
@@ -278,14 +278,14 @@ def references(monkeypatch, verify, bench):
     for name in levels:
         monkeypatch.setattr(STAGES[name], "run", look)
     given = replace(settings(**levels), steps={"conv2d_memory_format": {}})
-    carry_out.carry_out(given, lambda _: net(), folder=Path(), progress=lambda _: nullcontext(), show=lambda _: None)  # fmt: skip
+    run_stages.run_stages(given, lambda _: net(), folder=Path(), progress=lambda _: nullcontext(), show=lambda _: None)  # fmt: skip
     return seen
 
 
 def test_one_copy_serves_the_verification_and_the_bench(monkeypatch):
     copied = []
     monkeypatch.setattr(
-        carry_out, "copy_or_build", lambda model, build: copied.append(model) or build()
+        run_stages, "copy_or_build", lambda model, build: copied.append(model) or build()
     )
     for verify, bench in itertools.product(("none", "short", "full"), repeat=2):
         copied.clear()

@@ -10,7 +10,7 @@ from torch import nn
 from made_benches import bench, comparison, ran, verified
 from prepare import Workload
 from prepare.app.job.headline import headline
-from prepare.core.document import Shown, Table
+from prepare.core.document import ReportContext, Table
 from prepare.core.forward.call import call_of
 from prepare.core.utils.sizes import Size
 from prepare.pipeline import Pipeline
@@ -76,7 +76,7 @@ def test_a_size_that_is_not_compared_leaves_the_whole_without_a_ratio(lost):
 
 
 def test_the_first_screen_says_where_the_sign_changes():
-    document = bench_document(Shown(found={"bench": both(slower())}))
+    document = bench_document(ReportContext(found={"bench": both(slower())}))
     (answer,) = document.answers
     assert (answer.kind, answer.answer) == (
         "warn",
@@ -95,13 +95,13 @@ def test_the_first_screen_says_where_the_sign_changes():
         ("batch 4", "1", "prepared", "2.00 s"),
     ]
     wrong = bench_document(
-        Shown(found={"bench": both(slower()), "verify": verified(status="fail")})
+        ReportContext(found={"bench": both(slower()), "verify": verified(status="fail")})
     )
     assert wrong.answers[0].kind == "plain"
 
 
 def test_sizes_of_one_sign_have_the_answer_of_the_whole():
-    document = bench_document(Shown(found={"bench": both(comparison())}))
+    document = bench_document(ReportContext(found={"bench": both(comparison())}))
     assert document.answers[0].answer == "1.9x faster, 208 instead of 400 ms"
     assert document.rows[0][1].startswith("inference, all sizes 1.9x faster")
 

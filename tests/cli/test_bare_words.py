@@ -9,7 +9,8 @@ from commands import NET, SMALL
 from prepare.app.cli import main as cli
 from prepare.app.cli.commands import COMMANDS
 from prepare.app.job.settings import key_names
-from prepare.registry import STEPS, tasks
+from prepare.registry import STEPS
+from prepare.stages.registry import tasks
 
 GROUPS = ("model", "device", "precision", "memfmt", "input", "export")
 

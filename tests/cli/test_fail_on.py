@@ -6,7 +6,7 @@ import pytest
 
 import sweep_folders as made
 from prepare.app.cli import main as cli
-from prepare.registry import STAGES
+from prepare.stages.registry import STAGES
 
 NET = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu")
 

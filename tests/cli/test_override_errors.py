@@ -22,7 +22,8 @@ from prepare.app.job.settings import Settings, group_names, key_names, unknown_k
 from prepare.core.forward.example_input import DTYPES
 from prepare.core.utils.suggest import nearest
 from prepare.errors import ConfigError
-from prepare.registry import STAGES, STEPS
+from prepare.registry import STEPS
+from prepare.stages.registry import STAGES
 
 HERE = Path(__file__).resolve().parent
 OPTIONS = {

@@ -6,7 +6,7 @@ import pytest
 
 from prepare.app.cli.main import run as command
 from prepare.app.report.objects import html
-from prepare.core.document import Shown
+from prepare.core.document import ReportContext
 from prepare.stages.export import Export, load_again
 from prepare.stages.export.stage import ExportTask
 
@@ -54,7 +54,7 @@ def test_an_unprepared_model_is_exported_too(go):
     folder, _ = go("Stub", "~memfmt", "verify=none")
     found = Export.load(folder / "export.json")
     assert found.status == "pass"
-    (advice,) = ExportTask.document(Shown(found={"export": found})).advice
+    (advice,) = ExportTask.document(ReportContext(found={"export": found})).advice
     assert (advice.kind, advice.answer) == ("good", "Use model.stub")
 
 

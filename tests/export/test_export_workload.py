@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from prepare import Workload
-from prepare.core.document import Shown
+from prepare.core.document import ReportContext
 from prepare.stages.export import Export, export
 from prepare.stages.export.document import export_document
 from test_export import network
@@ -27,7 +27,7 @@ def test_the_dimensions_in_which_sizes_differ_are_dynamic(exported, tmp_path):
     assert [each.size.name for each in found.time.sizes] == list(answers)
     found.save(tmp_path / "export.json")
     assert Export.load(tmp_path / "export.json") == found
-    texts = [text for _, text in export_document(Shown(found={"export": found})).rows]
+    texts = [text for _, text in export_document(ReportContext(found={"export": found})).rows]
     assert [text.partition(", ")[0] for text in texts[1:]] == ["2x3x6x8 right", "1x3x6x10 right"]
 
 

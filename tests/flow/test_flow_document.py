@@ -17,7 +17,7 @@ from prepare.app.report.charts import cut, width_of
 from prepare.app.report.pages.section import section_body
 from prepare.app.report.render import render
 from prepare.app.report.terminal.run import _outputs
-from prepare.core.document import Shown, Strip, Tree
+from prepare.core.document import ReportContext, Strip, Tree
 from prepare.core.forward.run_example import LayoutCount
 from prepare.errors import FlowError
 from prepare.stages.flow import Flow, observe, predict
@@ -87,7 +87,7 @@ def test_a_contiguous_model_is_told_that_nothing_was_asked_for(tmp_path, capsys)
     assert flow_sentence(flow) == f"{text}, 0 bytes copied per forward"
     show("flow", flow)
     assert capsys.readouterr().out.count(text) == 1
-    assert section_body(flow_document(Shown(found={"flow": flow}))).lower().count(text) == 2
+    assert section_body(flow_document(ReportContext(found={"flow": flow}))).lower().count(text) == 2
     flow.save(tmp_path / "flow.json")
     assert flow_sentence(Flow.load(tmp_path / "flow.json")) == flow_sentence(flow)
     asked = predict(net, cl(2, 3, 8, 8), wanted={4: "channels_last"})
@@ -120,7 +120,7 @@ def test_the_table_names_call_sites_lines_and_the_file(capsys, monkeypatch):
 
 
 def part(flow: Flow, kind: type):
-    document = flow_document(Shown(found={"flow": flow}))
+    document = flow_document(ReportContext(found={"flow": flow}))
     return next(part for part in document.parts() if isinstance(part, kind))
 
 
@@ -179,7 +179,7 @@ def test_every_flow_is_drawn(flow):
         "path",
     }
     assert re.findall("https?://[^\"' ]+", svg(flow)) == ["http://www.w3.org/2000/svg"]
-    body = section_body(flow_document(Shown(found={"flow": flow})))
+    body = section_body(flow_document(ReportContext(found={"flow": flow})))
     assert "<script>alert" not in body
     assert body.count("<details") == body.count("</details>")
 

@@ -9,12 +9,12 @@ import sample_nets
 import sweep_folders as made
 from paths import RUN
 from prepare.app.cli import main as cli
-from prepare.app.job.carry_out import _memfmt_note
 from prepare.app.job.results import read_results
+from prepare.app.job.run_stages import _memfmt_note
 from prepare.app.report.documents import shown_of, stage_documents, verdict
 from prepare.core.document import Answer, Document
 from prepare.pipeline import Pipeline
-from prepare.registry import STAGES
+from prepare.stages.registry import STAGES
 
 CONF = RUN.parent / "conf"
 ANSWERS = ["layout", "right", "faster", "next", "details"]

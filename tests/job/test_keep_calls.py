@@ -3,7 +3,7 @@
 import pytest
 
 from prepare.app.cli import main as cli
-from prepare.app.job import build_model, carry_out
+from prepare.app.job import build_model, run_stages
 from prepare.core.model.deep_copy import CopyError
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import Flow
@@ -55,7 +55,7 @@ def test_a_run_that_cannot_choose_says_what_it_does(reason, tmp_path, capsys, mo
     if "holds" in reason:
         monkeypatch.setattr(build_model, "LARGEST", 10)
     if "kind" in reason:
-        monkeypatch.setattr(carry_out, "copy_or_build", uncopied)
+        monkeypatch.setattr(run_stages, "copy_or_build", uncopied)
     target = "branching" if "predicted" in reason else "chunked"
     assert job(tmp_path, target, "verify=none") == 0
     assert calls(tmp_path) == "auto"

@@ -5,7 +5,7 @@ import pytest
 from prepare.app.cli.main import run
 from prepare.app.job.record import Job
 from prepare.app.report.pages.page import run_page
-from prepare.core.document import Code, Shown
+from prepare.core.document import Code, ReportContext
 from prepare.stages.reduce import ModuleCall, Reduction
 from prepare.stages.verify.records import Verification
 from prepare.stages.verify.stage import VerifyStage
@@ -51,10 +51,12 @@ FAILED = Verification(status="fail", reason="outputs: 1 is off", level="short", 
 
 def test_the_page_of_a_failed_verification_has_the_command():
     job = Job(None, None, ["model=unet2d", "task=prepare", "hydra.run.dir=x"], {})
-    document = VerifyStage.document(Shown(found={"verify": FAILED}, overrides=tuple(job.overrides)))
+    document = VerifyStage.document(
+        ReportContext(found={"verify": FAILED}, overrides=tuple(job.overrides))
+    )
     commands = [part.text for part in document.parts() if isinstance(part, Code)]
     assert commands == ["python run.py model=unet2d task=reduce"]
-    without = VerifyStage.document(Shown(found={"verify": FAILED})).parts()
+    without = VerifyStage.document(ReportContext(found={"verify": FAILED})).parts()
     assert not any(isinstance(part, Code) for part in without)
 
 

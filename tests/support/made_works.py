@@ -6,8 +6,8 @@ from torch import nn
 
 from prepare.app.job.settings import Settings
 from prepare.pipeline import Pipeline
-from prepare.registry import ordered_stages
-from prepare.stages.stage import Work
+from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import StageContext
 
 
 def settings(**given):
@@ -29,4 +29,4 @@ def work(model=None, pipeline=None, **given):
         "build": lambda: model,
         "locate": lambda *_: None,
     } | given
-    return Work(model=model, pipeline=pipeline, stages=fields["settings"].stages, **fields)
+    return StageContext(model=model, pipeline=pipeline, stages=fields["settings"].stages, **fields)

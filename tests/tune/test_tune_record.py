@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from prepare.core.document import Shown
+from prepare.core.document import ReportContext
 from prepare.errors import TuneError
 from prepare.stages.tune import CandidateResult, Tuning
 from prepare.stages.tune.document import tune_document, tune_sentence
@@ -77,7 +77,7 @@ def test_a_busy_machine_is_said_only_if_the_noise_is_large():
 
     def said(noise):
         found = record(environment=busy, noise=noise)
-        document = tune_document(Shown(found={"tune": found}))
+        document = tune_document(ReportContext(found={"tune": found}))
         rows = (*found.rows[1:], replace(found.rows[0], status="not faster"))
         unclear = record(rows=rows, winner=UNPREPARED, environment=busy, noise=noise)
         return document.answers[0].sentence + tune_sentence(unclear)

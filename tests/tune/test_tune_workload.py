@@ -10,7 +10,7 @@ from torch import nn
 
 from clocks import Clock, noisy
 from prepare import Workload
-from prepare.core.document import Shown, Text
+from prepare.core.document import ReportContext, Text
 from prepare.stages.tune import tune
 from prepare.stages.tune.candidates import Candidate
 from prepare.stages.tune.compare_candidates import CheckResult
@@ -124,7 +124,7 @@ def test_every_recipe_is_timed_at_each_size(tuning, tmp_path):
     assert base.seconds is not None
     tuning.save(tmp_path / "tune.json")
     assert Tuning.load(tmp_path / "tune.json") == tuning
-    document = tune_document(Shown(found={"tune": tuning}))
+    document = tune_document(ReportContext(found={"tune": tuning}))
     assert "batch 1, weight 3" in str(list(document.shown("page")))
 
 
@@ -143,7 +143,7 @@ def test_two_recipes_are_told_with_the_sizes_that_each_is_for(tuning):
     pair = (ForSizes(tuning.winner, ("batch 2",)), ForSizes(other, ("batch 1",)))
     found = replace(tuning, better=pair)
     text = f"{tuning.winner} at batch 2; {other} at batch 1"
-    document = tune_document(Shown(found={"tune": found}))
+    document = tune_document(ReportContext(found={"tune": found}))
     assert document.answers[0].answer == f"Two recipes are better: {text}"
     shown = [part.text for part in document.shown("terminal") if isinstance(part, Text)]
     assert f"two recipes are better: {text}" in shown

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from prepare import Workload
-from prepare.core.document import Shown
+from prepare.core.document import ReportContext
 from prepare.stages.verify import verify
 from prepare.stages.verify.document import verify_document
 from prepare.stages.verify.records import Verification
@@ -40,7 +40,7 @@ def test_the_size_that_fails_is_named():
     assert VerifyStage.verdict({"verify": found}).code == 3
     failed = [(check.inputs, check.batch) for check in found.checks if check.status == "fail"]
     assert failed == [("batch 4", 4)]
-    texts = [text for _, text in verify_document(Shown(found={"verify": found})).rows]
+    texts = [text for _, text in verify_document(ReportContext(found={"verify": found})).rows]
     assert texts[0].startswith("fail: at batch 4: ")
     assert texts[1].startswith("batch 1 pass: outputs at <1 % of the tolerance")
     assert texts[2].startswith("batch 4 fail: outputs")

@@ -18,7 +18,8 @@ from prepare.app.cli.commands import COMMANDS
 from prepare.app.cli.compose_config import CONFIG_NAME, ERRORS, composing
 from prepare.app.cli.flags import REFUSED, WITH_VALUE
 from prepare.app.job.settings import Settings
-from prepare.registry import STAGES, STEPS, tasks
+from prepare.registry import STEPS
+from prepare.stages.registry import STAGES, tasks
 
 # Folders of our configurations that Hydra takes for groups of options.
 _NO_GROUPS = ("launcher", "steps")

@@ -47,7 +47,7 @@ from prepare.app.cli.resolve_config import (
 from prepare.app.job.settings import NO_MODEL, group_names, level_names, read_settings
 from prepare.core.utils.folders import conf_dir
 from prepare.errors import ConfigError, Problem
-from prepare.registry import ordered_stages
+from prepare.stages.registry import ordered_stages
 
 CONFIG_NAME = "config"
 # The name under which the steps of `recipe=FILE` are stored.

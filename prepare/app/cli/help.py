@@ -20,7 +20,8 @@ from prepare.core.utils.folders import conf_dir
 from prepare.core.utils.options import describe, plain
 from prepare.core.utils.suggest import listed, nearest
 from prepare.errors import ConfigError, PrepareError
-from prepare.registry import STEPS, ordered_stages, tasks
+from prepare.registry import STEPS
+from prepare.stages.registry import ordered_stages, tasks
 
 if TYPE_CHECKING:
     from prepare.step import Step

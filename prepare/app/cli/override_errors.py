@@ -14,7 +14,8 @@ from prepare.app.job.settings import ADDED_GROUP, NO_MODEL, key_names, unknown_k
 from prepare.core.utils.options import no_options
 from prepare.core.utils.suggest import choose, choose_option, nearest, options_text
 from prepare.errors import ConfigError, Problem, StepError
-from prepare.registry import STAGES, STEPS, tasks
+from prepare.registry import STEPS
+from prepare.stages.registry import STAGES, tasks
 
 NO_OVERRIDE = "is neither key=value nor a command"
 COMMAND_LATE = "is a command, and must come first, without overrides"

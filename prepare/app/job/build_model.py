@@ -24,7 +24,7 @@ from prepare.core.utils.text import first_line, size
 from prepare.core.utils.user_code import described, is_out_of_memory
 from prepare.errors import ConfigError, ModelError
 from prepare.pipeline import Pipeline
-from prepare.registry import tasks
+from prepare.stages.registry import tasks
 from prepare.stages.stage import Stage
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def save(settings: Settings, model: nn.Module, pipeline: Pipeline, stage: Progre
 
 def is_copied(model: nn.Module, stages: list[Stage]) -> bool:
     """Return whether the stages compare the prepared model with a copy of the unprepared one."""
-    wanted = {stage.copies() for stage in stages}
+    wanted = {stage.needs_reference() for stage in stages}
     return "always" in wanted or ("small" in wanted and not too_large(model))
 
 

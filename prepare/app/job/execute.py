@@ -172,12 +172,12 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage, show: Show)
     # The import of torch swallows an interrupt, and then fails with an unrelated error.
     with stage("starting torch"), held_interrupts():
         from prepare.app.job.build_model import import_plugins, save
-        from prepare.app.job.carry_out import carry_out
+        from prepare.app.job.run_stages import run_stages
         from prepare.core.forward.torch_state import isolated
     _log.debug("configuration: %s", settings)
     with isolated():
         import_plugins(settings.plugins)
-        results, model = carry_out(
+        results, model = run_stages(
             settings, spec.build, folder=spec.folder, progress=stage, show=show
         )
         try:

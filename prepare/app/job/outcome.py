@@ -22,7 +22,7 @@ from prepare.errors import (
     RefusedError,
     StepError,
 )
-from prepare.registry import ordered_stages
+from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
     from prepare.app.job.results import Results

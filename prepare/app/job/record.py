@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from prepare.app.job.headline import check_figures
 from prepare.core.utils import files, json_records
 from prepare.errors import FileError, Problem
-from prepare.registry import ordered_stages
+from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
     from prepare.audit import Audit

@@ -13,7 +13,7 @@ from prepare.audit import Audit
 from prepare.core.utils import files, json_records
 from prepare.core.utils.environment import check_environment
 from prepare.errors import FileError, PrepareError
-from prepare.registry import ordered_stages
+from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
     from prepare.core.forward.run_example import LayoutCount

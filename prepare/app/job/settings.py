@@ -14,7 +14,8 @@ from prepare.core.utils.options import as_written, convert, no_options, read_opt
 from prepare.core.utils.suggest import choose, choose_option, nearest
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
-from prepare.registry import STAGES, STEPS, ordered_stages, tasks
+from prepare.registry import STEPS
+from prepare.stages.registry import STAGES, ordered_stages, tasks
 from prepare.stages.stage import Stage  # noqa: TC001  read at run time
 
 # The keys that hold one value each.

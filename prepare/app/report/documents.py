@@ -8,9 +8,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prepare.app.report.sentences import by_remedy
-from prepare.core.document import NEXT, OPEN, USE_RECIPE, Advice, Answer, Document, Shown
+from prepare.core.document import (
+    NEXT,
+    UNDECIDED,
+    USE_RECIPE,
+    Advice,
+    Answer,
+    Document,
+    ReportContext,
+)
 from prepare.core.utils.text import capitalized, first_line, plural
-from prepare.registry import ordered_stages, stages_of
+from prepare.stages.registry import ordered_stages, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,10 +77,10 @@ def task_of(found: Mapping[str, Any]) -> str:
     return "prepare"
 
 
-def shown_of(run: Results | SavedResults, folder: str = "") -> Shown:
+def shown_of(run: Results | SavedResults, folder: str = "") -> ReportContext:
     """Return what the documents of a run are made from."""
     task = run.task or task_of(run.found)
-    return Shown(
+    return ReportContext(
         found=run.found,
         ran=tuple(stages_of(task)),
         audit=run.audit,
@@ -84,7 +92,7 @@ def shown_of(run: Results | SavedResults, folder: str = "") -> Shown:
     )
 
 
-def stage_documents(shown: Shown) -> list[Document]:
+def stage_documents(shown: ReportContext) -> list[Document]:
     """Return the documents of the stages in the order of a run."""
     found = (cls.document(shown) for cls in ordered_stages())
     return [document for document in found if document is not None]
@@ -163,7 +171,7 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
 
 def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
     """Return the advice with the lowest rank; measuring in place of using the recipe if an answer is open."""
-    if open_ := [each for each in _by_question(documents).values() if each.answer in OPEN]:
+    if open_ := [each for each in _by_question(documents).values() if each.answer in UNDECIDED]:
         remark = open_[0].remark
         remark = f"without {remark}" if remark.endswith("=none") else remark
         use = replace(_MEASURE, remark=remark, section=open_[0].section or _MEASURE.section)

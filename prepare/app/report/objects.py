@@ -9,9 +9,9 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.document import Document, Items, Shown, Table
+from prepare.core.document import Document, Items, ReportContext, Table
 from prepare.core.utils.text import line, output_to, plural, printable
-from prepare.registry import ordered_stages
+from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
@@ -79,14 +79,14 @@ def documents_of(record: Any) -> list[Document]:
         return [record.document()]
     if hasattr(record, "found"):  # a report
         own = [_audit_document(record.audit)] if record.audit is not None else []
-        shown = Shown(found=record.found)
+        shown = ReportContext(found=record.found)
         found = (cls.document(shown) for cls in ordered_stages())
         return [*own, *(document for document in found if document is not None)]
     for cls in ordered_stages():
         for file, kind in cls.records().items():
             if isinstance(record, kind):
                 name = file.rpartition(".")[0]
-                document = cls.document(Shown(found={name: record}))
+                document = cls.document(ReportContext(found={name: record}))
                 return [document] if document else []
     # Importing the class of a plan would load torch.
     return [_audit_document(record) if hasattr(record, "rows") else _plan_document(record)]

@@ -23,7 +23,7 @@ from prepare.audit import STATUSES, AuditRow
 from prepare.core.document import Code, Document, Facts, Folded, Items, Table, Text
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import plural, size
-from prepare.registry import ordered_stages
+from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import Stage
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from prepare.app.report.sentences import memory_text, timing_text, verified_text
 from prepare.app.sweep.ranking import RankedGroup, Ranking, first_timing
 from prepare.core.utils.numbers import doubt, interval_text, seconds, verdict_text
 from prepare.core.utils.text import size
-from prepare.registry import ordered_stages
+from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import Column
 
 if TYPE_CHECKING:

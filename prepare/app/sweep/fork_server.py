@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from prepare.app.job.execute import run_job
 from prepare.core.utils.files import open_unlinked
-from prepare.registry import ordered_stages
+from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
     from prepare.app.job.execute import JobSpec
@@ -33,7 +33,7 @@ _PRELOADED = (
     "prepare.core.forward.run_example",
     "prepare.core.forward.torch_state",
     "prepare.core.utils.environment",
-    "prepare.app.job.carry_out",
+    "prepare.app.job.run_stages",
     "prepare.audit.read_model",
     "prepare.core.forward.input_formatter",
     "prepare.core.forward.torch_state",

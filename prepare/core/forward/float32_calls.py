@@ -70,13 +70,13 @@ def keep_option(name: str) -> str:
 
 def call_in_float32(module: nn.Module, casts: CastResults) -> None:
     """Cast the arguments and results of each call of `module`; replaces such casts of before."""
-    call_as_it_is(module)
+    remove_casts(module)
     arguments = CastArguments(casts.inside)
     module.register_forward_pre_hook(arguments, with_kwargs=True)
     module.register_forward_hook(casts, prepend=True)
 
 
-def call_as_it_is(module: nn.Module) -> None:
+def remove_casts(module: nn.Module) -> None:
     """Remove the casts around the calls of `module`, if there are any."""
     remove_hooks(module, CastArguments, CastResults)
 
@@ -98,7 +98,7 @@ def same_casts(model: nn.Module, source: nn.Module) -> Iterator[None]:
         yield
     finally:
         for module, _ in modules:
-            call_as_it_is(module)
+            remove_casts(module)
 
 
 def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:

@@ -18,7 +18,7 @@ from prepare.core.document import (
     Document,
     Folded,
     Items,
-    Shown,
+    ReportContext,
     Table,
     Text,
     Where,
@@ -50,7 +50,7 @@ _SAYS = {"unclear": "Speed unclear", "no difference": "No faster"}
 _KINDS = {"faster": "good", "slower": "bad", "unclear": "warn"}
 
 
-def bench_document(shown: Shown) -> Document | None:
+def bench_document(shown: ReportContext) -> Document | None:
     """Return what is shown of the timing of a run; None if it was to have none."""
     bench, verification = shown.found.get("bench"), shown.found.get("verify")
     if bench is None:

@@ -96,7 +96,7 @@ class Comparison(Readable):
     if the baseline failed. `settings` hold how it was measured, `environment` where, and `notes` what
     limits the result.
 
-    Of a workload it is the weighted whole, see `prepare.stages.bench.whole`: times and ratios of all calls
+    Of a workload it is the weighted whole, see `bench.combine_sizes`: times and ratios of all calls
     together. `sizes` are then the comparisons of each `size`.
     """
 
@@ -114,9 +114,9 @@ class Comparison(Readable):
     @classmethod
     def merged(cls, found: Sequence[tuple[Size, Comparison]]) -> Comparison:
         """Return the weighted whole of the comparisons of all sizes."""
-        from prepare.stages.bench.whole import whole
+        from prepare.stages.bench.combine_sizes import combine_sizes
 
-        return whole([replace(comparison, size=size) for size, comparison in found])
+        return combine_sizes([replace(comparison, size=size) for size, comparison in found])
 
     @property
     def verdicts(self) -> list[tuple[Size, str, float | None]]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import as_written
-from prepare.registry import stage
-from prepare.stages.stage import Copies, Stage, Work, key
+from prepare.stages.registry import stage
+from prepare.stages.stage import NeedsReference, Stage, StageContext, key
 
 if TYPE_CHECKING:
-    from prepare.core.document import Document, Shown
+    from prepare.core.document import Document, ReportContext
     from prepare.stages.bench.records import Case, Comparison
 
 Level = Literal["none", "short", "full"]
@@ -58,10 +58,10 @@ class BenchStage(Stage):
         """The seconds of one comparison; 0 if nothing is timed."""
         return 0.0 if self.level == "none" else self.seconds or BUDGET[self.level]
 
-    def copies(self) -> Copies:
+    def needs_reference(self) -> NeedsReference:
         return {"none": "no", "short": "small", "full": "always"}[self.level]  # type: ignore[return-value]
 
-    def run(self, work: Work) -> Mapping[str, Any]:
+    def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None:
             return {}
         from prepare.stages.bench.time_prepared import Models, time_models
@@ -104,7 +104,7 @@ class BenchStage(Stage):
         return found
 
     @classmethod
-    def document(cls, shown: Shown) -> Document | None:
+    def document(cls, shown: ReportContext) -> Document | None:
         from prepare.stages.bench.document import bench_document
 
         return bench_document(shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prepare.core.document import Advice, Answer, Document, Items, Shown, Text
+from prepare.core.document import Advice, Answer, Document, Items, ReportContext, Text
 from prepare.core.utils.text import capitalized, plural
 from prepare.stages.contract.summary import change_lines, check_lines
 
@@ -21,7 +21,7 @@ _ADVICE = {
 }
 
 
-def contract_document(shown: Shown) -> Document | None:
+def contract_document(shown: ReportContext) -> Document | None:
     """Return what is shown of the check of a run; None if it had none."""
     check = shown.found.get("contract")
     if check is None:

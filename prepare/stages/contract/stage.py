@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.files import printable_path
 from prepare.errors import ConfigError, PrepareError, Problem
-from prepare.registry import stage
-from prepare.stages.stage import Copies, Stage, Task, Verdict, Work, key
+from prepare.stages.registry import stage
+from prepare.stages.stage import NeedsReference, Stage, StageContext, Task, Verdict, key
 
 if TYPE_CHECKING:
-    from prepare.core.document import Document, Shown
+    from prepare.core.document import Document, ReportContext
 
 TASK = "contract"
 NOT_VERIFIED = 3
@@ -44,10 +44,10 @@ class ContractStage(Stage):
             wrong = f"{printable_path(self.file)} does not exist"
             yield Problem("contract.file", wrong, "write it with contract.update=true")
 
-    def copies(self) -> Copies:
+    def needs_reference(self) -> NeedsReference:
         return "small"
 
-    def run(self, work: Work) -> Mapping[str, Any]:
+    def run(self, work: StageContext) -> Mapping[str, Any]:
         work.needed_example()
         from prepare.stages.contract.compare import compare
         from prepare.stages.contract.observe import observe_contract
@@ -85,7 +85,7 @@ class ContractStage(Stage):
         return Verdict(status="verification_failed", reason=TASK, error=wrong, code=NOT_VERIFIED)
 
     @classmethod
-    def document(cls, shown: Shown) -> Document | None:
+    def document(cls, shown: ReportContext) -> Document | None:
         from prepare.stages.contract.document import contract_document
 
         return contract_document(shown)

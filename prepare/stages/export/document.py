@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prepare.core.document import Advice, Answer, Document, Facts, Items, Shown, Table, Text
+from prepare.core.document import Advice, Answer, Document, Facts, Items, ReportContext, Table, Text
 from prepare.core.utils.numbers import doubt, seconds, small, verdict_text
 from prepare.core.utils.text import plural, size
 from prepare.stages.export.records import ARTEFACT
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SECTION = "export"
 
 
-def export_document(shown: Shown) -> Document | None:
+def export_document(shown: ReportContext) -> Document | None:
     """Return what is shown of the export of a run; None if it had none."""
     export = shown.found.get("export")
     if export is None:

@@ -11,14 +11,22 @@ from prepare.core.forward.example_input import read_example
 from prepare.core.utils.options import as_written
 from prepare.core.utils.suggest import choose_option
 from prepare.errors import ConfigError, PrepareError, Problem, RefusedError
-from prepare.registry import stage
 from prepare.stages.export.exporter import EXPORTERS, Exporter, is_plain_name
-from prepare.stages.stage import EXAMPLE_REMEDY, Copies, Stage, Task, Verdict, Work
+from prepare.stages.registry import stage
+from prepare.stages.stage import (
+    EXAMPLE_REMEDY,
+    NeedsReference,
+    RunSettings,
+    Stage,
+    StageContext,
+    Task,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from prepare.core.document import Document, Shown
+    from prepare.core.document import Document, ReportContext
 
 TASK = "export"
 FAILED, NOT_VERIFIED = 1, 3
@@ -68,16 +76,16 @@ class ExportTask(Stage):
             # Names alone, whatever a record of somebody else holds.
             yield from filter(is_plain_name, Export.load(folder / "export.json").files)
 
-    def begin(self, settings: Any, locate: Callable[[str, str], Any]) -> None:
+    def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
         if problem := exporter_of(self.options).missing():
             raise ConfigError.of([problem])
         if not read_example(settings.input):
             raise ConfigError("input", f"task={TASK} needs an example input", EXAMPLE_REMEDY)
 
-    def copies(self) -> Copies:
+    def needs_reference(self) -> NeedsReference:
         return "always"
 
-    def run(self, work: Work) -> Mapping[str, Any]:
+    def run(self, work: StageContext) -> Mapping[str, Any]:
         verification = work.found.get("verify")
         if verification is not None and verification.status == "fail":
             return {}
@@ -125,7 +133,7 @@ class ExportTask(Stage):
         return values
 
     @classmethod
-    def document(cls, shown: Shown) -> Document | None:
+    def document(cls, shown: ReportContext) -> Document | None:
         from prepare.stages.export.document import export_document
 
         return export_document(shown)

@@ -16,7 +16,7 @@ from prepare.core.document import (
     Document,
     Folded,
     Items,
-    Shown,
+    ReportContext,
     Strip,
     Table,
     Text,
@@ -41,7 +41,7 @@ _NAMED, _NOTES = 3, 50
 _ROOT = "the model itself"
 
 
-def flow_document(shown: Shown) -> Document | None:
+def flow_document(shown: ReportContext) -> Document | None:
     """Return what is shown of the flow of a run; None if it has none."""
     flow, before = shown.found.get("flow"), shown.found.get("flow_before")
     if flow is None:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from prepare.errors import Problem
-from prepare.registry import stage
-from prepare.stages.stage import Stage, Task, Work, key
+from prepare.stages.registry import stage
+from prepare.stages.stage import Stage, StageContext, Task, key
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.core.document import Document, Shown
+    from prepare.core.document import Document, ReportContext
     from prepare.stages.flow.records import Flow
 
 Level = Literal["none", "predict", "observe"]
@@ -56,7 +56,7 @@ class FlowStage(Stage):
 
         return why_not_kept(found.get("flow"))
 
-    def run(self, work: Work) -> Mapping[str, Any]:
+    def run(self, work: StageContext) -> Mapping[str, Any]:
         if work.settings.task == "flow":
             work = _with_steps(work)
         if self.level == "none" or not work.formatted:
@@ -92,13 +92,13 @@ class FlowStage(Stage):
         }
 
     @classmethod
-    def document(cls, shown: Shown) -> Document | None:
+    def document(cls, shown: ReportContext) -> Document | None:
         from prepare.stages.flow.document import flow_document
 
         return flow_document(shown)
 
 
-def _with_steps(work: Work) -> Work:
+def _with_steps(work: StageContext) -> StageContext:
     """Return the work of a copy of the model to which the declared steps are applied, but on its device."""
     from prepare.core.forward.example_input import Example
     from prepare.core.model.module_tree import clone_of, copy_tree
@@ -115,16 +115,17 @@ def _with_steps(work: Work) -> Work:
     if not pipeline.steps:
         return work
     with work.progress("applying the steps to a copy"):
-        options = {"strict": settings.strict, "amp": work.amp, "example": example}
         model = copy_tree(work.model, clone_of)
-        pipeline.apply(model, known_issues="ignore", **options)
+        pipeline.apply(
+            model, strict=settings.strict, amp=work.amp, example=example, known_issues="ignore"
+        )
     work.notes.append(f"{', '.join(pipeline.steps)}: applied to a copy, to follow its layout")
     change = pipeline.input_format().format
     formatted = Example(change(example.args), change(example.kwargs))
     return replace(work, model=model, pipeline=pipeline, formatted=formatted)
 
 
-def _batch_notes(work: Work, found: Flow) -> list[str]:
+def _batch_notes(work: StageContext, found: Flow) -> list[str]:
     """Return a note if convolutions run in torch's reference kernel that would not in a batch of two."""
     from prepare.core.forward.call import call_of
     from prepare.core.utils.text import plural
@@ -144,7 +145,7 @@ def _batch_notes(work: Work, found: Flow) -> list[str]:
     return [f"{slower}: two samples in one batch may take less time than one"]
 
 
-def _with_remedy(work: Work, flow: Flow) -> Flow:
+def _with_remedy(work: StageContext, flow: Flow) -> Flow:
     """Return the flow with the steps that would remove breaks from it, if any would."""
     if flow.status != "ok":
         return flow
@@ -157,7 +158,7 @@ def _with_remedy(work: Work, flow: Flow) -> Flow:
     return replace(flow, remedy=remedy)
 
 
-def _without_repairs(work: Work) -> nn.Module | None:
+def _without_repairs(work: StageContext) -> nn.Module | None:
     """Return a copy of the model without repairs and rewritten calls; None if it has neither."""
     structure = [step for step in work.pipeline.steps.values() if step.phase == "structure"]
     if not any(step.can_undo() for step in structure):
@@ -165,7 +166,7 @@ def _without_repairs(work: Work) -> nn.Module | None:
     return bare_tree(work, "structure", "runtime")
 
 
-def bare_tree(work: Work, *phases: str) -> nn.Module:
+def bare_tree(work: StageContext, *phases: str) -> nn.Module:
     """Return a copy of the model that shares its tensors, without the steps of some phases."""
     from prepare.core.model.module_tree import copy_tree
 

@@ -11,7 +11,7 @@ from prepare.core.document import (
     Code,
     Document,
     Folded,
-    Shown,
+    ReportContext,
     Table,
     Text,
     columns,
@@ -29,7 +29,7 @@ _SHOWN = 50_000
 _RESULTS = {"pass": "right", "fail": "wrong", "cannot tell": "unclear"}
 
 
-def patch_document(shown: Shown) -> Document | None:
+def patch_document(shown: ReportContext) -> Document | None:
     """Return what is shown of the patch of a run; None if it had none."""
     patch = shown.found.get("patch")
     if patch is None:
@@ -54,7 +54,7 @@ def _answer(patch: Patch) -> Answer:
     return Answer(question="Patch", kind=kind, answer=answer, section=_SECTION, line=line)
 
 
-def _advice(patch: Patch, shown: Shown) -> Iterator[Advice]:
+def _advice(patch: Patch, shown: ReportContext) -> Iterator[Advice]:
     if patch.diff and patch.verified != "fail":
         answer = f"git apply {shown.file(_DIFF)}"
         remark = "in the folder that holds the package"
@@ -78,7 +78,7 @@ def patch_sentence(patch: Patch) -> str:
     return ", ".join(parts)
 
 
-def _parts(patch: Patch, shown: Shown) -> Iterator[Part]:
+def _parts(patch: Patch, shown: ReportContext) -> Iterator[Part]:
     text = patch_sentence(patch)
     yield Text(text=capitalized(text), where="page")
     titles = columns("changed at text, saves text, breaks number, call name")

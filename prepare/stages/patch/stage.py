@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.forward.example_input import read_example
 from prepare.errors import ConfigError
-from prepare.registry import stage
-from prepare.stages.stage import EXAMPLE_REMEDY, Stage, Task, Work
+from prepare.stages.registry import stage
+from prepare.stages.stage import EXAMPLE_REMEDY, Stage, StageContext, Task
 
 if TYPE_CHECKING:
-    from prepare.core.document import Document, Shown
+    from prepare.core.document import Document, ReportContext
     from prepare.stages.patch.records import Patch
 
 TASK = "patch"
@@ -42,13 +42,13 @@ class PatchStage(Stage):
             raise ConfigError("memfmt", wrong, remedy)
         return {"keep_layout": {}, **steps}
 
-    def run(self, work: Work) -> Mapping[str, Any]:
+    def run(self, work: StageContext) -> Mapping[str, Any]:
         if work.unchanged:
             return {}
         with work.progress("writing the patch"):
             return {TASK: self._patch(work)}
 
-    def _patch(self, work: Work) -> Patch:
+    def _patch(self, work: StageContext) -> Patch:
         """Write the patch, and time the model with its calls against one without them."""
         from prepare.core.model.deep_copy import deep_copy
         from prepare.stages.bench import compare
@@ -79,7 +79,7 @@ class PatchStage(Stage):
         return replace(patch, verdict=row.verdict, ratio=row.ratio, interval=row.ratio_interval)
 
     @classmethod
-    def document(cls, shown: Shown) -> Document | None:
+    def document(cls, shown: ReportContext) -> Document | None:
         from prepare.stages.patch.document import patch_document
 
         return patch_document(shown)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prepare.core.document import Answer, Code, Document, Shown, Text
+from prepare.core.document import Answer, Code, Document, ReportContext, Text
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _SECTION, _SCRIPT = "reduced", "reduced.py"
 
 
-def reduce_document(shown: Shown) -> Document | None:
+def reduce_document(shown: ReportContext) -> Document | None:
     """Return what is shown of the reduction of a run; None if it had none."""
     reduction = shown.found.get("reduced")
     if reduction is None:
@@ -48,7 +48,7 @@ def _sentence(reduction: Reduction) -> str:
     return f"{reduction.module}: nn.{reduction.call.kind} {reduction.text} ({known})"
 
 
-def _parts(reduction: Reduction, shown: Shown) -> Iterator[Part]:
+def _parts(reduction: Reduction, shown: ReportContext) -> Iterator[Part]:
     yield Text(text=f"the script, with torch alone: {shown.file(_SCRIPT)}", where="terminal")
     title = f"A script that needs torch alone shows the fault: {_SCRIPT} in this folder."
     yield Code(text=reduction.script, title=title)

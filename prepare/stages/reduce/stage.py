@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from prepare.registry import stage
-from prepare.stages.stage import Stage, Task, Work
+from prepare.stages.registry import stage
+from prepare.stages.stage import Stage, StageContext, Task
 
 if TYPE_CHECKING:
-    from prepare.core.document import Document, Shown
+    from prepare.core.document import Document, ReportContext
     from prepare.stages.verify.records import Verification
 
 TASK, SCRIPT = "reduce", "reduced.py"
@@ -33,7 +33,7 @@ class ReduceStage(Stage):
 
         return {SCRIPT: Reduction}
 
-    def run(self, work: Work) -> Mapping[str, Any]:
+    def run(self, work: StageContext) -> Mapping[str, Any]:
         if work.unchanged:
             return {}
         from prepare.core.forward.workload import sizes_of
@@ -75,7 +75,7 @@ class ReduceStage(Stage):
         return {"reduced": found}
 
     @classmethod
-    def document(cls, shown: Shown) -> Document | None:
+    def document(cls, shown: ReportContext) -> Document | None:
         from prepare.stages.reduce.document import reduce_document
 
         return reduce_document(shown)

@@ -23,7 +23,7 @@ from prepare.core.document import (
     Items,
     Plane,
     Point,
-    Shown,
+    ReportContext,
     Table,
     Text,
     Where,
@@ -75,7 +75,7 @@ class KeptRow(NamedTuple):
         return f"{text}; {self.time} time of a call" if self.time else text
 
 
-def tune_document(shown: Shown) -> Document | None:
+def tune_document(shown: ReportContext) -> Document | None:
     """Return what is shown of the tuning of a run; None if it had none."""
     tuning = shown.found.get("tune")
     if tuning is None:
@@ -189,7 +189,7 @@ def _advice(tuning: Tuning) -> Iterator[Advice]:
         yield Advice(rank=90, kind="plain", answer=answer, remark=remark, section=_SECTION)
 
 
-def _in_terminal(tuning: Tuning, shown: Shown) -> Iterator[Part]:
+def _in_terminal(tuning: Tuning, shown: ReportContext) -> Iterator[Part]:
     ranked = [row for row in _ranked(tuning) if row.ratio is not None]
     compiled = any(row.first_seconds is not None for row in ranked)
     titles = [*_TITLES, *(["first call"] if compiled else [])]

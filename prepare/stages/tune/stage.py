@@ -10,11 +10,11 @@ from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import read_size
 from prepare.core.utils.wording import argument, words
 from prepare.errors import Problem
-from prepare.registry import stage
-from prepare.stages.stage import Stage, Task, Work, key
+from prepare.stages.registry import stage
+from prepare.stages.stage import Stage, StageContext, Task, key
 
 if TYPE_CHECKING:
-    from prepare.core.document import Document, Shown
+    from prepare.core.document import Document, ReportContext
     from prepare.pipeline import Pipeline
 
 Allowed = Literal["bfloat16", "half", "compile", "quantize"]
@@ -89,7 +89,7 @@ class TuneStage(Stage):
                     remedy if word == "half" else "allow compile",
                 )
 
-    def choose(self, work: Work) -> Pipeline:
+    def choose(self, work: StageContext) -> Pipeline:
         from prepare.stages.tune import tune
         from prepare.stages.tune.session import StoppedTuning
 
@@ -118,7 +118,7 @@ class TuneStage(Stage):
         work.found["tune"] = found
         return found.pipeline
 
-    def run(self, work: Work) -> Mapping[str, Any]:
+    def run(self, work: StageContext) -> Mapping[str, Any]:
         return {}
 
     @classmethod
@@ -136,13 +136,13 @@ class TuneStage(Stage):
         return values
 
     @classmethod
-    def document(cls, shown: Shown) -> Document | None:
+    def document(cls, shown: ReportContext) -> Document | None:
         from prepare.stages.tune.document import tune_document
 
         return tune_document(shown)
 
 
-def _chosen_options(work: Work) -> dict[str, Any]:
+def _chosen_options(work: StageContext) -> dict[str, Any]:
     """Return the declared steps whose options were found with the example."""
     return {
         name: step.to_options()

@@ -18,7 +18,7 @@ from prepare.core.document import (
     Document,
     Folded,
     Items,
-    Shown,
+    ReportContext,
     Table,
     Text,
 )
@@ -50,7 +50,7 @@ _ABOUT_ERRORS = (
 )
 
 
-def verify_document(shown: Shown) -> Document | None:
+def verify_document(shown: ReportContext) -> Document | None:
     """Return what is shown of the verification of a run; None if it was to have none."""
     verification = shown.found.get("verify")
     if verification is None:
@@ -82,7 +82,7 @@ def _size_rows(verification: Verification) -> Iterator[tuple[str, str]]:
             yield RIGHT.lower(), printable(text)
 
 
-def _without(shown: Shown) -> Document | None:
+def _without(shown: ReportContext) -> Document | None:
     """Return the document of a run that was to be verified, and was not."""
     if not shown.had("verify"):
         return None
@@ -224,7 +224,7 @@ def _advice(verification: Verification) -> Iterator[Advice]:
         yield Advice(rank=72, kind="warn", answer=answer, remark=remark, section=_SECTION)
 
 
-def _in_terminal(verification: Verification, shown: Shown) -> Iterator[Part]:
+def _in_terminal(verification: Verification, shown: ReportContext) -> Iterator[Part]:
     serious = [check for check in verification.checks if check.status in _SERIOUS]
     serious.sort(key=lambda check: _SERIOUS.index(check.status))
     titles = ("status", "what", "case", "worst", "error", "allowed")
@@ -245,7 +245,7 @@ def _in_terminal(verification: Verification, shown: Shown) -> Iterator[Part]:
         yield Text(text=text, where="terminal")
 
 
-def _on_page(verification: Verification, shown: Shown) -> Iterator[Part]:
+def _on_page(verification: Verification, shown: ReportContext) -> Iterator[Part]:
     yield Text(text=f"{capitalized(verify_sentence(verification))}.", where="page")
     if verification.culprit:
         yield Text(text=f"The first difference is in {verification.culprit}.", where="page")

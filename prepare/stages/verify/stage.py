@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from prepare.core.utils.options import as_written, read_size
 from prepare.errors import Problem
-from prepare.registry import stage
-from prepare.stages.stage import Copies, Stage, Verdict, Work, key
+from prepare.stages.registry import stage
+from prepare.stages.stage import NeedsReference, RunSettings, Stage, StageContext, Verdict, key
 
 if TYPE_CHECKING:
-    from prepare.core.document import Document, Shown
+    from prepare.core.document import Document, ReportContext
     from prepare.stages.verify.records import Check
 
 Level = Literal["none", "short", "full"]
@@ -81,17 +81,17 @@ class VerifyStage(Stage):
             remedy = "give verify.metric=package.function"
             yield Problem("verify.max_drop", "limits a metric, and there is none", remedy)
 
-    def begin(self, settings: Any, locate: Callable[[str, str], Any]) -> None:
+    def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
         self.located(locate)
 
     def located(self, locate: Callable[[str, str], Any]) -> Callable[[Any, Any], float] | None:
         """Return the function that `metric` names. Raises ConfigError if it does not exist."""
         return None if self.metric is None else locate(self.metric, "verify.metric")
 
-    def copies(self) -> Copies:
+    def needs_reference(self) -> NeedsReference:
         return {"none": "no", "short": "small", "full": "always"}[self.level]  # type: ignore[return-value]
 
-    def run(self, work: Work) -> Mapping[str, Any]:
+    def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None or not work.example:
             return {}
         if isinstance(work.reference, str):
@@ -152,7 +152,7 @@ class VerifyStage(Stage):
         return values
 
     @classmethod
-    def document(cls, shown: Shown) -> Document | None:
+    def document(cls, shown: ReportContext) -> Document | None:
         from prepare.stages.verify.document import verify_document
 
         return verify_document(shown)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from prepare.core.document import Answer, Bar, Bars, Charts, Document, Facts, Shown
-from prepare.stages.stage import Column, Stage, Task, Verdict, Work, key
+from prepare.core.document import Answer, Bar, Bars, Charts, Document, Facts, ReportContext
+from prepare.stages.stage import Column, Stage, StageContext, Task, Verdict, key
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Depths(Stage):
     def records(cls) -> Mapping[str, Any]:
         return {"depths.json": Depth}
 
-    def run(self, work: Work) -> Mapping[str, Any]:
+    def run(self, work: StageContext) -> Mapping[str, Any]:
         with work.progress("measuring the depth"):
             depth = max(name.count(".") + bool(name) for name, _ in work.model.named_modules())
         return {"depths": Depth(depth, self.most)}
@@ -62,7 +62,7 @@ class Depths(Stage):
         return {"tree_depth": found["depths"].depth} if "depths" in found else {}
 
     @classmethod
-    def document(cls, shown: Shown) -> Document | None:
+    def document(cls, shown: ReportContext) -> Document | None:
         depth = shown.found.get("depths")
         if depth is None:
             return None

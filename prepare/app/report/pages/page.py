@@ -25,8 +25,8 @@ from prepare.core.utils import files
 from prepare.core.utils.text import plural, size
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import PrepareError
-from prepare.registry import ordered_stages
 from prepare.stages.doctor.document import verdict_sentence
+from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

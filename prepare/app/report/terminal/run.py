@@ -27,7 +27,7 @@ from prepare.app.report.training_code import recipe_call
 from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT
 from prepare.core.utils.text import line, output, plural, printable, size
 from prepare.core.utils.wording import step
-from prepare.registry import ordered_stages
+from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import Stage
 
 if TYPE_CHECKING:

@@ -1,108 +1,28 @@
-"""Prepare a model, and report on one, in one call: `prepare.prepare` and `prepare.report`."""
+"""Report on a model in one call: `prepare.report`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
-from weakref import WeakKeyDictionary
-
-from torch import nn
+from typing import TYPE_CHECKING, Any, Literal
 
 from prepare.app.job.results import Analyses
 from prepare.core.forward.workload import Workload, head_of
-from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.utils import files
 from prepare.core.utils.json_records import Readable
-from prepare.core.utils.options import plain
-from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
+from prepare.pipeline.shortcut import PLANS
 
 if TYPE_CHECKING:
-    import torch
-    from torch.optim import Optimizer
+    from torch import nn
 
-    from prepare.pipeline.known_issue_checks import KnownIssues
-    from prepare.pipeline.plan import Plan
     from prepare.stages.bench.records import Bench
     from prepare.stages.flow.records import Flow
     from prepare.stages.verify.records import Verification
 
-_Model = TypeVar("_Model", bound=nn.Module)
 Level = Literal["short", "full"]
-_2D = {"conv2d_memory_format": "channels_last"}
-_3D = {"conv3d_memory_format": "channels_last_3d"}
-# The steps and their memory formats for each word.
-_FORMATS = {
-    "channels_last": _2D,
-    "channels_last_3d": _3D,
-    "by_rank": _2D | _3D,
-    "contiguous": dict.fromkeys(_2D | _3D, "contiguous"),
-}
-_DTYPES = {"float32": None, "float16": "float16", "half": "float16", "bfloat16": "bfloat16"}
-
-
-# What `prepare` was to change in each model, for `report`; an entry goes with its model.
-_PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
-
-
-def prepare(
-    model: _Model,
-    memory_format: torch.memory_format | str | None = None,
-    *,
-    dtype: torch.dtype | str | None = None,
-    device: torch.device | str | None = None,
-    optimizer: Optimizer | None = None,
-    repair_layout: bool | None = None,
-    format_inputs: bool = True,
-    known_issues: KnownIssues = "error",
-) -> _Model:
-    """Prepare `model` in place and return it: the pipeline of these options, built and applied.
-
-    Args:
-        model: in training or evaluation mode; the same object with the same Parameters is returned.
-        memory_format: of the weights of convolutions: `channels_last` (2-d), `channels_last_3d`, `by_rank`
-            (both) or `contiguous`; also torch's objects.
-        dtype: `float16` or `bfloat16`; batch and instance norms are kept. `float32` changes nothing.
-        device: `cpu`, `cuda`, `mps` or `auto`; also torch's object.
-        optimizer: its state is moved along with the parameters.
-        repair_layout: replace kernels that lose the layout, or compute wrong gradients in it; by default
-            if a channels-last format is asked for.
-        format_inputs: install a hook that formats the inputs of the model.
-        known_issues: as in `Pipeline.apply`.
-
-    `Pipeline.from_config` has more options, and `Pipeline.save` writes a recipe.
-
-    Raises:
-        ConfigError: an option is wrong, or has no effect on this model.
-        RefusedError: the model cannot be prepared in its present state.
-    """
-    steps: dict[str, Any] = {}
-    if device is not None:
-        steps["device"] = {"device": plain(device)}
-    if dtype is not None and (name := _chosen("dtype", dtype, _DTYPES)):
-        steps["half"] = {"dtype": name}
-    if memory_format is not None:
-        if plain(memory_format) == "contiguous_format":
-            memory_format = "contiguous"
-        formats = _chosen("memory_format", memory_format, _FORMATS)
-        steps |= {step: {"memory_format": name} for step, name in formats.items()}
-        if repair_layout is None:
-            repair_layout = plain(memory_format) != "contiguous"
-    if repair_layout:
-        steps[REPAIR_STEP] = {}
-    if steps and format_inputs:
-        steps["input_format"] = {"attach": True}
-    if not steps:
-        raise ConfigError("prepare", "nothing is asked for", "give memory_format, dtype or device")
-    pipeline = Pipeline.from_config(steps)
-    plan = pipeline.plan(model, known_issues="ignore")
-    pipeline.apply(model, optimizer=optimizer, known_issues=known_issues)
-    _PLANS[model] = plan
-    return model
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -202,11 +122,4 @@ def report(
         given = Models(unprepared=reference, prepared=model, pipeline=formats)
         calls = batch.each(call_of) if isinstance(batch, Workload) else call_of(batch)
         found["bench"] = time_models(given, calls, level=bench, mode=mode)
-    return Report(audit=audit(model, plan=_PLANS.get(model)), found=found)
-
-
-def _chosen(key: str, value: Any, allowed: Mapping[str, Any]) -> Any:
-    name = str(plain(value))
-    if name not in allowed:
-        raise ConfigError(key, f"{name!r} is not allowed", choose(name, allowed))
-    return allowed[name]
+    return Report(audit=audit(model, plan=PLANS.get(model)), found=found)

@@ -13,7 +13,7 @@ from prepare.stages.bench.records import Comparison, Control, VariantResult
 from prepare.stages.bench.statistics import Estimate
 
 
-def whole(sizes: Sequence[Comparison]) -> Comparison:
+def combine_sizes(sizes: Sequence[Comparison]) -> Comparison:
     """Return the comparison of all calls together, each size as often as its weight says."""
     counted = [each for each in sizes if _weight(each)]
     first = next((each for each in counted if disturbance(each.settings)), counted[0])

@@ -31,8 +31,8 @@ from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.progress import stage_if
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
-from prepare.registry import stages_of, tasks
-from prepare.stages.stage import Stage, Work
+from prepare.stages.registry import stages_of, tasks
+from prepare.stages.stage import Stage, StageContext
 
 if TYPE_CHECKING:
     from prepare.app.job.results import Show
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from prepare.core.utils.progress import Stage as Progress
 
 
-def carry_out(
+def run_stages(
     settings: Settings, build: Build, *, folder: Path, progress: Progress, show: Show
 ) -> tuple[Results, nn.Module]:
     """Return the results of a job and its model, which is prepared unless the task only looks at it.
@@ -52,14 +52,14 @@ def carry_out(
     """
     stages = [settings.stages[name] for name in stages_of(settings.task)]
     for stage in stages:
-        stage.begin(settings, locate_named)
+        stage.check_early(settings, locate_named)
     with progress(f"building {settings.model['_target_']}"):
         model = model_of(settings, build, stages)
     work = _begun(settings, model, build, stages, folder=folder, progress=progress)
     saved = settings.compile.save
     cache: AbstractContextManager[CacheCounts | None] = nullcontext()
     with cache if saved is None else compile_cache(saved) as counts:
-        results = _worked(work, stages, _prepared(work, stages, show), show)
+        results = _worked(work, stages, _prepared(settings, work, stages, show), show)
     if counts is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
         note = f"compiled code in {saved}: {counts}"
         results = replace(results, notes=[*results.notes, note])
@@ -74,7 +74,7 @@ def _begun(
     *,
     folder: Path,
     progress: Progress,
-) -> Work:
+) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
     steps = settings.steps
     for stage in stages:
@@ -87,7 +87,7 @@ def _begun(
     if errors := [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]:
         raise combined(errors)
     workload = _workload(settings)
-    work = Work(
+    work = StageContext(
         model=model,
         settings=settings,
         stages=settings.stages,
@@ -134,7 +134,7 @@ def _made(example: Example, seed: int) -> Example:
     return Example(*arguments(call_named(example.factory, "input.factory", seed)))
 
 
-def _require_devices(work: Work) -> None:
+def _require_devices(work: StageContext) -> None:
     """Raise RefusedError for what stands in the way of the steps, if the example cannot be formatted."""
     try:
         _formatted(work.needed_example(), work.pipeline)
@@ -145,7 +145,7 @@ def _require_devices(work: Work) -> None:
         raise
 
 
-def _for_example(work: Work) -> Pipeline:
+def _for_example(work: StageContext) -> Pipeline:
     """Return the pipeline with the options that its steps find with the example."""
     steps, config = work.pipeline.steps.values(), work.pipeline.to_config()
     asking = [step for step in steps if step.without_example()]
@@ -171,9 +171,9 @@ def _for_example(work: Work) -> Pipeline:
     return Pipeline.from_config(config)
 
 
-def _prepared(work: Work, stages: list[Stage], show: Show) -> Results:
+def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show: Show) -> Results:
     """Prepare the model, call it with its example, and audit it; or only plan."""
-    settings, plan = work.settings, work.plan
+    plan = work.plan
     _, method = without_method(settings.model)
     problems = [str(problem) for error in plan.errors for problem in error.problems]
     work.notes[:0] = [*problems, *map(str, work.pipeline.left_out())]
@@ -205,7 +205,7 @@ def _prepared(work: Work, stages: list[Stage], show: Show) -> Results:
     return results
 
 
-def _worked(work: Work, stages: list[Stage], results: Results, show: Show) -> Results:
+def _worked(work: StageContext, stages: list[Stage], results: Results, show: Show) -> Results:
     """Let each stage do its work; Ctrl-C ends the rest, and what was done is kept."""
     for index, stage in enumerate(stages):
         try:
@@ -221,7 +221,7 @@ def _worked(work: Work, stages: list[Stage], results: Results, show: Show) -> Re
     return results
 
 
-def _run_example(work: Work) -> tuple[ExampleRun | None, float | tuple[float, ...]]:
+def _run_example(work: StageContext) -> tuple[ExampleRun | None, float | tuple[float, ...]]:
     """Call the prepared model with its example; return what that shows, and its seconds, of each size."""
     if not work.formatted:
         return None, 0.0
@@ -247,16 +247,18 @@ def _run_example(work: Work) -> tuple[ExampleRun | None, float | tuple[float, ..
     return ExampleRun(forward.inputs, forward.output, convolutions), took
 
 
-def _reference(work: Work, stages: list[Stage]) -> nn.Module | str | None:
+def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | None:
     """Copy the unprepared model, or build it again if it cannot be copied.
 
     Return the reason if there is no second model, None if no stage compares with one.
     """
-    if all(stage.copies() == "no" for stage in stages):
+    if all(stage.needs_reference() == "no" for stage in stages):
         return None
     if not is_copied(work.model, stages):
         defaults = [type(stage)() for stage in stages if stage.has_level()]
-        words = " or ".join(f"{each.name}=full" for each in defaults if each.copies() == "small")
+        words = " or ".join(
+            f"{each.name}=full" for each in defaults if each.needs_reference() == "small"
+        )
         return f"{too_large(work.model)} by default; {words} copies it"
     if any(tensor.is_meta for tensor in work.model.parameters()):
         return "a model on the meta device holds no data"
