@@ -74,7 +74,11 @@ class Survey(NamedTuple):
 
 
 def survey(
-    model: nn.Module, phases: Phases, known_issues: KnownIssues = "ignore", amp: Amp = "none"
+    model: nn.Module,
+    phases: Phases,
+    known_issues: KnownIssues = "ignore",
+    amp: Amp = "none",
+    batch: int | None = None,
 ) -> Survey:
     """Ask every step what it has to do; `model` itself is not changed."""
     check_known_issues(known_issues)
@@ -98,7 +102,7 @@ def survey(
                 wrong = runtime.nothing_stored(model)
                 unmatched.append(NothingMatchesError(f"steps.{runtime.name}", wrong))
     table.errors.extend(unmatched)
-    issues = find_known_issues(model, table, known_issues, amp)
+    issues = find_known_issues(model, table, known_issues, amp, batch)
     return Survey(actions, table, issues, model, storages)
 
 

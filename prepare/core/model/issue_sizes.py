@@ -71,7 +71,8 @@ def _input_is_smaller_than_kernel(module: Any, shape: Sequence[int]) -> bool | N
 
 
 def _is_batch_of_one(module: Any, shape: Sequence[int]) -> bool | None:
-    return len(shape) == len(module.kernel_size) + 1 or shape[0] == 1
+    spatial = len(getattr(module, "kernel_size", "ij" + "k" * type(module).__name__.endswith("3d")))
+    return len(shape) == spatial + 1 or shape[0] == 1
 
 
 def _may_be_misread(module: Any, shape: Sequence[int]) -> bool | None:

@@ -57,16 +57,17 @@ def is_unsafe_conv2d(  # noqa: PLR0917  as torch's conv2d
 
 
 class UnsafeCalls(TorchFunctionMode):
-    """While entered, sets `found` at the first call of torch whose backward is not safe."""
+    """While entered, sets `found` to the known issue of the first call whose backward is not safe."""
 
-    found = False
+    found = ""
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if func in _UNSAFE and not self.found:
-            self.found = _UNSAFE[func](*args, **kwargs)
+        is_unsafe, issue = _UNSAFE.get(func, (None, ""))
+        if is_unsafe is not None and not self.found and is_unsafe(*args, **kwargs):
+            self.found = issue
         return func(*args, **kwargs)
 
 
@@ -86,10 +87,10 @@ def _conv2d_call(*args: Any, **kwargs: Any) -> bool:
     return is_unsafe_conv2d(*([] if x is None else [x]), *args, **kwargs)
 
 
-_UNSAFE = {
-    F.group_norm: _group_norm_call,
-    torch.group_norm: _group_norm_call,
-    torch.conv2d: _conv2d_call,
+_UNSAFE: dict[Any, tuple[Any, str]] = {
+    F.group_norm: (_group_norm_call, "group_norm_frozen_input_cpu"),
+    torch.group_norm: (_group_norm_call, "group_norm_frozen_input_cpu"),
+    torch.conv2d: (_conv2d_call, "conv2d_strided_kernel_1_cpu"),
 }
 
 
