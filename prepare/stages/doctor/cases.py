@@ -35,8 +35,7 @@ class OperationCase:
     """A module, the shape of its input, and how both are prepared.
 
     `mean` is added to the input; `trained_input`: whether it needs a gradient. With `against_contiguous`,
-    errors that the contiguous format has too are
-    allowed. `repeats` equal calls must all be right.
+    errors that the contiguous format has too are allowed. `repeats` equal calls must all be right.
     """
 
     build: Callable[[], nn.Module]

@@ -116,7 +116,8 @@ def verdict_sentence(verification: Verification) -> str:
         reference += f", outputs at {worst} % of the limit"
     skipped, hidden = skipped_outputs(verification), _hidden(verification)
     seen = "" if not hidden else f"{hidden}; " if skipped else f"outputs right; {hidden}; "
-    text = f"pass: {seen}{plural(len(checks), 'check')}{reference}"
+    own = f"{verification.as_it_is}; " if verification.as_it_is else ""
+    text = f"pass: {own}{seen}{plural(len(checks), 'check')}{reference}"
     if skipped:
         text += f"; {skipped}"
     if verification.reason:
@@ -195,6 +196,8 @@ def _answer(verification: Verification) -> Answer:
     elif verification.status == "pass":
         is_wrong = any(check.status == "wrong" for check in verification.checks)
         kind, answer, remark, sentence = "good", "Yes", error_text(verification), "Right"
+        if own := verification.as_it_is:
+            remark, sentence = f"{own}; the prepared model: {remark}", f"Right, and {own}"
         if is_wrong:
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""

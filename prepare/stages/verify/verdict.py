@@ -69,7 +69,7 @@ def conclude(
 
 
 def _as_it_is(issue: Issue) -> str:
-    return f"as it is, this model's gradients are wrong on this torch: {issue.what} [{issue.name}]"
+    return f"as it is, this model's gradients are wrong on this torch [{issue.name}]"
 
 
 def _diagnose(
