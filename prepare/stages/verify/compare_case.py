@@ -177,7 +177,7 @@ class CaseComparison:
         return [self.check(kind, status, note=note) for kind in _GRADIENTS]
 
     def _with_frozen_inputs(self, results: RunResults) -> RunResult | None:
-        """Run the prepared model as training does: its inputs need no gradient; None if that shows no more."""
+        """Run the prepared model as training does, on inputs without gradients; None if it shows no more."""
         is_trained = self.mode == self.case.mode == "train" and self._has_backward
         if not is_trained or self.case.is_variation or not results.prepared.inputs:
             return None

@@ -104,8 +104,9 @@ def verify_sentence(verification: Verification) -> str:
 
 def verdict_sentence(verification: Verification) -> str:
     """Return one sentence: `pass: 4 checks against float64, ...`, `fail: outputs (eval mode): ...`."""
+    own = f"{verification.as_it_is}; " if verification.as_it_is else ""
     if verification.status != "pass":
-        return f"{doubt(verification.status)}: {printable(verification.reason)}"
+        return f"{doubt(verification.status)}: {own}{printable(verification.reason)}"
     checks = [check for check in verification.checks if check.status != "skipped"]
     reference = f" against {verification.reference}" if verification.reference else ""
     if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
@@ -116,7 +117,6 @@ def verdict_sentence(verification: Verification) -> str:
         reference += f", outputs at {worst} % of the limit"
     skipped, hidden = skipped_outputs(verification), _hidden(verification)
     seen = "" if not hidden else f"{hidden}; " if skipped else f"outputs right; {hidden}; "
-    own = f"{verification.as_it_is}; " if verification.as_it_is else ""
     text = f"pass: {own}{seen}{plural(len(checks), 'check')}{reference}"
     if skipped:
         text += f"; {skipped}"

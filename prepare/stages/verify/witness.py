@@ -1,7 +1,7 @@
 """Ask finite differences in float64 whether the gradients of the unprepared model, as it is, are wrong.
 
-Asked only where a known issue of wrong gradients holds for a module of it, and where its gradients differ from
-those of the exact run, in which norms get contiguous tensors.
+Asked only where a known issue of wrong gradients holds for a module of it, and where its gradients differ
+from those of the exact run, in which norms get contiguous tensors.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from prepare.stages.verify.execution.runner import Runner
 
 _DIRECTIONS, _STEP = 3, 1e-6
-# Gradients differ if they do by more than this part of their largest number; the right ones fit this much better.
-# A gradient of less than the last part of the largest one is rounding, as that of a bias before a norm.
+# Gradients differ if they do by more than the first part of their largest number, and the right ones fit so
+# much better as the second says. Less than the third part of all is rounding, as that of a bias before a norm.
 _DIFFERENT, _BETTER, _NEGLIGIBLE = 1e-3, 0.1, 1e-6
 
 
@@ -82,7 +82,7 @@ def issue_of_gradients(runner: Runner, call: Call, exact: RunResult) -> Issue | 
 
 
 def _possible(runner: Runner, call: Call) -> Issue | None:
-    """Return the first known issue of gradients that a module of the unprepared model may meet in this call."""
+    """Return the first known issue of gradients that a module of the unprepared model may meet."""
     modules = dict(runner.models.reference.named_modules())
     weights = [m.weight for m in modules.values() if isinstance(m, CONVOLUTIONS_2D_3D)]
     formats = {name for weight in weights for name in formats_of(weight)} or {"contiguous"}

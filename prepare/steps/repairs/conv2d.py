@@ -21,8 +21,8 @@ from prepare.steps.repairs.base import is_channels_last, with_channels_last_grad
 class KeepingConv2d(nn.Conv2d):
     """torch's Conv2d, but run as one matrix product if the weight is large and there are few output pixels.
 
-    In training, a strided 1x1 convolution of fewer than 16 channels gets the pixels that it reads, by an average
-    pooling of single pixels, and runs with stride 1: the result is the same.
+    In training, a strided 1x1 convolution of fewer than 16 channels gets the pixels that it reads, by an
+    average pooling of single pixels, and runs with stride 1: the result is the same.
 
     Helps: the last stages of image networks at small batches. torch's kernel reorders the channels-last
     weight in every call, and its gradient once more.

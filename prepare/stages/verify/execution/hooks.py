@@ -1,7 +1,7 @@
 """Hooks of all modules around a forward: they change outputs or inputs, or look for an unsafe backward.
 
-The backward of some calls in torch reads or writes memory out of bounds, and may end the process long after: the
-known issues of the part `memory`. Such a backward is not run.
+The backward of some calls in torch reads or writes memory out of bounds, and may end the process long after:
+the known issues of the part `memory`. Such a backward is not run.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ class Runner:
     """Runs the models with the training flags `flags`, and checks the budget before each run.
 
     `exact_dtype` is the dtype of the last exact run. With `compiled` the prepared model runs with its
-    compiler. Without `backward` all models run forward only. `exact_raised`: the reference cannot run in float64;
-    `refused`: why float64 does not fit into the budget. `exact_runs` caches exact runs of the call of `case`,
+    compiler. Without `backward` all models run forward only. `exact_raised`: the reference cannot run in
+    float64; `refused`: why float64 does not fit into the budget. `exact_runs` caches exact runs of the call of `case`,
     which are the same for every prepared model. Only runs without gradients are cached, to save memory.
     Under autocast to float16, gradients are scaled by a factor with which those of the baseline are finite.
     """
