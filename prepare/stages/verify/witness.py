@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 _DIRECTIONS, _STEP = 3, 1e-6
 # Gradients differ if they do by more than the first part of their largest number, and the right ones fit so
-# much better as the second says. Less than the third part of all is rounding, as that of a bias before a norm.
+# much better as the second says. Less than the third part of the
+# largest of all is rounding, as that of a bias before a norm.
 _DIFFERENT, _BETTER, _NEGLIGIBLE = 1e-3, 0.1, 1e-6
 
 

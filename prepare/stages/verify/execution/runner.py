@@ -155,8 +155,9 @@ class Runner:
 
     `exact_dtype` is the dtype of the last exact run. With `compiled` the prepared model runs with its
     compiler. Without `backward` all models run forward only. `exact_raised`: the reference cannot run in
-    float64; `refused`: why float64 does not fit into the budget. `exact_runs` caches exact runs of the call of `case`,
-    which are the same for every prepared model. Only runs without gradients are cached, to save memory.
+    float64; `refused`: why float64 does not fit into the budget. `exact_runs` caches exact runs of the call
+    of `case`, which are the same for every prepared model. Only runs without gradients are cached, to save
+    memory.
     Under autocast to float16, gradients are scaled by a factor with which those of the baseline are finite.
     """
 
@@ -223,7 +224,13 @@ class Runner:
             raise PreparedModelError(str(explained(prepared, error))) from error
 
     def run_baseline(
-        self, call: Call, *, seed: int = 0, backward: bool = True, context: _Context = None
+        self,
+        call: Call,
+        *,
+        seed: int = 0,
+        backward: bool = True,
+        context: _Context = None,
+        frozen_inputs: bool = False,
     ) -> list[RunResult]:
         """Run the reference in the prepared model's dtypes.
 
@@ -240,6 +247,7 @@ class Runner:
             seed=seed,
             backward=backward and self.backward,
             context=context,
+            frozen_inputs=frozen_inputs,
         )
         if not self._baseline_raised:
             # Modules that the prepared model keeps in float32 take no 16-bit inputs.
@@ -266,6 +274,7 @@ class Runner:
         seed: int,
         backward: bool,
         context: _Context,
+        frozen_inputs: bool,
     ) -> list[RunResult]:
         if reason := self.budget.refuses(self.cost, dtype, backward=backward):
             raise CannotTellError(reason)
@@ -286,6 +295,7 @@ class Runner:
                         seed=seed,
                         backward=backward,
                         repair=dtype == torch.bfloat16,
+                        frozen_inputs=frozen_inputs,
                         context=_both(ContiguousNorms(), context),
                         amp=models.amp if dtype == models.dtype else "none",
                         scale=self._scale,

@@ -34,8 +34,10 @@ if TYPE_CHECKING:
     from prepare.core.forward.call import Call
 
 NamedTensors = dict[str, Tensor | None]
-# Compilers read the gradient of every input, also of those that are not leaves.
-_LEAF_GRADIENT = r"The \.grad attribute of a Tensor that is not a leaf"
+# Compilers read the gradient of every input, also of those that are not leaves; a checkpoint wants gradients.
+_QUIET = (
+    r"The \.grad attribute of a Tensor that is not a leaf|None of the inputs have requires_grad"
+)
 
 
 @dataclass
@@ -111,7 +113,8 @@ def run_model(
             context or contextlib.nullcontext(),
             Float64Default() if dtype == torch.float64 else contextlib.nullcontext(),
             # Also around backward, which runs checkpointed segments of the forward again.
-            ignored_warnings(_LEAF_GRADIENT) if compiled else DeterministicMode(),
+            ignored_warnings(_QUIET),
+            contextlib.nullcontext() if compiled else DeterministicMode(),
         ):
             with detector, autocast(amp, device_of([model], call.tensors())):
                 output = interruptible(model, *inputs.args, **inputs.kwargs)
