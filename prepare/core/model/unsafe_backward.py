@@ -18,6 +18,7 @@ def is_unsafe_group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) 
     trained = any(each is not None and each.requires_grad for each in (weight, bias))
     return (
         trained
+        and not torch.compiler.is_compiling()
         and not x.requires_grad
         and torch.is_grad_enabled()
         and x.device.type == "cpu"
