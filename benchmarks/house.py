@@ -51,8 +51,9 @@ def measures(tree: Path) -> dict[str, Any]:
     outside = [path for path in files if not path.is_relative_to(package / "steps")]
     found["names of steps outside steps/, without device"] = places(outside, steps)
     for stage in ("patch", "contract", "export", "tune"):
-        others = [path for path in files if not path.is_relative_to(package / stage)]
-        own = f"prepare.{stage}"
+        folder = next(path for path in package.rglob(stage) if path.is_dir())
+        others = [path for path in files if not path.is_relative_to(folder)]
+        own = ".".join(folder.relative_to(tree).parts)
         named = [
             path
             for path in others
@@ -66,6 +67,10 @@ def measures(tree: Path) -> dict[str, Any]:
     found["functions that take all settings"] = sum(map(takes_settings, nodes(files)))
     graph = import_graph(package, files)
     found["circles of files, with imports in functions and for types"] = len(circles(graph))
+    found["first level: folders, files"] = (
+        f"{len([*package.glob('*/__init__.py')])}, {len([*package.glob('*.py')])}"
+    )
+    found["rooms, arrows between them"] = "{}, {}".format(*rooms(graph))
     return found
 
 
@@ -111,7 +116,9 @@ def is_of_sentence(node: ast.AST) -> bool:
 def imports_internals(path: Path) -> bool:
     """Return whether a file imports a module in a package, such as `prepare.stages.verify.metric`."""
     modules = (node.module or "" for node in nodes([path]) if isinstance(node, ast.ImportFrom))
-    return any(re.match(r"prepare\.\w+\.", module) for module in modules)
+    return any(
+        re.match(r"prepare\.((stages|app)\.)?(?!(stages|app)\b)\w+\.", module) for module in modules
+    )
 
 
 def count(path: Path, words: set[str]) -> int:
@@ -144,6 +151,13 @@ def import_graph(package: Path, files: list[Path]) -> dict[str, set[str]]:
         targets |= {f"{node.module}.{alias.name}" for node in found for alias in node.names}
         graph[name] = (targets & modules.keys()) - {name}
     return graph
+
+
+def rooms(graph: dict[str, set[str]]) -> tuple[int, int]:
+    """Return how many folders and files there are at the first level, and how many import which."""
+    parts = {name: name.split(".")[1] for name in graph}
+    pairs = {(parts[name], parts[each]) for name, imported in graph.items() for each in imported}
+    return len(set(parts.values())), len({(a, b) for a, b in pairs if a != b})
 
 
 def circles(graph: dict[str, set[str]]) -> list[set[str]]:

@@ -26,7 +26,6 @@ from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from prepare.checkpoint import load, save
-from prepare.core.model.huge_pages import huge_pages
 from prepare.pipeline import Pipeline
 
 STEPS = {
@@ -89,7 +88,7 @@ def measure(name: str, path: Path, gigabytes: float, channels: int) -> dict[str,
 
     # The host of a virtual machine reclaims free memory, and providing it again costs more than all that
     # is measured here; the first variant would pay for it.
-    huge_pages(torch.empty(int(gigabytes * 2.1e9), dtype=torch.uint8)).fill_(1)
+    torch.empty(int(gigabytes * 2.1e9), dtype=torch.uint8).fill_(1)
     Path("/proc/self/clear_refs").write_text("5")
     before = peak_memory()
     start = time.perf_counter()

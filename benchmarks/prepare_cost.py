@@ -26,7 +26,6 @@ from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format
 
 from prepare.audit import audit
-from prepare.core.model.huge_pages import huge_pages
 from prepare.pipeline import Pipeline
 
 
@@ -86,8 +85,7 @@ def warm_memory(gigabytes: float) -> None:
     The host of a virtual machine reclaims free memory, and providing it again costs more than all that
     is measured here; the first variant would pay for it.
     """
-    # In one piece and in huge pages: memory that is free in large blocks serves every variant.
-    huge_pages(torch.empty(int(gigabytes * 2e9), dtype=torch.uint8)).fill_(1)
+    torch.empty(int(gigabytes * 2e9), dtype=torch.uint8).fill_(1)
 
 
 def measure(act: Callable[[nn.Module], object], gigabytes: float, channels: int) -> Cost:

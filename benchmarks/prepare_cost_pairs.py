@@ -22,7 +22,6 @@ from torch.nn.utils import (
     convert_conv3d_weight_memory_format,
 )
 
-from prepare.core.model import huge_pages
 from prepare.core.utils.machine import how_threads_wait
 from prepare.pipeline import Pipeline
 
@@ -97,10 +96,10 @@ def run(busy: int, minutes: float, gigabytes: float) -> dict[str, Any]:
     report: dict[str, Any] = {"torch": torch.__version__, "threads": torch.get_num_threads()}
     report |= {"machine": platform.machine(), "busy": busy, "gigabytes": gigabytes}
     report |= {"waiting": how_threads_wait() or "default"}
-    report |= {"huge_pages": huge_pages._pays(), "cases": []}
+    report |= {"cases": []}
     cases = list(itertools.product((1, 36, 150), (2, 3), ("float16", "bfloat16")))
     end = time.monotonic() + 60 * minutes
-    print(f"beside {busy} busy processes; huge pages are faster here: {report['huge_pages']}")
+    print(f"beside {busy} busy processes")
     print(f"{'':24} chain, ms {' '.join(f'{name:>24}' for name in VARIANTS)}  rounds")
     with busy_processes(busy):
         for place, (megabytes, rank, dtype) in enumerate(cases):

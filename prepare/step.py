@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import typing
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -31,6 +33,18 @@ __all__ = [
 _NAMED = (str, type(None))
 _CONTIGUOUS = {"contiguous_format": "contiguous"}
 PHASES = ("structure", "tensors", "runtime", "inputs")
+# What steps found in a model, for as long as one plan or `apply` lasts.
+MEMO: ContextVar[dict[Any, Any]] = ContextVar("MEMO")
+
+
+@contextmanager
+def remembering() -> Iterator[None]:
+    """Keep MEMO for the block."""
+    token = MEMO.set({})
+    try:
+        yield
+    finally:
+        MEMO.reset(token)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,9 +12,8 @@ import torch
 import ranks as on_ranks
 from paths import CONF, PYTHONPATH
 from prepare.app.cli import main as cli
-from prepare.errors import ModelError, RefusedError
 from prepare.pipeline import Pipeline
-from prepare.pipeline.distributed import explain, rank, same_on_all_ranks
+from prepare.pipeline.distributed import rank, same_on_all_ranks
 from small_nets import small_2d
 
 ROOT = CONF.parent
@@ -62,8 +61,8 @@ SILENT = [
 @pytest.mark.parametrize(("half", "dimensions", "view"), SILENT)
 def test_ddp_is_silent_over_every_kind_of_convolution(ranks, half, dimensions, view):
     steps = {**on_ranks.ALL_RANKS, **half}
-    for warned, found in ranks(on_ranks.ddp_every_kind, steps, dimensions, view):
-        assert (warned, found) == ([], [])
+    for warned in ranks(on_ranks.ddp_every_kind, steps, dimensions, view):
+        assert warned == []
 
 
 def test_replaced_calls_have_the_gradients_of_one_process_under_ddp(ranks):
@@ -72,92 +71,9 @@ def test_replaced_calls_have_the_gradients_of_one_process_under_ddp(ranks):
         assert off < 1e-14
 
 
-def test_explain_names_what_ddp_warns_of_without_preparing(ranks):
-    for warned, found in ranks(on_ranks.ddp_every_kind, {}, 2, False):
+def test_ddp_warns_of_other_strides_without_preparing(ranks):
+    for warned in ranks(on_ranks.ddp_every_kind, {}, 2, False):
         assert any("Grad strides do not match bucket view strides" in each for each in warned)
-        assert "5.weight" in found
-
-
-def test_explain_says_why_and_the_remedy_silences_it():
-    model = on_ranks.every_kind()
-    batch = torch.randn(2, 3, 6, 6).to(memory_format=torch.channels_last)
-    found = explain(model, batch)
-    assert str(found[0]).startswith(
-        "5.weight [8, 1, 3, 3]: its gradient has strides (9, 1, 3, 1), its bucket (9, 9, 3, 1): they "
-        "differ only in dimensions of size 1"
-    )
-    assert found[0].remedy.startswith(
-        'prepare it in the format of the activations with "conv2d_memory_format": {}'
-    )
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert model[1].num_batches_tracked == 0
-    Pipeline.from_config({"conv2d_memory_format": {}}).apply(model)
-    assert explain(model, batch) == []
-
-
-@pytest.mark.filterwarnings("ignore::prepare.errors.KnownIssueWarning")
-def test_explain_advises_the_repair_where_activations_lose_the_format():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # then torch runs 1x1x1 convolutions on its contiguous reference path
-    try:
-        model = torch.nn.Sequential(torch.nn.Conv3d(8, 8, 1))
-        Pipeline.from_config({"conv3d_memory_format": {}}).apply(model)
-        batch = torch.randn(2, 8, 6, 6, 6).to(memory_format=torch.channels_last_3d)
-        assert ['with "repair_layout": {}' in item.remedy for item in explain(model, batch)] == [
-            True
-        ]
-        Pipeline.from_config({"repair_layout": {}}).apply(model)
-        assert explain(model, batch) == []
-    finally:
-        torch.set_num_threads(threads)
-
-
-class Transposing(torch.nn.Module):
-    """Uses a weight of one column like a depthwise convolution would."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.randn(8, 1, 3, 3))
-
-    def forward(self, x):
-        return torch.nn.functional.conv2d(x, self.weight, groups=8)
-
-
-def test_explain_gives_the_line_that_resets_another_parameter():
-    model = Transposing()
-    batch = torch.randn(2, 8, 6, 6).to(memory_format=torch.channels_last)
-    (found,) = explain(model, batch)
-    line, _, _ = found.remedy.removeprefix("reset it with ").partition(", before")
-    exec(line.replace("weight", "model.weight"), {"model": model})
-    assert explain(model, batch) == []
-
-
-def test_explain_finds_a_gradient_of_an_earlier_layout():
-    model = torch.nn.Conv2d(3, 8, 3)
-    batch = torch.randn(2, 3, 6, 6)
-    model(batch).sum().backward()
-    model.to(memory_format=torch.channels_last)
-    model.weight.grad = torch.zeros(8, 3, 3, 3)
-    (found,) = explain(model, batch)
-    assert found.remedy == "call zero_grad(set_to_none=True)"
-    assert torch.equal(model.weight.grad, torch.zeros(8, 3, 3, 3))
-
-
-@pytest.mark.parametrize(
-    ("model", "error", "says"),
-    [
-        (
-            torch.nn.ReLU(),
-            RefusedError,
-            "the output: does not require gradients; train a parameter",
-        ),
-        (torch.nn.LazyConv2d(8, 3), RefusedError, "weight: this parameter has no shape yet"),
-        (torch.nn.Conv2d(4, 8, 3), ModelError, "forward of Conv2d: "),
-    ],
-)
-def test_explain_refuses_what_it_cannot_measure(model, error, says):
-    with pytest.raises(error, match=says):
-        explain(model, torch.randn(2, 3, 6, 6))
 
 
 def test_sync_batch_norm_is_kept_in_float32_and_changes_no_layout():

@@ -65,15 +65,13 @@ def test_wrong_words_are_answered_like_our_own(run):
     assert "depths.mots: no such key; did you mean 'most'" in run(*MODEL, "depths.mots=1", code=2)
 
 
-def test_help_and_completion_know_its_word_and_its_option(run):
+def test_help_knows_its_word_and_its_option(run):
     assert "task=depths" in run("--help")
     assert "depths.most=4" in run("--help", "depths")
     out = run("--help", "all")
     assert "depths.most=4" in out
     assert "the largest depth that is right (9)" in out
     assert "depths.json, depths.svg" in out
-    words = run("-sc", "query=bash", COMP_LINE="prepare task=dep")
-    assert "task=depths" in words
 
 
 def test_a_sweep_has_its_column(run, tmp_path):

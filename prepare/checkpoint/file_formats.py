@@ -10,8 +10,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from prepare.checkpoint.stored_tensor import StoredTensor, printable_name, problem, several
-from prepare.core.model.huge_pages import is_mapped_file
+from prepare.checkpoint.stored_tensor import (
+    StoredTensor,
+    is_mapped_file,
+    printable_name,
+    problem,
+    several,
+)
 from prepare.core.model.tensors import is_plain
 from prepare.core.utils.files import printable_path
 from prepare.core.utils.suggest import choose

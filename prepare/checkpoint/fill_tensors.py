@@ -13,7 +13,6 @@ from prepare.checkpoint.init_empty import like, without_values
 from prepare.checkpoint.match_names import Matched
 from prepare.checkpoint.open_weights import OpenedWeights
 from prepare.checkpoint.stored_tensor import StoredTensor, problem, raw, several
-from prepare.core.model.huge_pages import huge_pages
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.tensors import is_expanded
 from prepare.core.utils.signals import held_interrupts
@@ -113,7 +112,7 @@ def _read(read: _TensorRead, opened: OpenedWeights) -> Tensor:
         fresh.copy_(source.resolve_neg())
         check_cast(read.request.path, source, fresh, clamp=read.request.clamp)
         return fresh
-    _fill_one(huge_pages(fresh), source, read.request, opened)
+    _fill_one(fresh, source, read.request, opened)
     for alias in read.aliases:
         if (digest := _digest(alias, opened)) != (first := _digest(source, opened)):
             wrong = f"is another tensor than {source.name}, and in the model they are one"

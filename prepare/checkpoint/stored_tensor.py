@@ -1,6 +1,8 @@
 """One tensor of a file of weights: its dtype, its shape, and its values in pieces."""
 
 import ctypes
+import mmap
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
@@ -9,13 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from prepare.core.model.huge_pages import drop_pages
 from prepare.core.model.memory_format import satisfied
 from prepare.core.utils import files
 from prepare.errors import CheckpointError, Problem
 
 # Elements of a piece: it stays in the cache while it is read, hashed, cast and copied.
 _PIECE = 2**19
+# Only Linux drops such pages at once; elsewhere the advice means something else, or nothing.
+_DROP = getattr(mmap, "MADV_DONTNEED", None) if sys.platform == "linux" else None
 _LONGEST_NAME = 200
 _MOST_PROBLEMS = 20
 
@@ -81,6 +84,35 @@ def printable_name(tensor: str) -> str:
     return files.printable_path(
         tensor if len(tensor) <= _LONGEST_NAME else f"{tensor[:_LONGEST_NAME]}..."
     )
+
+
+def drop_pages(read: Tensor) -> None:
+    """Release the memory of a dense tensor that is mapped from a file and has been read.
+
+    Only for such a tensor: data that is only in memory would be lost. The tensor can be read again,
+    from the file.
+    """
+    if _DROP is not None:
+        start = -(-read.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
+        length = (read.data_ptr() + read.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE - start
+        if length > 0:
+            madvise = ctypes.CDLL(None).madvise
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _DROP)
+
+
+def is_mapped_file(tensor: Tensor) -> bool:
+    """Return whether the memory of `tensor` is mapped from a file; False where Linux cannot be asked."""
+    address = tensor.data_ptr()
+    try:
+        mappings = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return False
+    for mapping in mappings:
+        bounds, _permissions, _offset, _device, inode, *_ = mapping.split(maxsplit=5)
+        first, end = (int(bound, 16) for bound in bounds.split("-"))
+        if first <= address < end:
+            return inode != "0"
+    return False
 
 
 def raw(tensor: Tensor) -> memoryview:

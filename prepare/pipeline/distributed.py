@@ -1,4 +1,4 @@
-"""Distributed training: the rank, a check that all ranks hold the same model, and strides of gradients."""
+"""Distributed training: the rank, and a check that all ranks hold the same model."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
 
-    from prepare.core.forward.autocast import Amp
-    from prepare.core.forward.gradient_strides import GradientStrides
 
 _SIDES = ("shape", "stride", "dtype", "device", "requires_grad")
 _SHOWN = 3
@@ -53,33 +51,6 @@ def same_on_all_ranks(model: nn.Module, *, group: ProcessGroup | None = None) ->
     digest = hashlib.sha256(repr(tensors).encode()).hexdigest()
     if len(set(_gathered(digest, group))) > 1:
         raise RefusedError.of(_differences(_gathered(tensors, group)))
-
-
-def explain(model: nn.Module, batch: Any, *, amp: Amp = "none") -> list[GradientStrides]:
-    """Return each parameter that gives torch's warning "Grad strides do not match bucket view strides".
-
-    DistributedDataParallel gathers gradients in buckets whose views have the strides of the parameters, and
-    copies a gradient of other strides in each step. One forward and backward of this model on `batch` shows
-    them, in its present mode and under autocast to `amp`; no process group is needed. The model, its
-    gradients and buffers are not changed. Each item holds the parameter's name, the strides, the cause and
-    what to do; `print` gives one line. An empty list means that this model gives no warning if it is wrapped
-    as it is now; one that was converted after it was wrapped does.
-
-    Args:
-        model: the module itself, or one that is wrapped in DistributedDataParallel.
-        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
-        amp: the autocast of the training.
-
-    Raises:
-        RefusedError: `amp` is unknown, a lazy module has no parameters yet, or no output can be trained.
-        ModelError: the forward or backward raised.
-    """
-    from torch.nn.parallel import DistributedDataParallel
-
-    from prepare.core.forward.gradient_strides import gradient_strides
-
-    inner = model.module if isinstance(model, DistributedDataParallel) else model
-    return gradient_strides(inner, batch, amp)
 
 
 def _gathered(value: Any, group: ProcessGroup | None) -> list[Any]:

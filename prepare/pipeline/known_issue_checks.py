@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import torch
 from torch import nn
 
 from prepare.core.model.issues_here import standing_here
@@ -12,7 +11,6 @@ from prepare.core.model.known_issues import ONLY, REPAIR_STEP, Issue
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, is_repair
 from prepare.core.model.tensors import is_strided, name_of
-from prepare.core.utils.machine import spinning_among, usable_cores
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import argument, step, words
 from prepare.errors import ConfigError, Problem
@@ -163,20 +161,6 @@ def find_known_issues(
                 )
                 matches.append(match)
     return sorted(matches, key=lambda match: not match.is_error)
-
-
-def spinning_problems(table: RequestTable) -> list[Problem]:
-    """Return a warning if the model is on a CPU, and other programs want the cores of torch's threads."""
-    cores = len(usable_cores())
-    if torch.get_num_threads() == 1 or not (running := spinning_among(cores)):
-        return []
-    if not any(request.device.type == "cpu" for request in table.requests):
-        return []
-    wrong = (
-        f"{running} threads want to run on {cores} cores, and idle threads of torch spin: "
-        "an operator may take many times as long [idle_threads_spin_cpu]"
-    )
-    return [Problem("this machine", wrong, "set GOMP_SPINCOUNT=1000 in the environment of Python")]
 
 
 def check_known_issues(known_issues: str) -> None:

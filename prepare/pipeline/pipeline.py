@@ -37,7 +37,7 @@ from prepare.errors import (
 from prepare.patterns import exactly
 from prepare.pipeline.apply import Phases, all_moves, apply_steps, survey
 from prepare.pipeline.drift import Drift, optimizer_drift, plan_drift, raise_drift
-from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, spinning_problems
+from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues
 from prepare.pipeline.optimizer_state import (
     RestrideLoadedState,
     removed_parameters,
@@ -48,7 +48,7 @@ from prepare.pipeline.plan import Plan
 from prepare.pipeline.preconditions import fsdp_problems, lazy_problems, precondition_problems
 from prepare.pipeline.tensor_table import tensor_plans
 from prepare.registry import STEPS
-from prepare.step import PHASES, Step
+from prepare.step import PHASES, Step, remembering
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class Pipeline:
         Raises:
             ConflictError: two tensor steps want different things of one tensor.
         """
-        with held_interrupts(may_hang=True), paused_collector():
+        with held_interrupts(may_hang=True), paused_collector(), remembering():
             work = survey(model, self._phases, known_issues, amp, batch)
             if safe := self._with_needed_repairs(work.issues, known_issues):
                 plan = safe.plan(model, known_issues=known_issues, amp=amp, batch=batch)
@@ -178,8 +178,6 @@ class Pipeline:
                 for match in work.issues
                 if not match.is_error and (REPAIR_STEP in self.steps or not match.own_forward)
             ]
-            if known_issues != "ignore":
-                warned += spinning_problems(work.table)
             unfit = [problem for step in self.steps.values() for problem in step.in_training()]
             wrong = [match for match in work.issues if match.is_wrong]
             return Plan(
@@ -253,7 +251,7 @@ class Pipeline:
         if example is not None:
             self._choose(model, example, amp)
             batch = call_of(example).batch
-        with held_interrupts(may_hang=True):
+        with held_interrupts(may_hang=True), remembering():
             start = time.perf_counter()
             optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
             with paused_collector():

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from prepare.core.forward.float32_calls import CAST_STEP, keep_option
 from prepare.core.model.devices import wait_for
-from prepare.core.model.huge_pages import huge_pages
 from prepare.core.model.memory_format import canonical_stride, span
 from prepare.core.model.tensors import name_of, special_form, stored_values, with_bits_of
 from prepare.core.model.threads import OneThreadWorkers
@@ -61,8 +60,7 @@ class Move:
             source = source.coalesce() if self.clamp and not source.is_coalesced() else source
             return source.to(self.device, self.dtype)
         shape = self.tensors[0].shape
-        fresh = torch.empty_strided(shape, self.stride, dtype=self.dtype, device=self.device)
-        return huge_pages(fresh)
+        return torch.empty_strided(shape, self.stride, dtype=self.dtype, device=self.device)
 
     def new_data(self, fresh: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each tensor with its new data."""
@@ -96,7 +94,7 @@ class StorageMove:
 
     def allocate(self) -> Tensor:
         """Return the new data, empty."""
-        return huge_pages(torch.empty(len(self.source()), dtype=self.dtype, device=self.device))
+        return torch.empty(len(self.source()), dtype=self.dtype, device=self.device)
 
     def new_data(self, fresh: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each tensor with its new data."""

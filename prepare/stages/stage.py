@@ -202,6 +202,11 @@ class Stage:
         return {}
 
     @classmethod
+    def shows(cls) -> tuple[Any, ...]:
+        """Return the classes of the records of which `document` shows one alone, as `found[name]`."""
+        return tuple(cls.records().values())
+
+    @classmethod
     def has_level(cls) -> bool:
         """Return whether the key `name` may be given a word, its level."""
         return any(field.name == "level" for field in dataclasses.fields(cls))

@@ -24,10 +24,9 @@ class FuseConvBn(ModuleStep):
 
     For inference only. The convolution stays the same module and gets a new weight and bias, as new
     Parameters; an Identity replaces the norm. Patterns select norms. A symbolic trace of the model, or of
-    the parts that can be traced, shows which norm directly follows which convolution; in parts that cannot
-    be traced, only neighbours in an nn.Sequential are fused. The plan's warnings list the norms that stay,
-    and why: norms in training mode or without running statistics, modules that are used twice, tied,
-    hooked, parametrized or being trained, and grouped transposed convolutions.
+    the parts that can be traced, shows which norm directly follows which convolution. The plan's warnings
+    list the norms that stay, and why: norms in training mode or without running statistics, modules that
+    are used twice, tied, hooked, parametrized or being trained, and grouped transposed convolutions.
     Helps: inference with batch norm: saves one pass over every activation, and its memory.
     Hurts: the model cannot be trained afterwards, and `state_dict` has other keys: load checkpoints first.
     Code that reads the norm (`block.bn.weight`), or calls the convolution outside the traced forward, finds

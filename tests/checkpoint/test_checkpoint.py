@@ -27,6 +27,7 @@ from checkpoint_nets import (
 )
 from prepare.checkpoint import load, save
 from prepare.checkpoint.init_empty import build_empty, empty_parameters
+from prepare.checkpoint.stored_tensor import drop_pages, is_mapped_file
 from prepare.errors import CheckpointError, RefusedError
 from prepare.pipeline import Pipeline
 
@@ -193,6 +194,19 @@ def test_the_peak_is_the_prepared_model_and_the_largest_tensor(path):
     assert loaded.model[0].weight.dtype is torch.bfloat16
     assert extra <= prepared + largest + 2**24, (extra, prepared, largest)
     assert prepared > 5 * largest
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").is_file(), reason="Linux tells what is mapped")
+def test_only_a_tensor_of_a_file_is_mapped_from_one(tmp_path):
+    path = tmp_path / "values"
+    path.write_bytes(bytes(range(256)) * 64)
+    storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=1 << 14)
+    tensor = torch.asarray(storage, dtype=torch.uint8)
+    assert is_mapped_file(tensor)
+    assert not is_mapped_file(tensor.clone())
+    before = tensor.clone()
+    drop_pages(tensor)
+    assert torch.equal(tensor, before)
 
 
 def test_a_model_that_reads_its_weights_while_built_gets_them(path):

@@ -1,7 +1,6 @@
 """Each known issue is true of this torch, and its entry is complete."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -99,18 +98,6 @@ def an_infinite_activation_stays_in_the_statistics():
     return not torch.isfinite(norm.running_var).all()
 
 
-def idle_threads_spin():
-    names = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
-    env = {name: value for name, value in os.environ.items() if name not in names}
-    command = [sys.executable, "-c", "import torch"]
-    env["OMP_DISPLAY_ENV"] = "VERBOSE"
-    done = subprocess.run(command, env=env, capture_output=True, text=True, check=True)
-    found = re.search(r"GOMP_SPINCOUNT = '(\d+|INFINITY)'", done.stderr)
-    if found is None:
-        pytest.skip("this torch has another OpenMP")
-    return found[1] == "INFINITY" or int(found[1]) > 10_000
-
-
 def ends_the_process(module, shape):
     """Nothing to compare: `in_a_process` sees the end."""
     module(last(torch.randn(shape))).square().mean().backward()
@@ -137,7 +124,6 @@ REPRODUCED = {
     "norm_gradient_of_tokens_cpu": a_contiguous_norm_misreads_a_gradient_of_tokens,
     "batch_norm_sums_cpu": batch_norm_loses_digits,
     "batch_norm_statistics_float16": an_infinite_activation_stays_in_the_statistics,
-    "idle_threads_spin_cpu": idle_threads_spin,
     "conv3d_bfloat16_small_cpu": a_small_activation_in_bfloat16_gives_garbage,
     "depthwise_transposed_conv3d_cpu": a_depthwise_transposed_convolution_gives_garbage,
     "instance_norm_gradients_cpu": instance_norm_has_wrong_gradients,

@@ -5,12 +5,10 @@ import subprocess
 import sys
 
 import pytest
-from torch import nn
 
 from prepare.core.utils import machine
 from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import MachineWatch, disturbance
-from prepare.pipeline import Pipeline
 
 
 @pytest.mark.parametrize(
@@ -95,41 +93,3 @@ def test_a_choice_of_the_user_is_kept_and_recorded(name, monkeypatch):
 def test_nothing_is_set_once_torch_is_loaded():
     machine.limit_spinning()
     assert machine.how_threads_wait() == ""
-
-
-@pytest.fixture
-def crowded(no_choice, monkeypatch, tmp_path):
-    """Let the machine have 999 threads that want to run, and this process GNU OpenMP without a limit."""
-    for name, text in (("_LOADAVG", "9 9 9 999/1200 1"), ("_MAPS", "/lib/libgomp.so.1")):
-        (tmp_path / name).write_text(text)
-        monkeypatch.setattr(machine, name, tmp_path / name)
-    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
-    return tmp_path
-
-
-def warned(**how):
-    pipeline = Pipeline.from_config({"conv2d_memory_format": {}})
-    return [str(warning) for warning in pipeline.plan(nn.Conv2d(8, 8, 3), **how).warnings]
-
-
-def test_a_plan_warns_of_spinning_threads_on_a_crowded_machine(crowded):
-    (warning,) = warned()
-    assert "999 threads want to run on" in warning
-    assert warning.endswith("set GOMP_SPINCOUNT=1000 in the environment of Python")
-    assert not warned(known_issues="ignore")
-
-
-@pytest.mark.parametrize(
-    "reason", ["limited", "not crowded", "other OpenMP", "one thread", "unknown"]
-)
-def test_no_plan_warns_of_threads_that_do_not_spin(reason, crowded, monkeypatch):
-    if reason == "limited":
-        monkeypatch.setenv("GOMP_SPINCOUNT", "100")
-    elif reason == "one thread":
-        monkeypatch.setattr("torch.get_num_threads", lambda: 1)
-    elif reason == "unknown":
-        (crowded / "_LOADAVG").unlink()
-    else:
-        name, text = ("_MAPS", "") if reason == "other OpenMP" else ("_LOADAVG", "0 0 0 1/9 1")
-        (crowded / name).write_text(text)
-    assert not warned()

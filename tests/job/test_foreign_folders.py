@@ -12,7 +12,7 @@ from prepare import checkpoint
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Record, files_in
 from prepare.app.report.compare_runs import read_differences
-from prepare.app.report.pages.page import diff_page, doctor_page, write_page
+from prepare.app.report.pages.page import diff_page, write_page
 from prepare.core.utils.files import write_text
 from prepare.stages.doctor.records import Diagnosis
 from prepare.stages.tune.cache import Cache
@@ -42,7 +42,6 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
         *files_in(Path()),
         "diff.html",
         "doctor.json",
-        "doctor.html",
         "contract.yaml",
         "w.safetensors",
         "w.safetensors.json",
@@ -53,7 +52,6 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
     for name in names:
         (linked / name).symlink_to(outside / "mine")
     write_text(linked / "diff.html", diff_page(differences))
-    write_text(linked / "doctor.html", doctor_page(diagnosis))
     diagnosis.save(linked / "doctor.json")
     contract().save(linked / "contract.yaml")
     checkpoint.save(nn.Linear(2, 2), linked / "w.safetensors")

@@ -17,7 +17,7 @@ from prepare.app.job.headline import headline
 from prepare.app.job.record import used_folder
 from prepare.app.job.results import read_results
 from prepare.app.report.compare_runs import read_differences
-from prepare.app.report.pages.page import diff_page, doctor_page, run_page
+from prepare.app.report.pages.page import diff_page, run_page
 from prepare.app.sweep.manifest import read_sweep_manifest
 from prepare.app.sweep.summary import read_summary
 from prepare.audit import Audit
@@ -75,12 +75,8 @@ def compare(first: Path, second: Path) -> None:
 def show(record, sound: Path) -> None:
     """Show a record in each way that its class has."""
     repr(record), str(record)
-    if hasattr(record, "_repr_html_") and not isinstance(record, Diagnosis):
+    if hasattr(record, "_repr_html_"):
         record._repr_html_()
-    if isinstance(record, Diagnosis):
-        str(record)
-        doctor_page(record)
-        record.shared()
     if isinstance(record, Audit):
         record.diff(Audit.load(sound))
         record.to_csv()

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fuse_checks import FUSE, Net, lively
+from prepare.steps.fusion import symbolic_trace
 from small_nets import facts
 
 
@@ -22,11 +23,46 @@ def test_modules_that_cannot_be_traced_are_searched_by_parts():
     assert planned(lively(net)) == ["block.1", "block.0"]
 
 
-def test_neighbours_in_an_untraceable_sequential_are_found():
-    steps = nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), Net(lambda net, x: x if x.sum() > 0 else -x)
-    )
-    assert planned(lively(steps)) == ["1", "0"]
+@pytest.mark.parametrize("name", ["forward", "_conv_forward"])
+def test_a_convolution_with_an_own_method_on_the_object_is_not_fused(name):
+    net = lively(Net())
+    method = getattr(net.conv, name)
+    setattr(net.conv, name, lambda *given: method(*given).relu())
+    assert planned(net) == []
+
+
+def test_a_block_with_an_own_forward_on_the_object_is_not_fused():
+    block = lively(Net())
+    block.forward = lambda x: block.conv(block.bn(x[:, :1].expand(-1, 4, -1, -1))[:, :3])
+    assert planned(nn.Sequential(block, nn.ReLU()).eval()) == []
+
+
+def test_one_apply_traces_once_before_and_once_after(monkeypatch):
+    net, traced = lively(Net()), []
+    net = nn.Sequential(net, nn.ReLU(), nn.BatchNorm2d(4).eval())
+    graph = symbolic_trace._graph
+    monkeypatch.setattr(symbolic_trace, "_graph", lambda *a: traced.append(1) or graph(*a))
+    FUSE.apply(net)
+    assert len(traced) == 2
+
+
+def test_a_trace_is_not_seen_by_other_threads():
+    seen = []
+
+    def look(net, x):
+        seen.append(torch.fx._symbolic_trace._is_fx_tracing_flag)
+        return net.bn(net.conv(x))
+
+    assert planned(lively(Net(look))) == ["bn", "conv"]
+    assert seen
+    assert not any(seen)
+
+
+def test_a_compiled_part_is_traced_without_its_compiler():
+    net, compiled = lively(Net()), []
+    net.compile(backend=lambda graph, _: compiled.append(graph) or graph)
+    assert planned(nn.Sequential(net, nn.ReLU()).eval()) == ["0.bn", "0.conv"]
+    assert compiled == []
 
 
 def padded(net, x):

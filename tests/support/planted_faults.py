@@ -52,7 +52,7 @@ def bfloat16(x):
 
 @dataclass(frozen=True)
 class Fault:
-    """A fault in `function` of torch.nn.functional, which the general probe `probe` shall find.
+    """A fault in `function` of torch.nn.functional, which the probe `probe` shall find.
 
     `change` gets the output, or the gradient of the output if `backward`, where `where` holds.
     """
@@ -118,27 +118,15 @@ def sometimes(x):
     return x * 1.5 if next(CALLS) % 3 == 2 else x
 
 
+# Probes of other devices, which find the same faults on a CPU.
 WRONG = [
-    Fault("conv2d", "conv2d", doubled),
-    Fault("conv2d", "conv2d", off_by_1e_3),
-    Fault("conv2d", "conv2d", off_by_1e_3, is_flat, backward=True),
-    Fault("conv2d", "conv2d", last_channel_zero, size_7),
-    Fault("conv2d", "conv2d", noisy),
-    Fault("conv2d_kernel_1", "conv2d", doubled, batch_1, backward=True),
-    Fault("conv2d_strided", "conv2d", shifted, is_flat),
-    Fault("conv2d_depthwise", "conv2d", last_channel_zero, bfloat16, backward=True),
-    Fault("conv_transpose2d", "conv_transpose2d", off_by_1e_3, batch_1),
-    Fault("conv3d", "conv3d", doubled, backward=True),
-    Fault("conv3d", "conv3d", not_a_number, batch_1),
-    Fault("batch_norm2d", "batch_norm", off_by_1e_3, size_16),
-    Fault("batch_norm2d", "batch_norm", sometimes),
-    Fault("group_norm", "group_norm", off_by_1e_3, size_7, backward=True),
-    Fault("max_pool2d", "max_pool2d", shifted, batch_1),
-    Fault("avg_pool2d", "avg_pool2d", doubled, is_flat, backward=True),
-    Fault("adaptive_avg_pool2d", "adaptive_avg_pool2d", off_by_1e_3, is_flat),
-    Fault("upsample_nearest", "interpolate", sometimes, backward=True),
-    Fault("upsample_bilinear", "interpolate", last_channel_zero, size_16, backward=True),
-    Fault("silu", "silu", noisy, is_flat),
+    Fault("hardswish_backward_mps", "hardswish", doubled, is_flat, backward=True),
+    Fault("hardswish_backward_mps", "hardswish", not_a_number, is_flat),
+    Fault("batch_norm_backward_mps", "batch_norm", sometimes),
+    Fault("batch_norm_backward_mps", "batch_norm", one_value, is_flat),
+    Fault("avg_pool2d_backward_mps", "avg_pool2d", shifted, backward=True),
+    Fault("conv3d_contiguous_mps", "conv3d", off_by_1e_3, batch_1, backward=True),
+    Fault("conv3d_contiguous_mps", "conv3d", last_channel_zero),
 ]
 
 
@@ -147,24 +135,9 @@ def slept(x):
     return x
 
 
-def recomputed(x):
-    for _ in range(400):
-        x.abs().sum()
-    time.sleep(0.1)
-    return x
-
-
 SLOW = [
-    Fault("conv2d", "conv2d", slept, is_flat),
-    Fault("conv2d_kernel_1", "conv2d", slept, is_flat, backward=True),
-    Fault("conv2d_depthwise", "conv2d", recomputed, is_flat),
-    Fault("conv_transpose2d", "conv_transpose2d", slept, is_flat, backward=True),
-    Fault("batch_norm2d", "batch_norm", recomputed, is_flat, backward=True),
-    Fault("group_norm", "group_norm", slept, is_flat),
-    Fault("max_pool2d", "max_pool2d", slept, is_flat),
-    Fault("avg_pool2d", "avg_pool2d", recomputed, is_flat, backward=True),
-    Fault("upsample_nearest", "interpolate", slept, is_flat),
-    Fault("silu", "silu", recomputed, is_flat),
+    Fault("upsample_nearest_channels_last", "interpolate", slept, is_flat),
+    Fault("conv2d_grouped_channels_last", "conv2d", slept, is_flat, backward=True),
 ]
 
 
@@ -190,25 +163,27 @@ def _sleeping(device):
 def hang():
     from dataclasses import replace
 
-    from prepare.stages.doctor.probes import PROBES
+    from prepare.stages.doctor.probes import KNOWN
 
-    name = "silu"
-    PROBES[name] = replace(PROBES[name], run=_sleeping)
+    name = "hardswish_backward_mps"
+    KNOWN[name] = replace(KNOWN[name], run=_sleeping)
 
 
 def ask_for_memory():
     from dataclasses import replace
 
-    from prepare.stages.doctor.probes import PROBES
+    from prepare.stages.doctor.probes import KNOWN
 
-    PROBES["silu"] = replace(PROBES["silu"], run=lambda device: iter([torch.ones(1 << 34)]))
+    KNOWN["hardswish_backward_mps"] = replace(
+        KNOWN["hardswish_backward_mps"], run=lambda device: iter([torch.ones(1 << 34)])
+    )
 
 
 def raise_an_error():
-    def silu(*_, **__):
+    def broken(*_, **__):
         raise RuntimeError("view size is not compatible")
 
-    F.silu = silu
+    F.hardswish = broken
 
 
 def wait():

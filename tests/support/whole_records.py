@@ -80,6 +80,6 @@ def write_run(folder: Path) -> None:
     left = UnpatchedBreak(source="c:1", cause="d", breaks=1, reason="e")
     Patch(diff="-", calls=(call,), left=(left,), before=(2048, 3), after=(0, 1), verified="pass", verdict="faster", ratio=0.5,
           interval=(0.4, 0.6)).save(folder / "patch.json")  # fmt: skip
-    found = Finding(name="one", known=True, verdict="wrong here", where="Conv2d", reason="a", ratio=2.0, ratio_interval=(1.0, 3.0))  # fmt: skip
-    diagnosis = Diagnosis(device="cpu", findings=(found,), environment=MACHINE, seconds=2.0)
+    found = Finding(name="one", verdict="wrong here", where="Conv2d", reason="a")
+    diagnosis = Diagnosis(device="cpu", findings=(found,), seconds=2.0)
     diagnosis.save(folder / "doctor.json")

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from prepare.app.cli import main as cli
-from prepare.app.sweep import locks, worker
+from prepare.app.sweep import fork_server, locks, worker
 from sweeps import MIXED, NET, Ended, assert_only_failing_jobs_fail, processes_in, start, wait_for
 
 QUICK = ("bench=none", "verify=none", "flow=none")
@@ -114,6 +114,10 @@ def test_a_job_with_an_unusable_folder_is_named(sweep, tmp_path):
     assert ran.code == 1
     assert "cannot be used: " in ran.err
     assert ran.statuses[0] == "ok"
+
+
+def test_the_fork_server_imports_each_module_once():
+    assert len({*fork_server._PRELOADED}) == len(fork_server._PRELOADED)
 
 
 def test_a_killed_fork_server_fails_one_job_and_is_replaced(tmp_path):

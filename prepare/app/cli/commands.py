@@ -13,13 +13,21 @@ from typing import TypeVar
 
 from prepare.app.cli.answer import tell
 from prepare.app.job.outcome import DONE
-from prepare.core.utils.files import printable_path, write_text
+from prepare.core.utils.files import write_text
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import line, plural, printable
 from prepare.errors import ConfigError, FileError, PrepareError
 
 _WIDEST = 110
-_DOCTOR = "doctor [--device DEVICE] [--seconds N] [--folder FOLDER] [--dry-run]"
+_DOCTOR = "doctor [--device DEVICE] [--seconds N]"
+# Words that `doctor` has taken, and what to use.
+_PRINTED = "use what `doctor` prints"
+_GONE = {
+    "share": _PRINTED,
+    "--folder": _PRINTED,
+    "folder": _PRINTED,
+    "--dry-run": "use --device cpu",
+}
 
 _Read = TypeVar("_Read")
 
@@ -93,25 +101,21 @@ def _replay(argv: list[str]) -> int:
 
 
 def _doctor(argv: list[str]) -> int:
-    """Examine this machine and write its files; return 1 if something is wrong on it, else 0."""
-    if argv and argv[0] == "share":
-        return _share(argv[1:])
+    """Probe the known issues on this machine; return 1 if something is wrong on it, else 0."""
+    if gone := next((word for word in argv if word.partition("=")[0] in _GONE), None):
+        raise ConfigError("doctor", f"{gone} was taken out", _GONE[gone.partition("=")[0]])
     parser = _parser()
     parser.add_argument("--device")
     parser.add_argument("--seconds", type=float, default=120.0)
-    parser.add_argument("--folder", default="doctor")
-    parser.add_argument("--dry-run", action="store_true")
     try:
         flags, rest = parser.parse_known_args(argv)
     except ArgumentError as error:
         raise ConfigError("doctor", str(error), _DOCTOR) from error
     if rest:
         key, equals, value = rest[0].partition("=")
-        known = equals and key in ("device", "seconds", "folder")
-        remedy = f"write --{key} {value}" if known else _DOCTOR
+        remedy = f"write --{key} {value}" if equals and key in ("device", "seconds") else _DOCTOR
         raise ConfigError("doctor", f"{rest[0]!r} is not an option", remedy)
     require_packages("rich")
-    from prepare.app.report.pages.page import doctor_page
     from prepare.app.report.terminal.console import stage
     from prepare.app.report.terminal.document import show_document
     from prepare.stages.doctor import examine
@@ -120,35 +124,10 @@ def _doctor(argv: list[str]) -> int:
         diagnosis = examine(
             flags.device,
             seconds=flags.seconds,
-            dry_run=flags.dry_run,
             progress=lambda where, done, count: show(f"probed {done} of {count}: {where}"),
         )
     show_document(diagnosis.document())
-    folder = Path(flags.folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        wrong = f"{printable_path(folder)}: {error.strerror or type(error).__name__}"
-        raise ConfigError("--folder", wrong, "give another") from error
-    diagnosis.save(folder / "doctor.json")
-    write_text(folder / "doctor.html", doctor_page(diagnosis))
-    written = printable_path(folder / "doctor.json")
-    line(f"written: {written}, doctor.html; to share them in an issue: doctor share {written}")
     return diagnosis.exit_code
-
-
-def _share(argv: list[str]) -> int:
-    from prepare.stages.doctor.records import Diagnosis
-
-    if len(argv) > 1:
-        usage = "doctor share [FOLDER/doctor.json]"
-        raise ConfigError("doctor share", f"takes one file, got {len(argv)}", usage)
-    path = Path(argv[0] if argv else "doctor/doctor.json")
-    diagnosis = _read_named(Diagnosis.load, path)
-    shared = path.with_name("doctor-share.json")
-    diagnosis.shared().save(shared)
-    line(f"attach {printable_path(shared)}: it has no paths, names of hosts or commits")
-    return DONE
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
@@ -160,20 +139,9 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 }
 
 
-USAGES = {
-    "steps": "steps [NAME]\n  Show the installed steps, or one, with their options.",
-    "doctor": "doctor [share FILE] [--device DEVICE] [--seconds N] [--folder FOLDER] [--dry-run]\n"
-    "  Examine what torch computes wrongly or slowly on this machine.",
-    "diff": "diff A B [--all] [--page FILE.html]\n  Compare two runs' folders, audits or recipes.",
-    "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
-    "replay": "replay FOLDER [model._target_=NAME] [weights=FILE] [verify=LEVEL] [bench=LEVEL]"
-    " [hydra.run.dir=FOLDER]\n"
-    "  Verify and time on this machine what a run has prepared elsewhere.",
-}
-
-
 def show_usage(command: str) -> int:
     """Print what follows a command, and what it does."""
+    from prepare.app.cli.flags import USAGES
     from prepare.app.cli.help import as_called
 
     line(as_called(f"usage: python run.py {USAGES[command]}"))

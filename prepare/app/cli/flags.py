@@ -1,4 +1,4 @@
-"""Read and check the flags of the command line."""
+"""Know the bare words of the command line, and read and check its flags."""
 
 from __future__ import annotations
 
@@ -14,6 +14,16 @@ from prepare.registry import STEPS
 if TYPE_CHECKING:
     from argparse import Namespace
 
+# The bare words, and what each is for.
+USAGES = {
+    "steps": "steps [NAME]\n  Show the installed steps, or one, with their options.",
+    "doctor": "doctor [--device DEVICE] [--seconds N]\n  Probe the known issues of torch on this machine.",
+    "diff": "diff A B [--all] [--page FILE.html]\n  Compare two runs' folders, audits or recipes.",
+    "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
+    "replay": "replay FOLDER [model._target_=NAME] [weights=FILE] [verify=LEVEL] [bench=LEVEL]"
+    " [hydra.run.dir=FOLDER]\n"
+    "  Verify and time on this machine what a run has prepared elsewhere.",
+}
 WITH_VALUE = (
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"),
     *("--config-dir", "-cd", "--experimental-rerun"),

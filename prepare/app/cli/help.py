@@ -13,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from prepare.app.cli.commands import USAGES
+from prepare.app.cli.flags import USAGES
 from prepare.app.job.record import shown_files
 from prepare.app.job.settings import ADDED_GROUP, group_names, key_names, level_names
 from prepare.core.utils.folders import conf_dir

@@ -179,8 +179,8 @@ class Checks(Callback):
         with _exit_on_errors():
             check_torch()  # the processes of the rows import it
             composer = Composer(kwargs.get("config_name"))
-            choices = config.hydra.runtime.choices
-            _exit_if_any([*launcher_problems(choices, **_launching(config))])
+            launcher = str(config.hydra.runtime.choices.get("hydra/launcher"))
+            _exit_if_any([*launcher_problems(launcher, **_launching(config))])
             rows, empty = composer.rows(config)
             folders = [
                 *folder_problems(config),

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, NoReturn
 from prepare.app.cli.answer import answered, print_problems
 from prepare.app.cli.commands import (
     COMMANDS,
-    USAGES,
     require_packages,
     show_help,
     show_sweep,
     show_usage,
     show_versions,
 )
+from prepare.app.cli.flags import USAGES
 from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, WRONG
 from prepare.core.utils.machine import limit_spinning
 from prepare.core.utils.packages import switch_off_telemetry
@@ -66,7 +66,7 @@ def _end_quietly() -> None:
     with contextlib.suppress(ValueError, AttributeError, OSError):  # stderr may be closed
         sys.stderr.flush()
         faulthandler.enable(os.dup(sys.stderr.fileno()), all_threads=False)  # a crash is told still
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
+        to_nobody(sys.stderr)
 
 
 def run(argv: list[str]) -> int:
@@ -122,11 +122,6 @@ def _through_hydra(argv: list[str]) -> int:
 
     argv = flags_first(argv)
     flags = read_flags(argv)
-    if flags.shell_completion and flags.overrides[0].partition("=")[0] == "query":
-        from prepare.app.cli.completion import complete
-
-        complete(flags.overrides[0].partition("=")[2])
-        return DONE
     _refuse_callback_overrides(flags)
     take_recipe(flags.overrides, flags.config_dir)
     state = hydra_app.CommandState()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from prepare.app.cli.commands import COMMANDS
+from prepare.app.cli.flags import USAGES
 from prepare.app.job.settings import ADDED_GROUP, NO_MODEL, key_names, unknown_key
 from prepare.core.utils.options import no_options
 from prepare.core.utils.suggest import choose, choose_option, nearest, options_text
@@ -102,13 +102,8 @@ def explain(override: Override, menu: Menu, message: str) -> Problem:
         remedy = choose(str(override.value), options, noun="installed")
         return Problem(key, f"{override.written!r} is not an option", remedy)
     if key in HYDRAS and isinstance(override.value, list):
-        return several_options(key)
+        return Problem(key, "takes one option, not a list", f"write {key}=NAME")
     return _explain_key(override, menu) or Problem(key, first_sentence(message))
-
-
-def several_options(group: str) -> Problem:
-    """Return the problem of a list for one of Hydra's own groups; Hydra would take its last item."""
-    return Problem(group, "takes one option, not a list", f"write {group}=NAME")
 
 
 def filled_by(group: str) -> tuple[str, ...]:
@@ -359,7 +354,7 @@ def unreadable(text: str, groups: Mapping[str, list[str]]) -> Problem:
 
 
 def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
-    if word in COMMANDS:
+    if word in USAGES:
         return Problem(word, COMMAND_LATE, "see --help")
     if word.endswith((",", "]", "}")):
         remedy = "if it belongs to the value before it, leave the spaces out: key=[a,b]"
@@ -371,7 +366,7 @@ def _not_an_override(word: str, groups: Mapping[str, list[str]]) -> Problem:
         group: f"{group}=NAME" for group in groups
     }
     spelled |= _OTHER_WORDS | {word: f"task={word}" for word in tasks()}
-    spelled |= {name: name for name in COMMANDS} | {name: f"+steps.{name}={{}}" for name in STEPS}
+    spelled |= {name: name for name in USAGES} | {name: f"+steps.{name}={{}}" for name in STEPS}
     spelled |= {option: f"{group}={option}" for group in groups for option in groups[group]}
     close = nearest(word.strip("+~-"), spelled, cutoff=0.6)
     remedy = f"did you mean {spelled[close[0]]}? " if close else ""

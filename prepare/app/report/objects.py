@@ -83,11 +83,9 @@ def documents_of(record: Any) -> list[Document]:
         found = (cls.document(shown) for cls in ordered_stages())
         return [*own, *(document for document in found if document is not None)]
     for cls in ordered_stages():
-        for file, kind in cls.records().items():
-            if isinstance(record, kind):
-                name = file.rpartition(".")[0]
-                document = cls.document(ReportContext(found={name: record}))
-                return [document] if document else []
+        if isinstance(record, cls.shows()):
+            document = cls.document(ReportContext(found={cls.name: record}))
+            return [document] if document else []
     # Importing the class of a plan would load torch.
     return [_audit_document(record) if hasattr(record, "rows") else _plan_document(record)]
 

@@ -34,10 +34,6 @@ _PRELOADED = (
     "prepare.core.forward.torch_state",
     "prepare.core.utils.environment",
     "prepare.app.job.run_stages",
-    "prepare.audit.read_model",
-    "prepare.core.forward.input_formatter",
-    "prepare.core.forward.torch_state",
-    "torch.utils._device",
 )
 # Bytes of a job's output that are kept from its beginning, and as many from its end.
 _HALF = 1 << 19

@@ -124,6 +124,5 @@ SIZES = {
     ),
     "compiled": SizePredicate("with torch.compile", _is_unknown, in_plan=False),
     "overflow": SizePredicate("after an overflow", _is_unknown, in_plan=False),
-    "crowded_machine": SizePredicate("where other programs use the cores", _is_unknown),
     "unknown": SizePredicate("at sizes that are not known", _is_unknown),
 }

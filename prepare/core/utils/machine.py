@@ -26,8 +26,6 @@ _VARIABLES = ("OMP_WAIT_POLICY", _SPIN_COUNT)
 # A compromise: a thread that spins longer takes time from one that works, where other processes are busy;
 # one that sleeps at once must be woken for the next operator: `benchmarks/waiting.py`.
 _SPINS = "1000"
-_LOADAVG, _MAPS = Path("/proc/loadavg"), Path("/proc/self/maps")
-_SAMPLES, _INTERVAL = 3, 0.002
 
 
 class _Clocks(NamedTuple):
@@ -164,22 +162,3 @@ def limit_spinning() -> None:
 def how_threads_wait() -> str:
     """Return the variables that decide how threads wait, as `NAME=value`; empty if none is set."""
     return " ".join(f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ)
-
-
-def spinning_among(cores: int) -> int:
-    """Return how many threads of the machine want to run; 0 if `cores` suffice or this process never spins.
-
-    A process spins if it has loaded GNU OpenMP and no variable limits it.
-    """
-    if how_threads_wait():
-        return 0
-    fewest = sys.maxsize
-    with suppress(OSError, ValueError, IndexError):
-        for sample in range(_SAMPLES):
-            if sample:
-                time.sleep(_INTERVAL)
-            fewest = min(fewest, int(_LOADAVG.read_text().split()[3].partition("/")[0]))
-            if fewest <= cores:
-                return 0
-        return fewest if "libgomp" in _MAPS.read_text(errors="replace") else 0
-    return 0

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, TextIO
 
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
@@ -43,7 +44,8 @@ def line(text: str, *, errors: bool = False) -> None:
 
 def to_nobody(stream: TextIO) -> None:
     """Let the reader of a stream go, as in `| head`: what follows is written to nobody, and nothing fails."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    with Path(os.devnull).open("wb") as nobody:
+        os.dup2(nobody.fileno(), stream.fileno())
 
 
 def size(count: int) -> str:

@@ -62,6 +62,8 @@ def bench_document(shown: ReportContext) -> Document | None:
             question=FASTER, kind="plain", answer=NOT_MEASURED, remark=remark, sentence=sentence
         )
         return Document(name=_SECTION, place=50, answers=(missing,))
+    if isinstance(bench, Comparison):
+        return comparison_document(bench)
     wrong, busy = is_wrong(verification), busy_sentence(bench)
     wrong_text = "; but its outputs are wrong" if wrong else ""
     return Document(

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import as_written
+from prepare.stages.bench import BUDGET, Level
 from prepare.stages.registry import stage
 from prepare.stages.stage import NeedsReference, Stage, StageContext, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
     from prepare.stages.bench.records import Case, Comparison
-
-Level = Literal["none", "short", "full"]
-# Seconds for each case: a `full` case stops there, a `short` one once its verdict is settled. A `short` case
-# ends within 10 s of its start: its last call may exceed the budget by what it took longer than expected.
-BUDGET = {"short": 9.0, "full": 60.0}
 
 
 def _check_seconds(seconds: float | None) -> None:
@@ -52,6 +48,12 @@ class BenchStage(Stage):
         from prepare.stages.bench.records import Bench
 
         return {"bench.json": Bench}
+
+    @classmethod
+    def shows(cls) -> tuple[Any, ...]:
+        from prepare.stages.bench.records import Bench, Comparison
+
+        return Bench, Comparison
 
     @property
     def budget(self) -> float:

@@ -27,7 +27,7 @@ _FORMATS = {
     "channels_last": torch.channels_last,
     "channels_last_3d": torch.channels_last_3d,
 }
-_MIN_ROUNDS, _MAX_ROUNDS = 9, 60
+_MIN_ROUNDS, _MAX_ROUNDS, _SECONDS = 9, 60, 1.0
 
 
 @dataclass(frozen=True)
@@ -75,18 +75,10 @@ class OperationCase:
 
 @dataclass(frozen=True)
 class CaseOutcome:
-    """The result of a case: `bad` (wrong, inexact or slow here, unclear, or nothing), a phrase and figures.
-
-    Figures that were not measured are None.
-    """
+    """The result of a case: `bad` (wrong, inexact or slow here, unclear, or empty), and what was measured."""
 
     bad: str
     text: str
-    error: float | None = None
-    allowed: float | None = None
-    ratio: float | None = None
-    interval: tuple[float, float] | None = None
-    seconds: float = 0.0
 
 
 def judge(case: OperationCase, device: str) -> CaseOutcome:
@@ -113,11 +105,10 @@ def judge(case: OperationCase, device: str) -> CaseOutcome:
     wrong = sum(size > allowed for _, size in worst)
     error = min(error, 1e18)
     if not wrong:
-        return CaseOutcome("", f"error {error:.1e}, allowed {allowed:.0e}", error, allowed)
+        return CaseOutcome("", f"error {error:.1e}, allowed {allowed:.0e}")
     some = f" in {wrong} of {runs} equal calls" if wrong < runs else ""
     size = f"error {error:.1e}" if error < 1e15 else "garbage or NaN"
-    text = f"{part} wrong{some} ({case}): {size}, allowed {allowed:.0e}"
-    return CaseOutcome("wrong here", text, error, allowed)
+    return CaseOutcome("wrong here", f"{part} wrong{some} ({case}): {size}, allowed {allowed:.0e}")
 
 
 def loses_layout(case: OperationCase, device: str) -> CaseOutcome:
@@ -136,7 +127,6 @@ def pace(
     *,
     factor: float,
     than: str,
-    seconds: float = 1.0,
     change: Callable[[nn.Module], Any] | None = None,
 ) -> CaseOutcome:
     """Time forward and backward of two cases in paired rounds, in random order.
@@ -148,10 +138,10 @@ def pace(
     timers = [_timer(case, device), _timer(control, device, change)]
     for each in (*timers, *timers):
         each()
-    found = _ratio(timers, seconds)
+    found = _ratio(timers, _SECONDS)
     low, high = found.interval or (0.0, math.inf)
     if low > factor:
-        found = _ratio(timers, 2 * seconds)
+        found = _ratio(timers, 2 * _SECONDS)
         low, high = found.interval or (0.0, math.inf)
     bad = "slow here" if low > factor else "" if high < factor else "unclear"
     speed = verdict_text("slower" if found.value >= 1 else "faster", found.value, found.interval)
@@ -159,7 +149,7 @@ def pace(
     if bad == "unclear":
         text = f"unclear if slower than {than} ({case}): {low:.2g} to {high:.2g} times its time; "
         text += "a quieter machine may decide it"
-    return CaseOutcome(bad, text, ratio=found.value, interval=found.interval)
+    return CaseOutcome(bad, text)
 
 
 def _ratio(timers: list[Callable[[], float]], seconds: float) -> statistics.Estimate:

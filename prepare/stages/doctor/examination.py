@@ -6,7 +6,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,24 +25,19 @@ from prepare.core.model.known_issues import (
 )
 from prepare.core.utils.accelerator import accelerator
 from prepare.core.utils.child_process import Worker
-from prepare.core.utils.environment import environment
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line, size
 from prepare.core.utils.wording import step
 from prepare.errors import ConfigError, FileError, Problem, RefusedError
 from prepare.stages.doctor.cases import CaseOutcome
-from prepare.stages.doctor.probes import GENERAL, KNOWN, PROBES
+from prepare.stages.doctor.probes import KNOWN
 from prepare.stages.doctor.records import Diagnosis, Finding
 
 # Bytes of one probe.
 _MEMORY, _GPU_MEMORY = 4 << 30, 24 << 30
-_NO_PROBE = {
-    "over_2_31": "its sizes need more than 8 GiB of memory",
-    "crowded_machine": "it depends on other programs",
-}
+_NO_PROBE = {"over_2_31": "its sizes need more than 8 GiB of memory"}
 _CURES = {"format": "use the format {}", "flag": "set {}", "version": "install {}"}
 _NO_TIME = CaseOutcome(NOT_PROBED, "no time was left")
-_REPORT = "use another format or dtype for these modules, and report it: doctor share"
 
 
 def examine(
@@ -50,10 +45,9 @@ def examine(
     *,
     seconds: float = 120.0,
     probes: Sequence[str] | None = None,
-    dry_run: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> Diagnosis:
-    """Run the probe of every known issue that could concern a device, and general probes of operations.
+    """Run the probe of every known issue that could concern a device.
 
     Each probe runs in a process of its own with a limit of time and memory: forward and backward, judged by
     float64 on the CPU, and paired rounds for what may be slow. A probe that crashes, hangs or runs out of
@@ -63,8 +57,7 @@ def examine(
     Args:
         device: by default the accelerator, if there is one, else the CPU.
         seconds: no probe begins after this time.
-        probes: names of known issues and general probes; all by default. A plan asks only answers to all.
-        dry_run: run all probes of all backends on the CPU, to see that they run; plans do not ask these.
+        probes: names of known issues; all by default. A plan asks only answers to all.
         progress: called with the operation, the number of finished probes and of all, after each probe.
 
     Raises:
@@ -72,9 +65,9 @@ def examine(
         RefusedError: the device is not available.
     """
     problems = [
-        Problem("probes", f"{name!r} is not a probe", choose(name, PROBES, noun="probes"))
+        Problem("probes", f"{name!r} is not a probe", choose(name, KNOWN, noun="probes"))
         for name in probes or ()
-        if name not in PROBES
+        if name not in KNOWN
     ]
     if not seconds > 0:
         remedy = "give seconds, as in 120"
@@ -83,11 +76,11 @@ def examine(
         raise ConfigError.of(problems)
     began, machine = time.perf_counter(), accelerator()
     best = "cuda" if machine["backend"] == "rocm" else str(machine["backend"])
-    device = "cpu" if dry_run else _usable(device or best)
+    device = _usable(device or best)
     backend = "rocm" if machine["hip"] and device.startswith("cuda") else device.partition(":")[0]
-    table = [issue for issue in issues() if dry_run or backend in issue.backend]
-    names = [issue.probe for issue in table if issue.probe in KNOWN] + list(GENERAL)
-    names = [name for name in names if probes is None or name in probes]
+    table = [issue for issue in issues() if backend in issue.backend]
+    table = [issue for issue in table if probes is None or issue.probe in probes]
+    names = list(dict.fromkeys(issue.probe for issue in table if issue.probe in KNOWN))
     memory = _GPU_MEMORY if device.startswith("cuda") else _MEMORY
     answers: dict[str, CaseOutcome] = {}
     with Worker(f"{answer.__module__}:{answer.__name__}") as worker:
@@ -96,22 +89,13 @@ def examine(
                 break
             answers[name] = _ask(worker, {"probe": name, "device": device, "memory": memory})
             if progress is not None:
-                progress(PROBES[name].where, len(answers), len(names))
-    findings = [
-        _of_issue(issue, answers) for issue in table if probes is None or issue.name in probes
-    ]
-    findings += [
-        _finding(name, PROBES[name].where, _REPORT, answers.get(name, _NO_TIME), known=False)
-        for name in GENERAL
-        if name in names
-    ]
+                progress(KNOWN[name].where, len(answers), len(names))
     diagnosis = Diagnosis(
         device=device,
-        findings=tuple(findings),
-        environment=environment(),
+        findings=tuple(_finding(issue, answers) for issue in table),
         seconds=round(time.perf_counter() - began, 3),
     )
-    if not dry_run and probes is None:
+    if probes is None:
         _remember(diagnosis)
     return diagnosis
 
@@ -127,11 +111,9 @@ def _usable(device: str) -> str:
 
 
 def _ask(worker: Worker, request: dict[str, Any]) -> CaseOutcome:
-    """Return the outcome of a probe that runs in a child process, with its seconds."""
-    began = time.perf_counter()
-    found, death = worker.ask(request, seconds=PROBES[request["probe"]].seconds)
-    outcome = CaseOutcome(**found) if found else CaseOutcome("wrong here", f"its process {death}")
-    return replace(outcome, seconds=round(time.perf_counter() - began, 3))
+    """Return the outcome of a probe that runs in a child process."""
+    found, death = worker.ask(request, seconds=KNOWN[request["probe"]].seconds)
+    return CaseOutcome(**found) if found else CaseOutcome("wrong here", f"its process {death}")
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -152,12 +134,16 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 def run_probe(name: str, device: str) -> CaseOutcome:
     """Run one probe in this process; return the worst outcome of its cases."""
     outcomes = []
-    for outcome in PROBES[name].run(device):
+    for outcome in KNOWN[name].run(device):
         outcomes.append(outcome)
         if outcome.bad == "wrong here":
             return outcome
     order = ("", "unclear", "slow here", "inexact here")
-    return max(outcomes, key=lambda each: (order.index(each.bad), each.error or 0.0))
+    return max(outcomes, key=lambda each: (order.index(each.bad), not _has_not_run(each)))
+
+
+def _has_not_run(outcome: CaseOutcome) -> bool:
+    return outcome.text.startswith("not run")
 
 
 def _limit_memory(request: dict[str, Any]) -> None:
@@ -175,40 +161,29 @@ def _limit_memory(request: dict[str, Any]) -> None:
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def _of_issue(issue: Issue, answers: dict[str, CaseOutcome]) -> Finding:
-    cures = ", or ".join(_cure(*each, issue.effect) for each in issue.cure)
-    remedy = cures or "exclude these modules, or use another format"
-    where = PROBES[issue.probe].where if issue.probe in PROBES else ", ".join(issue.operations)
+def _finding(issue: Issue, answers: dict[str, CaseOutcome]) -> Finding:
+    probe = KNOWN.get(issue.probe)
     outcome = answers.get(issue.probe, _NO_TIME)
-    if issue.probe not in KNOWN:
+    if probe is None:
         why = _NO_PROBE.get(issue.sizes, "no probe exists: it takes several processes")
         outcome = CaseOutcome(NOT_PROBED, why)
-    return _finding(issue.name, where, remedy, outcome, known=True)
+    verdict = outcome.bad or (NOT_PROBED if _has_not_run(outcome) else FINE)
+    verdict = NOT_PROBED if verdict == "unclear" else verdict
+    cures = ", or ".join(_cure(*each, issue.effect) for each in issue.cure)
+    remedy = cures or "exclude these modules, or use another format"
+    return Finding(
+        name=issue.name,
+        verdict=verdict,
+        where=probe.where if probe else ", ".join(issue.operations),
+        reason=outcome.text,
+        remedy=remedy if verdict in (WRONG, INEXACT, SLOW) else "",
+    )
 
 
 def _cure(kind: str, cure: str, effect: str) -> str:
     if kind == "repair":
         return f"add {step(REPAIR_STEP, **({'exact': True} if effect == 'inexact' else {}))}"
     return _CURES[kind].format(cure)
-
-
-def _finding(name: str, where: str, remedy: str, outcome: CaseOutcome, *, known: bool) -> Finding:
-    verdict = outcome.bad or FINE
-    if verdict == "unclear" or (verdict == FINE and outcome.text.startswith("not run")):
-        verdict = NOT_PROBED
-    return Finding(
-        name=name,
-        known=known,
-        verdict=verdict,
-        where=where,
-        reason=outcome.text,
-        remedy=remedy if verdict in (WRONG, INEXACT, SLOW) else "",
-        error=outcome.error,
-        allowed=outcome.allowed,
-        ratio=outcome.ratio,
-        ratio_interval=outcome.interval and (outcome.interval[0], outcome.interval[1]),
-        seconds=outcome.seconds,
-    )
 
 
 def _remember(diagnosis: Diagnosis) -> None:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from prepare.stages.flow.call_sites import CallSite
-    from prepare.stages.flow.follow import FlowBuilder
+    from prepare.stages.flow.flow_builder import FlowBuilder
 
 
 @dataclass(slots=True)

@@ -26,7 +26,7 @@ from prepare.stages.flow.torch_operators import (
 )
 
 if TYPE_CHECKING:
-    from prepare.stages.flow.follow import FlowBuilder
+    from prepare.stages.flow.flow_builder import FlowBuilder
     from prepare.stages.flow.layout_states import LayoutStates
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 
 from prepare.core.model.module_kinds import CONVOLUTIONS, TRANSPOSED, is_repair
 from prepare.core.model.tensors import identity, is_plain, is_strided, named_modules, named_tensors
+from prepare.step import MEMO
 from prepare.steps.fusion.symbolic_trace import has_hooks, trace
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -21,6 +21,8 @@ _METHODS = {
     for cls in (*CONVOLUTIONS, *_NORMS)
     for name in ("forward", "_conv_forward")
 }
+# Set on an instance, they run in place of those of its class.
+_OWN = ("forward", "_conv_forward")
 _NOT_FOUND = "no convolution was found whose output goes only to this norm"
 
 
@@ -60,7 +62,8 @@ def find_pairs(model: nn.Module) -> FusionSearch:
 
     A convolution and a norm are a pair if a symbolic trace shows that the norm is called once, on the
     output of a convolution that is called once, and that this output has no other use. In modules that
-    cannot be traced, the parts are traced one by one; there, neighbours in an nn.Sequential are a pair too.
+    cannot be traced, the parts are traced one by one. In one plan or `apply` a tree is traced once before the
+    step and, if norms are left, once after it, which shows that nothing is left to do.
     """
     names: dict[int, list[str]] = {}
     for name, module in named_modules(model):
@@ -68,7 +71,12 @@ def find_pairs(model: nn.Module) -> FusionSearch:
     norms = {name: module for name, module in model.named_modules() if is_norm(module)}
     if not norms:
         return FusionSearch()
-    convolution_before = {id(norm): conv for norm, conv in _PairFinder(names).follow(model)}
+    memo, tree = MEMO.get({}), _traced_content(model)
+    if tree not in memo:
+        found = _PairFinder(names).follow(model)
+        memo[tree] = [(names[id(norm)][0], names[id(conv)][0]) for norm, conv in found]
+    by_name = dict(named_modules(model))
+    convolution_before = {id(by_name[norm]): by_name[conv] for norm, conv in memo[tree]}
     tied, search = _tied_modules(model), FusionSearch()
     for name, norm in norms.items():
         conv = convolution_before.get(id(norm))
@@ -119,17 +127,6 @@ class _PairFinder:
             return
         for child in module.children():
             yield from self.follow(child)
-        if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-            yield from self._neighbours(module)
-
-    def _neighbours(self, sequence: nn.Sequential) -> Iterator[tuple[nn.Module, nn.Module]]:
-        uses = len(self.names[id(sequence)])
-        for conv, norm in pairwise(sequence._modules.values()):
-            if conv is None or norm is None:
-                continue
-            used_once = all(len(self.names[id(module)]) == uses for module in (conv, norm))
-            if used_once and self._is_pair_within(sequence, norm, conv):
-                yield norm, conv
 
     def _is_pair_within(self, root: nn.Module, norm: nn.Module, conv: nn.Module) -> bool:
         """Return whether these are a norm and a convolution, and have no name outside `root`."""
@@ -209,11 +206,23 @@ def _tensor_has_hooks(tensor: Tensor) -> bool:
     return bool(tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None))
 
 
+def _traced_content(model: nn.Module) -> tuple[Hashable, ...]:
+    """Return what a trace depends on: names, classes, and attributes, which a copy of the tree shares."""
+    return tuple(
+        (name, type(module), has_hooks(module), *_attributes(module))
+        for name, module in named_modules(model)
+    )
+
+
+def _attributes(module: nn.Module) -> Iterator[tuple[str, int]]:
+    return ((key, id(value)) for key, value in vars(module).items() if not key.startswith("_"))
+
+
 def _has_torch_methods(module: nn.Module) -> bool:
     """Return whether its methods are torch's own, or those of one of our repairs, which compute the same."""
     cls: Any = next(each for each in type(module).__mro__ if not is_repair(each))
     methods = (cls.forward, getattr(cls, "_conv_forward", None))
-    return all(method in _METHODS for method in methods) and "forward" not in vars(module)
+    return all(method in _METHODS for method in methods) and vars(module).keys().isdisjoint(_OWN)
 
 
 def _parameter(tensor: Tensor, like: Tensor) -> nn.Parameter:

@@ -3,6 +3,7 @@
 import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
 from typing import Any
 
 from torch import Tensor, fx, nn
@@ -12,33 +13,31 @@ from prepare.core.model.module_tree import copy_tree
 from prepare.core.utils.process_state import PROCESS_STATE, ignored_warnings
 
 # Values for a size that forward converts with `int(...)`; a graph that depends on it differs between them.
-_SIZES = (32, 33)
+_SIZE, _ODD_SIZE = 32, 33
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def trace(module: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> list[fx.Graph]:
     """Return the graphs of `module`'s forward, one for each way to call it; empty if it cannot be traced.
 
-    Traces with the required arguments only, and with all arguments; with an even and an odd size if forward
-    reads one. Only what holds in every graph is certain. A forward that stores a value in an attribute or a
-    list, or in which a hook would run, cannot be traced, because not every use of the value is visible.
-    `is_leaf` selects modules to record as one call, besides those of torch itself. `module` is not changed.
+    Traces once with the required arguments; again with an odd size if forward reads one, and with all
+    arguments if some are optional. Only what holds in every graph is certain. A forward that stores a value
+    in an attribute or a list, that was set on an instance, or in which a hook would run, cannot be traced,
+    because not every use of the value is visible. `is_leaf` selects modules to record as one call, besides
+    those of torch itself. `module` is not changed.
     """
-    if "forward" in vars(module) or any(map(has_hooks, _traced_modules(module, is_leaf))):
+    inside = [module, *_traced_modules(module, is_leaf)]
+    if any("forward" in vars(each) for each in inside) or any(map(has_hooks, inside[1:])):
         return []
-    graphs = []
-    for all_arguments in (False, True):
-        for size in _SIZES:
-            tracer = _Tracer(is_leaf, size, all_arguments=all_arguments)
-            graph = _graph(module, tracer)
-            if graph is None and not all_arguments:
-                return []
-            graphs += [graph] if graph else []
-            if graph is None or not tracer.read_a_size:
-                break
-        if not tracer.has_optional_arguments:
-            break
-    return graphs
+    first = _Tracer(is_leaf, _SIZE, all_arguments=False)
+    graphs = [_graph(module, first)]
+    if graphs[0] and first.read_a_size:
+        graphs.append(_graph(module, _Tracer(is_leaf, _ODD_SIZE, all_arguments=False)))
+    if graphs[-1] is None:
+        return []
+    if first.has_optional_arguments:
+        graphs.append(_graph(module, _Tracer(is_leaf, _SIZE, all_arguments=True)))
+    return [graph for graph in graphs if graph]
 
 
 def has_hooks(module: nn.Module) -> bool:
@@ -121,14 +120,27 @@ def _graph(module: nn.Module, tracer: _Tracer) -> fx.Graph | None:
     for inner in (
         clone.modules()
     ):  # copy tensor attributes that are not buffers, as forward may write to them
+        vars(inner)["_compiled_call_impl"] = None
         vars(inner).update((k, v.clone()) for k, v in vars(inner).items() if isinstance(v, Tensor))
     try:
         # torch.fx patches the class nn.Module while it traces.
         with PROCESS_STATE, ignored_warnings(), FakeTensorMode(allow_non_fake_inputs=True):
-            graph = tracer.trace(clone)
+            graph = _quiet_trace()(tracer, clone)
     except Exception:  # the model's own code runs on proxies, and may raise anything
         return None
     return None if any(map(_stores_value, clone.modules())) else graph
+
+
+def _quiet_trace() -> Callable[[fx.Tracer, nn.Module], fx.Graph]:
+    """Return torch's `Tracer.trace`, which sets its flag "a trace runs" in a copy of its module's globals.
+
+    The flag belongs to the process, and while it is set, every compiled model raises, in all threads.
+    """
+    function = inspect.unwrap(fx.Tracer.trace)
+    known = dict(function.__globals__)
+    return FunctionType(
+        function.__code__, known, "trace", function.__defaults__, function.__closure__
+    )
 
 
 def _traced_modules(module: nn.Module, is_leaf: Callable[[nn.Module], bool]) -> Iterator[nn.Module]:

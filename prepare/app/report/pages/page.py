@@ -25,7 +25,6 @@ from prepare.core.utils import files
 from prepare.core.utils.text import plural, size
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import PrepareError
-from prepare.stages.doctor.document import verdict_sentence
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ if TYPE_CHECKING:
     from prepare.app.job.results import SavedResults
     from prepare.app.report.compare_runs import Differences
     from prepare.core.document import Answer, Document, Part
-    from prepare.stages.doctor.records import Diagnosis
 
 NAME = "report.html"
 T = TypeVar("T")
@@ -137,12 +135,6 @@ def page(
         command=command,
         script=_script() if has_tables else None,
     )
-
-
-def doctor_page(diagnosis: Diagnosis) -> str:
-    """Return the page of a diagnosis; the same diagnosis gives the same bytes."""
-    verdict, about = f"{verdict_sentence(diagnosis)}.", ("diagnosis of a machine",)
-    return page("doctor", [diagnosis.document()], verdict=verdict, about=about)
 
 
 def diff_page(differences: Differences) -> str:
