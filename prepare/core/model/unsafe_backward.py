@@ -63,7 +63,11 @@ class UnsafeCalls(TorchFunctionMode):
     found = ""
 
     def __torch_function__(
-        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
         is_unsafe, issue = _UNSAFE.get(func, (None, ""))

@@ -85,7 +85,13 @@ def issue_of_gradients(runner: Runner, call: Call, exact: RunResult) -> Issue | 
 def _possible(runner: Runner, call: Call) -> Issue | None:
     """Return the first known issue of gradients that a module of the unprepared model may meet."""
     modules = dict(runner.models.reference.named_modules())
-    weights = [m.weight for m in modules.values() if isinstance(m, CONVOLUTIONS_2D_3D)]
+    # Not a computed weight: reading one may change the tensors behind it.
+    kept = (
+        m._parameters.get("weight") for m in modules.values() if isinstance(m, CONVOLUTIONS_2D_3D)
+    )
+    weights = [weight for weight in kept if weight is not None]
+    if any(each.device.type != "cpu" for each in runner.models.reference.parameters()):
+        return None
     formats = {name for weight in weights for name in formats_of(weight)} or {"contiguous"}
     dtypes = {name_of(each.dtype) for each in runner.models.reference.parameters()}
     shape = (call.batch or 1,)
