@@ -6,8 +6,8 @@ the known issues of the part `memory`. Such a backward is not run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
@@ -17,7 +17,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from prepare.core.model.memory_format import canonical_stride
-from prepare.core.model.quantized import rounded_inputs
 from prepare.core.model.unsafe_backward import UnsafeCalls
 from prepare.steps.repairs.conv3d import REPAIR, backward_exceeds_memory
 
@@ -76,16 +75,6 @@ def rounded(model: nn.Module, dtype: torch.dtype) -> ChangedOutputs:
     So a model in float32 has about the error that it would have in 16 bits.
     """
     return ChangedOutputs(model, lambda output: output.to(dtype).to(output.dtype))
-
-
-def rounding_inputs(weights: Mapping[int, Tensor]) -> AbstractContextManager[object]:
-    """Return a context in which modules, by their ids, get inputs as their quantized weights round them."""
-
-    def on_inputs(module: nn.Module, args: Any) -> Any:
-        weight = weights.get(id(module))
-        return (rounded_inputs(args[0], weight), *args[1:]) if weight is not None and args else None
-
-    return torch_module.register_module_forward_pre_hook(on_inputs)
 
 
 class UnsafeBackwardDetector(OutputHook):
