@@ -233,6 +233,7 @@ def test_what_ends_the_process_is_repaired_where_a_user_goes_on(build, name):
     assert not FLAT.check(model)
     in_eval = build().eval()
     with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         FLAT.apply(in_eval, known_issues="warn")
     assert any(name in str(each.message) for each in said)
     assert [type(module) for module in in_eval] == [type(module) for module in build()]
