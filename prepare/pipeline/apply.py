@@ -72,7 +72,11 @@ class Survey(NamedTuple):
 
 
 def survey(
-    model: nn.Module, phases: Phases, known_issues: KnownIssues = "ignore", amp: Amp = "none"
+    model: nn.Module,
+    phases: Phases,
+    known_issues: KnownIssues = "ignore",
+    amp: Amp = "none",
+    batch: int | None = None,
 ) -> Survey:
     """Ask every step what it has to do; `model` itself is not changed."""
     check_known_issues(known_issues)
@@ -89,7 +93,7 @@ def survey(
             actions.append(Action(step.name, step.phase, names))
     table = make_table(model, phases.tensors)
     table.errors.extend(unmatched)
-    issues = find_known_issues(model, table, known_issues, amp)
+    issues = find_known_issues(model, table, known_issues, amp, batch)
     return Survey(actions, table, issues, model)
 
 
