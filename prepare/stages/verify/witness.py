@@ -7,7 +7,6 @@ from those of the exact run, in which norms get contiguous tensors.
 from __future__ import annotations
 
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -120,11 +119,12 @@ def _differ(right: Tensor, found: Tensor) -> bool:
 
 def _loss(result: RunResult) -> float:
     """Return the sum whose gradient a run computes: see `random_gradient`."""
-    outputs = [result.outputs[name] for name in result.roots]
-    pairs = (
-        (out, random_gradient(out, seed)) for seed, out in enumerate(outputs) if prod(out.shape)
-    )
-    return sum(float((out * gradient).sum()) for out, gradient in pairs)  # type: ignore[union-attr]
+    total = 0.0
+    for seed, name in enumerate(result.roots):
+        out = result.outputs[name]
+        if out is not None and out.numel():
+            total += float((out * random_gradient(out, seed)).sum())
+    return total
 
 
 def _doubled(tensor: Tensor) -> Tensor:
