@@ -19,7 +19,7 @@ PYTHON = ["3.11", "3.12", "3.13"]
 HYDRA = ("hydra-core==1.3.8", "omegaconf==2.3.1")
 NEXT_HYDRA = ("hydra-core==1.4.0rc3", "omegaconf>=2.4.1rc1")
 # What a session installs itself, and what other versions of torch need in other versions, or have none of.
-OTHERS = r"(hydra-core|omegaconf|torch|torchao|executorch|triton|nvidia-.*|lightning|pytorch-lightning)=="
+OTHERS = r"(hydra-core|omegaconf|torch|triton|nvidia-.*|lightning|pytorch-lightning)=="
 EXTRAS = "cli,joblib,submitit"
 
 

@@ -24,9 +24,7 @@ from prepare.pipeline import Pipeline
 from prepare.stages.export import export
 
 FILE = Path(__file__).parent / "results" / "export.json"
-EXPORTERS = ("torch_export", "onnx", "openvino", "aoti", "executorch")
-# What ExecuTorch's runtime answers wrongly is in the table, and not a failure of each export.
-OPTIONS = {"executorch": {"require_contiguous": True}}
+EXPORTERS = ("torch_export", "onnx", "openvino", "aoti")
 CHOSEN = (
     *("monai unet 2-d", "monai segresnet 2-d", "nnunet plain 2-d", "transformers mobilenet-v2"),
     *("transformers segformer", "diffusers unet2d", "monai unet 3-d"),
@@ -49,7 +47,6 @@ def measure(network: Network, to: str, seconds: float = 0.0) -> dict[str, Any]:
             folder=folder,
             pipeline=Pipeline.from_config(steps),
             budget=seconds,
-            **OPTIONS.get(to, {}),
         )
     worst = done.worst
     row = done.time and done.time.row("artefact")

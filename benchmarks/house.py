@@ -2,7 +2,7 @@
 
     python benchmarks/house.py . ../base
 
-docs/decisions/what-the-house-weighs.md holds the result. Nothing of a tree is imported.
+docs/decisions/what-the-house-weighs.md says what was taken out. Nothing of a tree is imported.
 """
 
 from __future__ import annotations

@@ -8,7 +8,8 @@ from importlib import metadata
 from typing import Any, Generic, TypeVar, dataclass_transform
 
 from prepare.core.utils.suggest import choose
-from prepare.errors import ConfigError, StepError, UnknownStepError
+from prepare.core.utils.taken_out import taken_out
+from prepare.errors import ConfigError, Problem, StepError, UnknownStepError
 from prepare.step import InputStep, ModelStep, ModuleStep, Step, TensorStep
 
 ENTRY_POINTS = "prepare.steps"
@@ -72,8 +73,7 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
         if name not in self._classes and name in declared:
             self._load(declared[name])
         if name not in self._classes:
-            remedy = choose(name, self, noun=f"{self._noun}s")
-            raise self._unknown(self._where(name), f"no such {self._noun}", remedy)
+            raise self._unknown.of([self.problem(name)])
         return self._classes[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -84,6 +84,13 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
 
     def __contains__(self, name: object) -> bool:
         return name in self._discover() or name in self._classes
+
+    def problem(self, name: str) -> Problem:
+        """Return the problem of a name that is not registered, or that was taken out."""
+        where = self._where(name)
+        if gone := taken_out(where, f"{where}={name}"):
+            return gone
+        return Problem(where, f"no such {self._noun}", choose(name, self, noun=f"{self._noun}s"))
 
     def _discover(self) -> dict[str, metadata.EntryPoint]:
         """Import the built-in classes once, and return the entry points of installed packages."""

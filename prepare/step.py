@@ -26,7 +26,6 @@ __all__ = [
     "ModuleStep",
     "Offer",
     "Step",
-    "Storage",
     "TensorStep",
     "Want",
 ]
@@ -67,18 +66,6 @@ class Want:
             if type(value) not in _NAMED or value == "contiguous_format":
                 name = plain(value)
                 object.__setattr__(self, side, _CONTIGUOUS.get(name, name))
-
-
-class Storage(NamedTuple):
-    """The form in which a model step stores one tensor: the dtype in the words of an audit, and the bytes.
-
-    Without a dtype the tensor stays as it is, for this `reason`; `is_excluded` if a pattern is the reason.
-    """
-
-    dtype: str | None = None
-    bytes: int = 0
-    reason: str = ""
-    is_excluded: bool = False
 
 
 class Offer(NamedTuple):
@@ -272,14 +259,6 @@ class ModelStep(Step):
     def act(self, model: torch.nn.Module) -> None:
         """Change the targets, in place."""
         raise NotImplementedError
-
-    def stores(self, model: torch.nn.Module) -> Mapping[str, Storage] | None:
-        """Return how this step stores each tensor, by path, or why it leaves it; None if it stores none."""
-        return None
-
-    def nothing_stored(self, model: torch.nn.Module) -> str:
-        """Return the words for a `model` of which `stores` leaves every tensor as it is."""
-        return f"stores no tensor of {type(model).__name__} in another form"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,9 @@ def test_imports_point_down_in_the_layer_table(level):
 def test_every_file_that_the_architecture_names_exists():
     text = (ROOT / "docs" / "architecture.md").read_text()
     files = [
-        file for file in re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|yaml))`", text) if "conf/" not in file
+        file
+        for file in re.findall(r"`([a-z_]+/[a-z_/]+\.(?:py|yaml))`", text)
+        if "conf/" not in file
     ]
     assert len(files) > 20
     assert [file for file in files if not (ROOT / "prepare" / file).is_file()] == []

@@ -32,7 +32,7 @@ FORBIDDEN = {
 PUBLIC = (
     "audit", "checkpoint", "errors", "frameworks/hydra", "guard", "patterns", "pipeline", "pipeline/distributed",
     "recipe", "registry", "stages/bench", "stages/contract", "stages/doctor", "stages/export", "stages/flow",
-    "stages/reduce", "stages/stage", "stages/tune", "stages/verify", "step",
+    "stages/stage", "stages/tune", "stages/verify", "step",
 )  # fmt: skip
 
 
@@ -135,8 +135,8 @@ def test_importing_what_a_stage_declares_loads_no_torch(name):
     assert loads_torch(paths) == "False"
 
 
-# The five stages that no part outside of their own folder has to know.
-UNNAMED = {"patch", "contract", "export", "tune", "reduce"}
+# The four stages that no part outside of their own folder has to know.
+UNNAMED = {"patch", "contract", "export", "tune"}
 
 
 def words_in(part: str, words: set[str]) -> set[str]:
@@ -182,16 +182,15 @@ def test_what_runs_stages_and_steps_knows_none_of_them(part):
     assert imports_in(part, {"prepare.steps"}) == set()
 
 
-# Words that are also names of steps: a method of tensors, other words for float16, an extra, the group
+# Words that are also names of steps: a method of tensors, other words for float16, the group
 # `compile`, an operation, and the words of `tune.allow`. `device` is left out: it is a word of every part.
 NOT_STEPS = {
     "app/cli/override_errors.py": {"half"},
     "core/model/own_code.py": {"half"},
-    "core/utils/packages.py": {"quantize"},
     "core/utils/suggest.py": {"half"},
     "stages/flow/operator_watcher.py": {"compile"},
     "app/job/settings.py": {"compile"},
-    "stages/tune/stage.py": {"half", "compile", "quantize"},
+    "stages/tune/stage.py": {"half", "compile"},
 }
 
 

@@ -14,15 +14,16 @@ from torch.nn.modules.conv import _ConvNd
 from prepare.audit import STATUSES, AuditRow
 from prepare.core.model.memory_format import canonical_stride, satisfied, takes
 from prepare.core.model.own_code import computed_tensors
-from prepare.core.model.quantized import dtype_text, stored_bytes
 from prepare.core.model.tensors import (
     NamedTensor,
+    dtype_text,
     identity,
     inner_difference,
     is_strided,
     name_of,
     named_modules,
     named_tensors,
+    stored_bytes,
     unregistered_tensors,
 )
 
@@ -79,8 +80,6 @@ def _read(
     status, reason = _judge(plan, row)
     if difference := inner_difference(tensor):
         status, reason = "ineffective", f"the tensor says {name_of(tensor.dtype)}, {difference}"
-    if reason is None and plan.left:
-        reason = "; ".join(f"{step}: {text}" for step, text in plan.left.items())
     return row._replace(before=plan.old._asdict(), status=status, steps=plan.steps, reason=reason)
 
 
@@ -111,7 +110,8 @@ def _unmet(side: str, wanted: str, row: AuditRow) -> str | None:
         if row.stride == canonical_stride(row.shape, wanted):
             return None
         return f"{' and '.join(row.layouts) or 'none'} with strides {row.stride}"
-    actual = row.device if side == "device" else row.dtype
+    # Of `bfloat16 with int8 data` the first word: a later step may store the values in another form.
+    actual = row.device if side == "device" else row.dtype.partition(" ")[0]
     # `cuda` is satisfied by any CUDA device; `cuda:1` is not.
     is_met = actual == wanted or (
         side == "device" and ":" not in wanted and actual.split(":")[0] == wanted
@@ -182,4 +182,4 @@ def _bytes_before(row: AuditRow, bytes_now: int) -> int:
     dtype = (row.before or {}).get("dtype", row.dtype)
     if dtype == row.dtype or row.shape is None:
         return bytes_now
-    return math.prod(row.shape) * getattr(torch, dtype).itemsize
+    return math.prod(row.shape) * getattr(torch, dtype.partition(" ")[0]).itemsize

@@ -11,7 +11,6 @@ from prepare.checkpoint.init_empty import on_meta
 from prepare.checkpoint.open_weights import OpenedWeights
 from prepare.checkpoint.stored_tensor import StoredTensor, printable_name, problem, several
 from prepare.core.model.module_tree import copy_tree
-from prepare.core.model.quantized import QUANTIZED, is_quantized
 from prepare.core.model.tensors import (
     identity,
     is_lazy,
@@ -89,17 +88,13 @@ def match(model: nn.Module, opened: OpenedWeights) -> Matched:
 def _unfit(model: nn.Module) -> Iterator[Problem]:
     """Yield what prevents a model from taking the tensors of a file."""
     yield from scripted_problems(model, "load first, then script or trace it")
-    quantized = [p.path for p in named_tensors(model) if is_quantized(p.tensor)]
-    if quantized:
-        more = f" and {len(quantized) - 1} more" if len(quantized) > 1 else ""
-        yield Problem(quantized[0] + more, QUANTIZED, "load before the step quantize")
     for place in named_tensors(model):
         if place.tensor.is_nested and not is_wrapper(place.tensor):  # it has no shape
             yield Problem(place.path, "is nested", "load it with model.load_state_dict")
         elif is_lazy(place.tensor):
             remedy = "run one forward pass first, or build it with its sizes"
             yield Problem(place.path, "has no shape yet (a lazy module)", remedy)
-        elif is_wrapper(place.tensor) and not is_quantized(place.tensor):
+        elif is_wrapper(place.tensor):
             wrong = f"is a {type(place.tensor).__name__}, which decides for itself what its data is"
             yield Problem(place.path, wrong, "load before sharding or quantizing")
 

@@ -17,7 +17,6 @@ from prepare.checkpoint.manifest import Manifest, SavedTensor
 from prepare.checkpoint.paths import beside, check_suffix
 from prepare.checkpoint.stored_tensor import problem, raw, several
 from prepare.core.model.memory_format import canonical_stride
-from prepare.core.model.quantized import QUANTIZED, is_quantized
 from prepare.core.model.tensors import (
     NamedTensor,
     identity,
@@ -98,24 +97,17 @@ def _weights_of(path: Path, model: nn.Module) -> Weights:
     tied: dict[str, str] = {}
     first: dict[Hashable, str] = {}
     problems = []
-    quantized: list[str] = []
     for name, value in state.items():
         if not isinstance(value, Tensor):
             kind = f"a {type(value).__name__} of its module"
             wrong = f"is {kind}, and a file of weights holds tensors"
             problems.append(problem(path, name, wrong, "save it with torch.save"))
-        elif is_quantized(value):
-            quantized.append(name)
         elif not is_plain(value) or value.is_meta or value.is_quantized:
             problems.append(problem(path, name, *_not_plain(value)))
         elif (first_name := first.setdefault(identity(value), name)) is name:
             tensors[name] = value
         else:
             tied[name] = first_name
-    if quantized:
-        more = f" and {len(quantized) - 1} more" if len(quantized) > 1 else ""
-        remedy = "save before the step quantize, or with torch.save(model.state_dict())"
-        problems.append(problem(path, quantized[0] + more, QUANTIZED, remedy))
     if problems:
         raise several(problems)
     metadata = state._metadata  # type: ignore[attr-defined]  # torch keeps it there
@@ -130,7 +122,7 @@ def _not_plain(value: Tensor) -> tuple[str, str]:
     if value.layout is not torch.strided or value.is_nested or value.is_quantized:
         form = special_form(value) or layout_name(value)
         return f"is {form}, and a file of weights holds dense tensors", "store it dense"
-    return f"is a {type(value).__name__} of its own", "gather or dequantize it first"
+    return f"is a {type(value).__name__} of its own", "gather or dequantize it, or use torch.save"
 
 
 def _write_safetensors(file: NewFile, path: Path, weights: Weights) -> tuple[SavedTensor, ...]:

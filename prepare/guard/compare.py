@@ -28,20 +28,20 @@ _TENSORS = 8
 class WrongModule:
     """A module that computes something else than torch's own: its name, what differs, in which call.
 
-    `text` holds the numbers, `call` the shapes, dtypes and modes; `script` the file that shows it with torch
-    alone, empty without one. `done` says what was put back; empty if nothing was.
+    `text` holds the numbers, `call` the shapes, dtypes and modes; `file` the recorded call for `torch.load`,
+    empty without one. `done` says what was put back; empty if nothing was.
     """
 
     module: str
     text: str
     call: str
-    script: str = ""
+    file: str = ""
     done: str = ""
 
     def __str__(self) -> str:
-        script = f"; a script with torch alone shows it: {self.script}" if self.script else ""
+        file = f"; torch.load reads that call from {self.file}" if self.file else ""
         done = f"; {self.done}" if self.done else ""
-        return f"{self.module}: {self.text} in a call with {self.call}{script}{done}"
+        return f"{self.module}: {self.text} in a call with {self.call}{file}{done}"
 
 
 class _Comparer(ModuleComparer):

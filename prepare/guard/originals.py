@@ -11,13 +11,6 @@ from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.float32_calls import casts_of
 from prepare.core.model.module_kinds import is_repaired
 from prepare.core.model.module_tree import copy_tree
-from prepare.core.model.quantized import (
-    float_values,
-    is_int8,
-    is_quantized,
-    quantized_weight,
-    quantizes_inputs,
-)
 from prepare.core.model.replaced_method import replaced_methods
 from prepare.core.model.tensors import is_plain
 from prepare.pipeline.preconditions import fsdp_problems
@@ -50,8 +43,6 @@ class Originals:
     def of(self, name: str, module: nn.Module) -> nn.Module:
         """Return torch's own module of this name with the weights of `module`, which it shares.
 
-        A weight in 8 bits becomes the float values for which it stands.
-
         Raises:
             ValueError: it cannot be made; the message says why.
         """
@@ -59,7 +50,7 @@ class Originals:
         for inner, part in own.named_modules(remove_duplicate=False):
             source = _submodule(module, inner)
             for table in _TABLES:
-                vars(part)[table].update((k, _plain(t)) for k, t in vars(source)[table].items())
+                vars(part)[table].update(vars(source)[table])
             vars(part).update(_attributes(source))
         return own
 
@@ -84,7 +75,7 @@ class Originals:
             return "with rewritten calls"
         if casts_of(module):
             return "kept in float32"
-        return "in 8 bits" if quantized_weight(module) is not None else ""
+        return ""
 
 
 def watched_modules(model: nn.Module, originals: Originals, plan: Plan) -> dict[str, str]:
@@ -118,9 +109,6 @@ def watched_modules(model: nn.Module, originals: Originals, plan: Plan) -> dict[
 
 def obstacle(module: nn.Module) -> str:
     """Say why a module cannot be compared with torch's own; empty if it can."""
-    weight = quantized_weight(module)
-    if weight is not None and quantizes_inputs(weight):
-        return "it rounds its inputs to int8"
     parts = module.modules() if is_compiled(module) else (module,)
     tensors = (
         tensor
@@ -129,7 +117,7 @@ def obstacle(module: nn.Module) -> str:
         for tensor in vars(part)[table].values()
         if tensor is not None
     )
-    strange = next((t for t in tensors if not (is_plain(t) or is_int8(t))), None)
+    strange = next((t for t in tensors if not is_plain(t)), None)
     return "" if strange is None else f"it holds a {type(strange).__name__}"
 
 
@@ -146,9 +134,3 @@ def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:
         values = value if type(value) is list else (value,)
         if any(isinstance(item, Tensor) for item in values):
             yield key, value
-
-
-def _plain(tensor: Tensor | None) -> Tensor | None:
-    if tensor is None or not is_quantized(tensor):
-        return tensor
-    return nn.Parameter(float_values(tensor), requires_grad=False)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.nested import map_tensors
-from prepare.core.model.quantized import quantized_weight
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -31,8 +30,6 @@ class ContiguousArguments:
 
 def obstacle_to_put_back(module: nn.Module, *, training: bool, optimizer: Optimizer | None) -> str:
     """Say why a module cannot get torch's own class back; empty if it can."""
-    if quantized_weight(module) is not None:
-        return "its float weights are gone"
     if training and optimizer is None and any(not t.is_contiguous() for t in _own(module)):
         return "its weights would change their layout in training: give guard the optimizer="
     return ""

@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 import torch
 
-from prepare.core.model.module_tree import copy_tree
-from prepare.core.utils import files
 from prepare.core.utils.text import first_line
-from prepare.errors import GuardError, GuardWarning, PrepareError
+from prepare.errors import GuardError, GuardWarning
 from prepare.guard.put_back import obstacle_to_put_back, put_back
 
 if TYPE_CHECKING:
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
 
 OnDifference = Literal["raise", "warn", "fallback"]
 _log = logging.getLogger(__name__)
-_SCRIPT_SECONDS = 60.0
 
 
 @dataclass
@@ -51,7 +48,7 @@ class Response:
             GuardError: that is the action, or torch's own class cannot be put back, or was and did not help.
         """
         if self.folder is not None:
-            found = replace(found, script=_script(self.folder, found, call, module))
+            found = replace(found, file=_save(self.folder, found, call, module))
         if self.action == "fallback":
             found = self._put_back(found, call.module, module)
         self.differences.append(found)
@@ -80,20 +77,22 @@ class Response:
         return replace(found, done=done)
 
 
-def _script(folder: Path, found: WrongModule, call: RecordedCall, module: nn.Module) -> str:
-    """Return the path of a script that shows the fault with torch alone; empty if none does."""
-    from prepare.stages.reduce import reduce
-
-    folder.mkdir(parents=True, exist_ok=True)
+def _save(folder: Path, found: WrongModule, call: RecordedCall, module: nn.Module) -> str:
+    """Write the call and the weights for `torch.load`; return the path, empty if that is not possible."""
+    path = folder / re.sub(r"[^\w.-]", "_", f"guard-{found.module}.pt")
+    arguments = call.arguments.map(torch.Tensor.detach)
+    content = {
+        "module": found.module,
+        "args": arguments.args,
+        "kwargs": arguments.kwargs,
+        "output_gradients": call.output_gradients,
+        "weights": module.state_dict(),
+        "training": module.training,
+    }
     try:
-        reduction = reduce(
-            copy_tree(module), call.arguments, training=module.training, seconds=_SCRIPT_SECONDS
-        )
-    except PrepareError as error:
-        _log.info("guard: no script for %s: %s", found.module, first_line(error))
+        folder.mkdir(parents=True, exist_ok=True)
+        torch.save(content, path)
+    except Exception as error:  # an argument may be of any class
+        _log.info("guard: the call of %s is not saved: %s", found.module, first_line(error))
         return ""
-    if reduction is None:
-        return ""
-    path = folder / re.sub(r"[^\w.-]", "_", f"guard-{found.module}.py")
-    files.write_text(path, reduction.script)
     return str(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +14,7 @@ from prepare.core.forward.autocast import Amp, check_amp
 from prepare.core.forward.torch_state import saved_switches
 from prepare.core.model.module_tree import Snapshot, copy_tree
 from prepare.core.utils.signals import act_on_interrupts, held_interrupts
-from prepare.errors import ConfigError, NothingMatchesError, RefusedError, StepError, raise_problems
+from prepare.errors import ConfigError, RefusedError, StepError, raise_problems
 from prepare.pipeline.collect_wants import make_table, targets
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
@@ -26,7 +26,7 @@ from prepare.pipeline.optimizer_state import mismatched_state, unsupported_train
 from prepare.pipeline.plan import Action
 from prepare.pipeline.preconditions import scripted_problems
 from prepare.pipeline.transfer import AnyMove, Transfer
-from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, Storage, TensorStep
+from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -61,16 +61,12 @@ class Phases:
 
 
 class Survey(NamedTuple):
-    """The work that a model needs: module actions, tensor requests, and known issues.
-
-    `storages` maps a model step to the tensors that it stores in another form, and those that it leaves.
-    """
+    """The work that a model needs: module actions, tensor requests, and known issues."""
 
     actions: list[Action]
     table: RequestTable
     issues: list[IssueMatch]
     model: nn.Module  # after the structure steps: a copy of the module tree if there are any
-    storages: Mapping[str, Mapping[str, Storage]]
 
 
 def survey(
@@ -90,16 +86,9 @@ def survey(
         if names := tuple(step.targets(model)):
             actions.append(Action(step.name, step.phase, names))
     table = make_table(model, phases.tensors)
-    storages = {}
-    for runtime in phases.runtime:
-        if (stored := runtime.stores(model)) is not None:
-            storages[runtime.name] = stored
-            if not any(storage.dtype for storage in stored.values()):
-                wrong = runtime.nothing_stored(model)
-                unmatched.append(NothingMatchesError(f"steps.{runtime.name}", wrong))
     table.errors.extend(unmatched)
     issues = find_known_issues(model, table, known_issues, amp)
-    return Survey(actions, table, issues, model, storages)
+    return Survey(actions, table, issues, model)
 
 
 def all_moves(table: RequestTable, optimizer: Optimizer | None) -> list[AnyMove]:

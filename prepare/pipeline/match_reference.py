@@ -8,8 +8,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from prepare.core.forward.float32_calls import call_in_float32, casts_of, remove_casts
 from prepare.core.model.module_tree import Snapshot
-from prepare.core.model.quantized import is_quantized
-from prepare.core.model.tensors import NamedTensor, identity, named_tensors, stride_of
+from prepare.core.model.tensors import NamedTensor, identity, is_wrapper, named_tensors, stride_of
 from prepare.core.utils.signals import held_interrupts
 from prepare.errors import RefusedError, raise_problems
 from prepare.pipeline.plan import state
@@ -77,7 +76,9 @@ def _repair_like(module: nn.Module, reference: nn.Module) -> None:
             call_in_float32(module, casts)
 
 
-def _same_shape(tensor: Tensor, target: Tensor) -> bool:
+def _are_alike(tensor: Tensor, target: Tensor) -> bool:
+    if is_wrapper(tensor) != is_wrapper(target):  # as a weight that torchao quantized
+        return False
     if tensor.is_nested or target.is_nested:  # nested tensors have no shape
         return tensor.is_nested == target.is_nested
     return tensor.shape == target.shape
@@ -85,16 +86,8 @@ def _same_shape(tensor: Tensor, target: Tensor) -> bool:
 
 def _check_same_tensors(places: Mapping[str, NamedTensor], targets: Mapping[str, Tensor]) -> None:
     differing = sorted(places.keys() ^ targets.keys()) or [
-        path for path, place in places.items() if not _same_shape(place.tensor, targets[path])
+        path for path, place in places.items() if not _are_alike(place.tensor, targets[path])
     ]
-    in_8_bits = [
-        path
-        for path, place in places.items()
-        if path in targets and is_quantized(place.tensor) != is_quantized(targets[path])
-    ]
-    if in_8_bits:
-        wrong = "is in 8 bits in one of the two models only"
-        raise RefusedError(in_8_bits[0], wrong, "give the copy the same steps, or undo quantize")
     if differing:
-        wrong = "the tensors of the two models differ in name or shape"
+        wrong = "the tensors of the two models differ in name, shape or class"
         raise RefusedError(differing[0], wrong, "pass a copy of the reference")

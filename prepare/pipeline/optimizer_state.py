@@ -1,6 +1,6 @@
 """Keep the state of an optimizer in the device, dtype and strides of its parameters."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -11,7 +11,6 @@ from prepare.core.model.memory_format import satisfied
 from prepare.core.model.tensors import stride_of
 from prepare.errors import ConfigError, Problem
 from prepare.pipeline.transfer import AnyMove, Move, Transfer
-from prepare.step import Storage
 
 
 class RestrideLoadedState:
@@ -68,20 +67,11 @@ def unrelated_optimizer(model: nn.Module, optimizer: Optimizer) -> Iterator[Prob
 
 
 def removed_parameters(
-    model: nn.Module,
-    rewritten: nn.Module,
-    storages: Mapping[str, Mapping[str, Storage]],
-    optimizer: Optimizer,
+    model: nn.Module, rewritten: nn.Module, optimizer: Optimizer
 ) -> Iterator[Problem]:
-    """Yield a problem if `optimizer` holds parameters of `model` that steps replace.
-
-    They are no longer in `rewritten`, or a model step stores them in another form.
-    """
+    """Yield a problem if `optimizer` holds parameters of `model` that are no longer in `rewritten`."""
     held = {id(parameter) for parameter in _parameters(optimizer)}
-    stored = {path for found in storages.values() for path, item in found.items() if item.dtype}
-    named = rewritten.named_parameters(remove_duplicate=False)
-    remaining = {id(parameter) for name, parameter in named if name not in stored}
-    removed = held - remaining
+    removed = held - {id(parameter) for parameter in rewritten.parameters()}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in removed]
     if names:
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -171,7 +171,7 @@ class Pipeline:
             wrong = [match for match in work.issues if match.is_wrong]
             return Plan(
                 self.to_config(),
-                tensor_plans(work.table, work.storages),
+                tensor_plans(work.table),
                 work.actions,
                 errors,
                 [*warned, *remarks],
@@ -244,7 +244,7 @@ class Pipeline:
                 problems = [p for step in self.steps.values() for p in step.obstacles(model)]
                 if optimizer is not None:
                     problems += unrelated_optimizer(model, optimizer)
-                    problems += removed_parameters(model, work.model, work.storages, optimizer)
+                    problems += removed_parameters(model, work.model, optimizer)
                 raise_problems(RefusedError, [*problems, *precondition_problems(model, table)])
                 with paused_collector():
                     apply_steps(

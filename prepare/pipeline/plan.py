@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from prepare.core.model.quantized import dtype_text
-from prepare.core.model.tensors import name_of, stride_of
+from prepare.core.model.tensors import dtype_text, name_of, stride_of
 from prepare.core.utils.json_records import Readable
 from prepare.errors import ConfigError, Problem
 
@@ -26,8 +25,7 @@ class TensorPlan(NamedTuple):
 
     `kind` is parameter, buffer, or computed (the weight that forward would use, which is read and
     never changed). `wants` maps device, dtype and memory_format to the requested value, `by` to the
-    steps that request it; `off` maps a step that was kept off to the reason, `left` a step that leaves
-    the tensor as it is. The dtype of a quantized weight is `int8 per row`.
+    steps that request it; `off` maps a step that was kept off to the reason.
     """
 
     module: str
@@ -42,7 +40,6 @@ class TensorPlan(NamedTuple):
     shared_with: tuple[str, ...] = ()
     bytes_old: int = 0
     bytes_new: int = 0
-    left: Mapping[str, str] | None = None
 
     @property
     def path(self) -> str:

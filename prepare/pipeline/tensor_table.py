@@ -10,12 +10,16 @@ from torch import Tensor, nn
 
 from prepare.core.model.memory_format import canonical_stride, satisfied
 from prepare.core.model.own_code import computed_tensors
-from prepare.core.model.quantized import stored_bytes
-from prepare.core.model.tensors import NamedTensor, is_expanded, is_strided, name_of
+from prepare.core.model.tensors import (
+    NamedTensor,
+    is_expanded,
+    is_strided,
+    name_of,
+    stored_bytes,
+)
 from prepare.errors import ConfigError
 from prepare.pipeline.plan import State, TensorPlan, state, steps_of
 from prepare.pipeline.transfer import AnyMove, Move, StorageMove
-from prepare.step import Storage
 
 
 @cache
@@ -146,13 +150,9 @@ def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
     return torch.empty_like(tensor, device="meta").stride()
 
 
-def tensor_plans(
-    table: RequestTable, storages: Mapping[str, Mapping[str, Storage]]
-) -> list[TensorPlan]:
+def tensor_plans(table: RequestTable) -> list[TensorPlan]:
     """Return a row for every place that holds a tensor, and one for every computed weight, sorted."""
     plans = [plan for request in table.requests for plan in _stored_plans(request)]
-    for step, by_path in storages.items():
-        plans = [_with_storage(plan, step, by_path.get(plan.path)) for plan in plans]
     plans += _computed_plans(table)
     return sorted(plans, key=lambda plan: (plan.module, plan.tensor, plan.kind))
 
@@ -175,22 +175,6 @@ def _stored_plans(request: TensorRequest) -> Iterable[TensorPlan]:
         yield TensorPlan(
             owner, name, kind, shape, old, new, wants, by, off, shared, bytes_old, bytes_new
         )
-
-
-def _with_storage(plan: TensorPlan, step: str, storage: Storage | None) -> TensorPlan:
-    """Return the row with what a model step does to the tensor after its transfer, or why it leaves it."""
-    if storage is None:
-        return plan
-    if storage.dtype is None:
-        if storage.is_excluded:
-            return plan._replace(off={**plan.off, step: storage.reason})
-        return plan._replace(left={**(plan.left or {}), step: storage.reason})
-    return plan._replace(
-        new=plan.new._replace(dtype=storage.dtype),
-        wants={**plan.wants, "dtype": storage.dtype},
-        by={**plan.by, "dtype": (*plan.by.get("dtype", ()), step)},
-        bytes_new=storage.bytes,
-    )
 
 
 def _computed_plans(table: RequestTable) -> Iterable[TensorPlan]:

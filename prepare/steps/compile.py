@@ -29,6 +29,7 @@ from prepare.steps.device import ForDevice
 if TYPE_CHECKING:
     import torch
 
+_OPENVINO = "openvino"  # refused: with this torch it silently compiles with inductor
 # torch's own backends, and those that it lists even if the package that they need is missing.
 _BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager", "openxla", "tvm")
 _PACKAGES = {"openxla": "torch_xla", "tvm": "tvm"}
@@ -59,10 +60,8 @@ _LIMITS = {
 
 def readable_backend(backend: str) -> None:
     """Raise ValueError for a misspelled backend; a plugin may register a backend of any other name."""
-    if backend == "openvino":  # it silently compiles with inductor on this torch
-        raise ValueError("'openvino' was removed", "choose task=export export=openvino")
-    known = {*_BACKENDS, *entry_points(group="torch_dynamo_backends").names} - {"openvino"}
-    if not backend or (backend not in known and nearest(backend, sorted(known))):
+    known = {*_BACKENDS, *entry_points(group="torch_dynamo_backends").names} - {_OPENVINO}
+    if backend in ("", _OPENVINO) or (backend not in known and nearest(backend, sorted(known))):
         raise ValueError(f"{backend!r} is not a backend", choose(backend, sorted(known)))
 
 

@@ -5,8 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.model.quantized import data_of, is_quantized
-from prepare.core.model.tensors import stride_of
+from prepare.core.model.tensors import inner_data, stride_of
 
 # A module that stays the same object may change its class, its mode and these hooks.
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
@@ -87,8 +86,8 @@ def bits(tensor: Tensor) -> bytes:
     """Return the values of a tensor as bytes, independent of its strides."""
     if tensor.device.type == "meta":
         return b""
-    if is_quantized(tensor):
-        return b"".join(map(bits, data_of(tensor)))
+    if data := inner_data(tensor):
+        return b"".join(map(bits, data))
     if tensor.is_nested:
         return b"".join(map(bits, tensor.unbind()))
     if tensor.is_quantized:

@@ -14,7 +14,6 @@ from prepare.audit import STATUSES, Audit, AuditRow, audit
 from prepare.core.model.memory_format import canonical_stride, satisfied
 from prepare.errors import AuditError, FileError
 from prepare.pipeline import Pipeline
-from prepare.step import ModelStep, Storage
 from small_nets import Tied, facts, mixed, small_2d
 
 FLAT = {"conv2d_memory_format": {}}
@@ -318,39 +317,6 @@ def test_a_model_on_meta_is_audited_without_data():
     report = audit(model)
     assert report.summary["bytes_after"] == 10 * (50_000**2 + 50_000) * 4
     assert {r.device for r in report.rows} == {"meta"}
-
-
-class Lies(ModelStep):
-    """Says that it stores each weight in 8 bits, and does nothing."""
-
-    name = "lies"
-
-    def targets(self, model):
-        return ()
-
-    def stores(self, model):
-        return {"0.weight": Storage("int8 per row", 5), "3.weight": Storage(reason="is small")}
-
-
-def test_a_step_that_stores_nothing_as_it_says_is_ineffective():
-    model = small_2d()
-    pipeline = Pipeline([Lies()])
-    plan = pipeline.plan(model)
-    assert plan.summary()["by_step"] == {"lies": 1}
-    report = audit(pipeline.apply(model), plan=plan)
-    assert row(report, "0.weight").status == "ineffective"
-    assert row(report, "0.weight").reason == "dtype is float32, not int8 per row"
-    assert (row(report, "3.weight").status, row(report, "3.weight").reason) == (
-        "untouched",
-        "lies: is small",
-    )
-
-
-def test_a_step_that_stores_nothing_at_all_is_an_error():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Lies, "stores", lambda self, model: {})
-        [error] = Pipeline([Lies()]).plan(small_2d()).errors
-    assert str(error) == "steps.lies: stores no tensor of Sequential in another form"
 
 
 def test_another_dtype_or_device_than_wanted_is_ineffective():

@@ -70,8 +70,7 @@ def arguments():
 
 def texts():
     """Every text of the package that is not a docstring: its place, and whether it is Python's only."""
-    # The templates of scripts are Python code, not messages.
-    for path in sorted(set(PACKAGE.rglob("*.py")) - {PACKAGE / "reduce" / "script.py"}):
+    for path in sorted(PACKAGE.rglob("*.py")):
         tree = ast.parse(path.read_text())
         docstrings, in_python, in_cli = set(), set(), set()
         for node in ast.walk(tree):

@@ -17,10 +17,9 @@ from prepare.core.utils.child_process import ForkedRunner
 from prepare.errors import ConfigError, DoctorError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.doctor import Diagnosis, Finding, examine
-from prepare.stages.doctor.document import diagnosis_lines
 from prepare.stages.doctor.examination import _ask, answer, run_probe
 from prepare.stages.doctor.probes import KNOWN
-from prepare.stages.doctor.records import VERDICTS
+from prepare.stages.doctor.records import VERDICTS, diagnosis_lines
 
 ON_CPU = [issue for issue in issues() if "cpu" in issue.backend and issue.probe]
 DECIDED = [
@@ -199,9 +198,9 @@ def test_the_command_prints_the_findings_and_exits_with_1(tmp_path, capsys, monk
         (["--colour"], "doctor: '--colour' is not an option; doctor [--device DEVICE]"),
         (["seconds=20"], "'seconds=20' is not an option; write --seconds 20"),
         (["--seconds", "soon"], "doctor: argument --seconds: invalid float value: 'soon'"),
-        (["share"], "doctor: share was taken out; use what `doctor` prints"),
-        (["--folder=x"], "doctor: --folder=x was taken out; use what `doctor` prints"),
-        (["--dry-run"], "doctor: --dry-run was taken out; use --device cpu"),
+        (["share"], "doctor share: was taken out; use what `doctor` prints"),
+        (["--folder=x"], "doctor --folder: was taken out; use what `doctor` prints"),
+        (["--dry-run"], "doctor --dry-run: was taken out; use doctor --device cpu"),
     ],
 )
 def test_wrong_words_give_one_line_and_exit_code_2(words, message, capsys, monkeypatch):

@@ -51,8 +51,7 @@ def made(tmp_path_factory):
     def folder_of(to):
         if to not in folders:
             folder = tmp_path_factory.mktemp(to)
-            options = {"require_contiguous": True, "backend": None} if to == "executorch" else {}
-            done = export(network(), batch(), to=to, folder=folder, **options)
+            done = export(network(), batch(), to=to, folder=folder)
             assert (done.status, done.reason) == ("pass", "")
             folders[to] = folder
         return folders[to]

@@ -369,11 +369,6 @@ def test_an_opset_is_checked():
         EXPORTERS["onnx"].from_options({"opset": 3})
 
 
-def test_the_largest_size_is_checked():
-    with pytest.raises(ConfigError, match="export.largest: 1 leaves nothing to change; give 2"):
-        EXPORTERS["executorch"].from_options({"largest": 1})
-
-
 def test_aoti_runs_with_checks_of_its_inputs():
     aoti = EXPORTERS["aoti"]
     assert aoti.from_options({}).environment == {"AOTI_RUNTIME_CHECK_INPUTS": "1"}

@@ -64,20 +64,16 @@ def test_hostile_names_write_nothing_outside(tmp_path, to):
 
 
 @slow
-@pytest.mark.parametrize("to", ["torch_export", "onnx", "openvino", "aoti", "executorch"])
+@pytest.mark.parametrize("to", ["torch_export", "onnx", "openvino", "aoti"])
 def test_a_prepared_network_is_exported_with_its_recipe(tmp_path, to):
     needs(to)
     steps = {"conv2d_memory_format": {}, "repair_layout": {"force": True}, "input_format": {}}
     pipeline = Pipeline.from_config(steps)
-    options = {"require_contiguous": True} if to == "executorch" else {}
-    done = export(
-        network(), batch(), to=to, folder=tmp_path, pipeline=pipeline, dynamic=[0], **options
-    )
+    done = export(network(), batch(), to=to, folder=tmp_path, pipeline=pipeline, dynamic=[0])
     assert (done.status, done.reason) == ("pass", "")
     assert done.recipe_inside
     assert done.contract.layouts["contiguous"] == "right"
-    answers = {"aoti": "refused", "executorch": "wrong"}
-    assert done.contract.layouts["channels_last"] == answers.get(to, "right")
+    assert done.contract.layouts["channels_last"] == ("refused" if to == "aoti" else "right")
 
 
 class Flagged(nn.Module):
@@ -93,24 +89,12 @@ class Flagged(nn.Module):
 
 
 @slow
-@pytest.mark.parametrize("to", ["torch_export", "onnx", "openvino", "executorch"])
+@pytest.mark.parametrize("to", ["torch_export", "onnx", "openvino"])
 def test_arguments_that_are_not_tensors_go_along(tmp_path, to):
     needs(to)
-    options = {"require_contiguous": True} if to == "executorch" else {}
     given = Example((batch(),), {"scale": torch.tensor([2.0]), "return_dict": False})
-    done = export(Flagged().eval(), given, to=to, folder=tmp_path, **options)
+    done = export(Flagged().eval(), given, to=to, folder=tmp_path)
     assert (done.status, done.reason) == ("pass", "")
-
-
-@slow
-@pytest.mark.parametrize("backend", ["xnnpack", None])
-def test_executorch_answers_channels_last_wrongly(tmp_path, backend):
-    needs("executorch")
-    done = export(network(), batch(), to="executorch", folder=tmp_path, backend=backend)
-    assert done.status == "fail"
-    assert done.contract.layouts["contiguous"] == "right"
-    assert done.contract.layouts["channels_last"] == "wrong"
-    assert done.reason.endswith("promise it with export.require_contiguous=true")
 
 
 @slow
@@ -123,15 +107,6 @@ def test_rewritten_calls_are_exported_or_taken_out(tmp_path, to):
     assert (done.status, done.reason) == ("pass", "")
     taken = {item.step for item in done.taken_out}
     assert ("keep_layout" in taken) == (to != "torch_export")
-
-
-@slow
-def test_executorch_says_why_it_runs_no_volumes(tmp_path):
-    needs("executorch")
-    done = export(chunked(), video(2), to="executorch", folder=tmp_path, require_contiguous=True)
-    assert done.status == "fail"
-    assert "contiguous input of batch 2: refused" in done.reason
-    assert "Expect input tensor to be 3-D or 4-D" in done.reason
 
 
 @slow

@@ -60,19 +60,6 @@ def test_each_kind_of_change_is_looked_at(kind):
             model(images(20))
 
 
-def test_weights_in_8_bits_are_compared_with_their_values():
-    pytest.importorskip("torchao")
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)).eval()
-    pipeline = Pipeline.from_config({"quantize": {}})
-    pipeline.apply(model)
-    with torch.no_grad(), pipeline.guard(model) as guard:
-        model(torch.randn(3, 8))
-        assert (guard.watched["2"], guard.looks, guard.left_out) == ("in 8 bits", 3, {})
-        add(model[2], 0.05)
-        with pytest.raises(GuardError, match=r"^2: its outputs"):
-            model(torch.randn(4, 8))
-
-
 def test_another_stride_dtype_autocast_or_mode_is_another_key():
     pipeline, model = prepared({"conv2d_memory_format": {}})
     batch = images()

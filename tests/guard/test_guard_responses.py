@@ -1,7 +1,5 @@
-"""Test what a guard does on a difference: raise, warn, write a script, or put torch's own class back."""
+"""Test what a guard does on a difference: raise, warn, save the call, or put torch's own class back."""
 
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -140,22 +138,41 @@ def test_a_weight_in_training_is_put_back_only_with_its_optimizer():
     assert model[0].weight.is_contiguous()
 
 
-def test_a_script_and_a_log_are_written_into_the_folder(tmp_path, monkeypatch):
-    pipeline, model = prepared({"conv2d_memory_format": {}})
-    monkeypatch.setattr(
-        "prepare.stages.reduce.reduce",
-        lambda *_args, **_options: type("R", (), {"script": "print(1)\n"}),
+@pytest.mark.parametrize("training", [False, True])
+def test_torch_loads_the_call_that_differed(training, tmp_path):
+    pipeline, model = prepared({"conv2d_memory_format": {}}, training=training)
+    guard = pipeline.guard(
+        model, every=1, share=ALL, on_difference="warn", folder=tmp_path / "guard"
     )
-    guard = pipeline.guard(model, on_difference="warn", folder=tmp_path / "guard")
-    add(model[6])
-    with torch.no_grad(), pytest.warns(GuardWarning, match=r"guard-6\.py"):
-        model(images())
-    assert (tmp_path / "guard" / "guard-6.py").read_text() == "print(1)\n"
+    add(model[6], 0.5)
+    with guard, pytest.warns(GuardWarning, match=r"torch.load reads that call from .*guard-6\.pt"):
+        train(model, guard, 1) if training else model(images())
     assert (tmp_path / "guard" / "guard.log").read_text() == f"{guard.differences[0]}\n"
+    saved = torch.load(tmp_path / "guard" / "guard-6.pt", weights_only=False)
+    assert (saved["module"], saved["training"]) == ("6", training)
+    own = type(model[6])(model[6].in_channels, model[6].out_channels, model[6].kernel_size)
+    own.load_state_dict(saved["weights"])
+    right = own(*saved["args"], **saved["kwargs"])
+    torch.testing.assert_close(model[6](*saved["args"], **saved["kwargs"]), right + 0.5)
+    assert bool(saved["output_gradients"]) == training
+
+
+def test_a_call_that_cannot_be_saved_is_told_without_a_file(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise TypeError("cannot pickle this")
+
+    pipeline, model = prepared({"conv2d_memory_format": {}})
+    monkeypatch.setattr(torch, "save", refuse)
+    guard = pipeline.guard(model, on_difference="warn", folder=tmp_path)
+    add(model[6])
+    with guard, torch.no_grad(), pytest.warns(GuardWarning) as said:
+        model(images())
+    assert "torch.load" not in str(said[0].message)
+    assert [path.name for path in tmp_path.iterdir()] == ["guard.log"]
 
 
 @pytest.mark.slow
-def test_a_fault_of_torch_itself_is_reduced_to_a_script(tmp_path):
+def test_a_fault_of_torch_itself_is_found_and_saved(tmp_path):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.SiLU(), nn.Conv2d(8, 4, 3))
     pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "input_format": {"attach": True}})
@@ -163,9 +180,7 @@ def test_a_fault_of_torch_itself_is_reduced_to_a_script(tmp_path):
     with pipeline.guard(model, every=1, share=ALL, on_difference="warn", folder=tmp_path) as guard:
         train(model, guard, 2)
         assert guard.differences == []
-        with pytest.warns(GuardWarning, match=r"1: its gradients are off by .*guard-1\.py"):
+        with pytest.warns(GuardWarning, match=r"1: its gradients are off by .*guard-1\.pt"):
             train(model, guard, 1, images(12, samples=1))
-    done = subprocess.run(
-        [sys.executable, tmp_path / "guard-1.py"], capture_output=True, text=True, check=False
-    )
-    assert "AssertionError: input gradients: error" in done.stderr
+    saved = torch.load(tmp_path / "guard-1.pt", weights_only=False)
+    assert saved["args"][0].is_contiguous(memory_format=torch.channels_last)

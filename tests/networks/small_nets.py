@@ -3,7 +3,6 @@
 import copy
 from typing import Any
 
-import torch
 from torch import nn
 
 from paths import CONF
@@ -12,7 +11,6 @@ from prepare.core.forward.calling import calling
 from prepare.testing.networks import Tied, bits, facts, mixed, small_2d, small_3d, tensors
 
 __all__ = [
-    "Perceptron",
     "Tied",
     "bits",
     "build",
@@ -22,7 +20,7 @@ __all__ = [
     "mixed",
     "model_configs",
 ]
-__all__ += ["perceptron", "same"]
+__all__ += ["same"]
 __all__ += ["small_2d", "small_3d", "tensors"]
 
 # Packages that may not be installed, or that pip may find no build of beside this torch: their networks are
@@ -71,32 +69,6 @@ def same(model: nn.Module, reference: nn.Module) -> None:
         wanted = theirs[name]
         assert (name, tensor.dtype, tensor.stride()) == (name, wanted.dtype, wanted.stride())
         assert bits(tensor) == bits(wanted), name
-
-
-class Perceptron(nn.Module):
-    """Linear modules, two of which share a weight, a convolution, and an embedding that is a head, too."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.patches = nn.Conv2d(3, 64, 2, stride=2)
-        self.first = nn.Linear(64, 128)
-        self.second = nn.Linear(128, 64)
-        self.third = nn.Linear(128, 64)
-        self.third.weight = self.second.weight
-        self.embedding = nn.Embedding(10, 64)
-        self.head = nn.Linear(64, 10)
-        self.head.weight = self.embedding.weight
-
-    def forward(self, x):
-        x = self.patches(x).flatten(2).transpose(1, 2)
-        x = self.first(x).relu()
-        return self.head(self.second(x) + self.third(x))
-
-
-def perceptron() -> nn.Module:
-    """A network in which the step quantize changes some weights and leaves others."""
-    torch.manual_seed(0)
-    return Perceptron().eval()
 
 
 def clone(model: nn.Module) -> nn.Module:

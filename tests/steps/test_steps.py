@@ -10,8 +10,7 @@ from prepare.core.utils.accelerator import accelerator
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.testing import StepContract
-from quantize_checks import NEEDS_TORCHAO
-from small_nets import mixed, perceptron
+from small_nets import mixed
 
 NAMES = list(STEPS)
 # Settings with which a step has something to do, if its defaults change nothing in the network.
@@ -22,11 +21,6 @@ SPECIAL = {
     "fuse_conv_bn": {"keeps_parameters": False},
     "input_format": {"options": {"memory_format": "by_rank", "attach": True}},
     "keep_layout": {"model": lambda self: chunked()},
-    "quantize": {
-        "keeps_parameters": False,
-        "model": lambda self: perceptron(),
-        "pytestmark": NEEDS_TORCHAO,
-    },
     "repair_layout": {"options": {"force": True}},
 }
 
@@ -52,7 +46,7 @@ class Test_device(StepContract):
 
 def test_the_device_cpu_0_is_the_cpu():
     pipeline = Pipeline.from_config({"device": {"device": "cpu:0"}, "half": {}})
-    model = pipeline.apply(perceptron())
+    model = pipeline.apply(mixed())
     assert {tensor.device for tensor in model.parameters()} == {torch.device("cpu")}
 
 

@@ -13,7 +13,6 @@ from prepare.registry import STEPS
 from prepare.stages.tune.candidates import AS_DECLARED, calls_to_keep, candidates
 from prepare.stages.tune.records import UNPREPARED
 from sample_nets import model_state, small, wrong_in_training
-from small_nets import perceptron
 
 
 def names(model, *, declared=None, allow=(), mode="eval"):
@@ -154,30 +153,3 @@ def test_the_largest_repeated_block_is_compiled_alone_where_allowed():
     single = nn.Sequential(Block(nn.Conv2d(4, 4, 3), nn.ReLU())).eval()
     found = candidates(single, declared={}, allow=("compile",), mode="eval")
     assert not any("Block" in each.name for each in found)
-
-
-def test_quantized_weights_are_tried_only_if_allowed():
-    model = perceptron()
-    everything_else = ("bfloat16", "half", "compile")
-    assert not any("quantize" in name for name in names(model, allow=everything_else))
-    assert [name for name in names(model, allow=("quantize",)) if "quantize" in name] == [
-        "quantize",
-        "channels_last + input + quantize",
-        "quantize dynamic",
-        "channels_last + input + quantize dynamic",
-    ]
-    with_compiler = names(model, allow=("quantize", "compile"))
-    assert "quantize + compile" in with_compiler
-    assert not any("quantize + frozen" in n for n in with_compiler)
-    assert not any("quantize" in name for name in names(nn.Conv2d(3, 8, 3), allow=("quantize",)))
-    assert not any("quantize" in name for name in names(model, allow=("quantize",), mode="train"))
-
-
-def test_a_quantized_recipe_is_less_simple_than_16_bits():
-    costs = {
-        each.name: each.cost
-        for each in candidates(
-            perceptron(), declared={}, allow=("quantize", "bfloat16"), mode="eval"
-        )
-    }
-    assert costs["quantize"] > costs["bfloat16"] > 0

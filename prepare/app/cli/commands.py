@@ -14,21 +14,12 @@ from typing import TypeVar
 from prepare.app.cli.answer import tell
 from prepare.app.job.outcome import DONE
 from prepare.core.utils.files import write_text
-from prepare.core.utils.suggest import choose
+from prepare.core.utils.taken_out import taken_out
 from prepare.core.utils.text import line, plural, printable
 from prepare.errors import ConfigError, FileError, PrepareError
 
 _WIDEST = 110
 _DOCTOR = "doctor [--device DEVICE] [--seconds N]"
-# Words that `doctor` has taken, and what to use.
-_PRINTED = "use what `doctor` prints"
-_GONE = {
-    "share": _PRINTED,
-    "--folder": _PRINTED,
-    "folder": _PRINTED,
-    "--dry-run": "use --device cpu",
-}
-
 _Read = TypeVar("_Read")
 
 
@@ -51,7 +42,7 @@ def _steps(argv: list[str]) -> int:
     from prepare.registry import STEPS
 
     if unknown := [name for name in argv if name not in STEPS]:
-        raise ConfigError(unknown[0], "no such step", choose(unknown[0], STEPS, noun="steps"))
+        raise ConfigError.of([STEPS.problem(unknown[0])])
     line(steps_text(_width(), argv))
     tell(steps=argv or list(STEPS))
     return DONE
@@ -102,8 +93,8 @@ def _replay(argv: list[str]) -> int:
 
 def _doctor(argv: list[str]) -> int:
     """Probe the known issues on this machine; return 1 if something is wrong on it, else 0."""
-    if gone := next((word for word in argv if word.partition("=")[0] in _GONE), None):
-        raise ConfigError("doctor", f"{gone} was taken out", _GONE[gone.partition("=")[0]])
+    if gone := taken_out(*(f"doctor {word.partition('=')[0]}" for word in argv)):
+        raise ConfigError.of([gone])
     parser = _parser()
     parser.add_argument("--device")
     parser.add_argument("--seconds", type=float, default=120.0)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from prepare import recipe
 from prepare.app.cli.compose_config import ERRORS, Composer, composing, read_override, store_recipe
 from prepare.app.cli.resolve_config import plain_mapping
 from prepare.app.job.settings import RECIPE, STEP_GROUPS
-from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
 
@@ -66,8 +66,8 @@ def steps_of(path: str) -> dict[str, Any]:
     problems: list[Problem] = []
     for name, options in steps.items():
         if name not in STEPS:
-            remedy = choose(name, STEPS, noun="steps")
-            problems.append(Problem(f"{path}: steps.{name}", "no such step", remedy))
+            problem = STEPS.problem(name)
+            problems.append(replace(problem, where=f"{path}: {problem.where}"))
             continue
         try:
             if options is not None:

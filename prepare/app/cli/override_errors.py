@@ -13,6 +13,7 @@ from prepare.app.cli.flags import USAGES
 from prepare.app.job.settings import ADDED_GROUP, NO_MODEL, key_names, unknown_key
 from prepare.core.utils.options import no_options
 from prepare.core.utils.suggest import choose, choose_option, nearest, options_text
+from prepare.core.utils.taken_out import taken_out
 from prepare.errors import ConfigError, Problem, StepError
 from prepare.registry import STEPS
 from prepare.stages.registry import STAGES, tasks
@@ -39,12 +40,6 @@ _OTHER_KEYS = {
 }
 _OUR_CALLBACK = "hydra.callbacks.prepare"
 SWEEPS = "give values with commas and --multirun; for the fastest recipe choose task=tune"
-# What earlier versions took, and what to write now.
-_REMOVED = {
-    "optimize": SWEEPS,
-    "hydra/sweeper=optuna": SWEEPS,
-    "export=tensorrt": "choose export=onnx; TensorRT's trtexec reads that file on its own machine",
-}
 # Packages that bring an option of Hydra's own groups; those of our launchers are in `launcher_checks`.
 _PLUGINS = {"hydra/launcher=rq": "hydra-rq-launcher"}
 _STEPS = "add one as +steps.NAME={}, set an option as steps.NAME.OPTION=value, drop one as steps.NAME=null"
@@ -88,9 +83,8 @@ def explain(override: Override, menu: Menu, message: str) -> Problem:
         return _explain_several(override)
     if key == "steps":
         return Problem("steps", "cannot be set as a whole", f"{_STEPS}; steps: {', '.join(STEPS)}")
-    for word in (key, chosen):
-        if word in _REMOVED:
-            return Problem(word, "was removed", _REMOVED[word])
+    if not within(key, "steps") and (gone := taken_out(key, chosen)):
+        return gone
     if key in menu.groups:
         keys = key in menu.config and isinstance(override.value, dict)
         wrong_key = _explain_key(override, menu) if keys else None
@@ -315,7 +309,7 @@ def _nested(node: Any, path: str) -> Iterator[str]:
 
 def _missing_step(name: str, present: Mapping[str, Any]) -> Problem:
     if name not in STEPS:
-        return Problem(f"steps.{name}", "no such step", choose(name, STEPS, noun="steps"))
+        return STEPS.problem(name)
     content = f"holds {', '.join(present)}" if present else "is empty"
     group = f"{word} or " if (word := _added_by(name)) else ""
     remedy = f"add it with {group}+steps.{name}={{}}"
@@ -341,7 +335,8 @@ def unreadable(text: str, groups: Mapping[str, list[str]]) -> Problem:
     """Return the problem of a word that is neither an override nor a command."""
     key, sign, value = text.partition("=")
     if not sign:
-        return _not_an_override(text, groups)
+        gone = taken_out(f"task={text}", f"steps.{text}")
+        return gone or _not_an_override(text, groups)
     if not _KEY.fullmatch(key):
         remedy = "write names with dots between them and no spaces, as in steps.half.dtype"
         return Problem(text, f"{key!r} is not a key", remedy)

@@ -12,6 +12,7 @@ from prepare.checkpoint.paths import check_readable, check_writable
 from prepare.core.forward.example_input import read_example
 from prepare.core.utils.options import as_written, convert, no_options, read_options
 from prepare.core.utils.suggest import choose, choose_option, nearest
+from prepare.core.utils.taken_out import taken_out
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.registry import STEPS
@@ -122,7 +123,8 @@ def read_settings(
     task = read["task"] = config.get("task", "prepare")
     if task not in tasks():
         remedy = choose(str(task), tasks())
-        problems.append(Problem("task", f"{as_written(task)} is not allowed", remedy))
+        wrong = Problem("task", f"{as_written(task)} is not allowed", remedy)
+        problems.append(taken_out(f"task={task}") or wrong)
     for key in _CONVERTED:
         if key in config:
             try:
@@ -147,8 +149,8 @@ def read_settings(
     with _collected(problems):
         read["compile"] = _read_compile(config.get("compile", {}))
     if not problems and read.get("save") and not tasks()[task].prepares:
-        wrong = f"task={task} does not prepare weights to save"
-        problems.append(Problem("save", wrong, "drop save, or choose task=prepare"))
+        not_written = f"task={task} does not prepare weights to save"
+        problems.append(Problem("save", not_written, "drop save, or choose task=prepare"))
     if not problems and read.get("mode") == "train":
         problems += _check_training(read["steps"])
     if problems:
@@ -176,6 +178,8 @@ def unknown_key(key: str, value: Any = "") -> Problem:
     """Return the problem of a key at the top that does not exist; the name of a step says how to add it."""
     if key in STEPS:
         return Problem(key, "is a step, not a key", step_remedy(key, value))
+    if gone := taken_out(key, f"steps.{key}"):
+        return gone
     remedy = choose(key, key_names(), noun="keys and groups")
     if (near := nearest(key, [*key_names(), *STEPS])[:1]) and near[0] in STEPS:
         remedy = f"did you mean +steps.{near[0]}={{}}? {remedy}"

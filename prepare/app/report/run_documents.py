@@ -16,7 +16,6 @@ from prepare.app.report.sentences import (
     by_remedy,
     is_judged,
     outputs_sentence,
-    quantized_text,
 )
 from prepare.app.report.training_code import training_code as code_for_recipe
 from prepare.audit import STATUSES, AuditRow
@@ -238,8 +237,6 @@ def audit_facts(audit: Audit) -> list[tuple[str, str]]:
             f"{size(summary['bytes_before'])} before, {after} after" if is_judged(audit) else after,
         ),
     ]
-    if text := quantized_text(audit.rows):
-        facts.insert(2, ("Quantized", text))
     if summary["unregistered"]:
         facts.append(("Not registered", ", ".join(map(str, summary["unregistered"]))))
     return facts

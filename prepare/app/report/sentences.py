@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 _NAMED = 3
 # The statuses of a tensor that nothing has changed.
 _AS_IT_WAS = ("already", "untouched")
-# The dtype of a weight in 8 bits, as an audit names it: `int8 per row`.
-_QUANTIZED = "int8 per "
 
 
 def convolutions_text(numbers: Mapping[str, int], steps: Mapping[str, Any]) -> str:
@@ -53,8 +51,6 @@ def declared_text(
 
 def converted_text(steps: Mapping[str, Any], audit: Audit) -> str:
     """Return `17 of 18 convolutions converted, 1 excluded: head`, and those that nobody asked for."""
-    if quantized := quantized_text(audit.rows):
-        return quantized.partition(";")[0]
     counted = audit.summary["convolutions"]
     total, converted = sum(counted.values()), counted.get("converted", 0)
     if not total:
@@ -131,32 +127,6 @@ def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
 def _first(options: Mapping[str, Any] | None) -> str:
     value = next(iter((options or {}).values()), "")
     return value if isinstance(value, str) else ""
-
-
-def quantized_text(rows: Iterable[AuditRow]) -> str:
-    """Return `3 weights int8 per row; left in float: 1 Conv2d: ...`; empty if no step stores weights so."""
-    once = [row for row in rows if all(row.path <= other for other in row.shared_with)]
-    stored = Counter(row.dtype for row in once if row.dtype.startswith(_QUANTIZED))
-    left: dict[str, Counter[str]] = {}
-    for row in once:
-        for part in (row.reason or "").split("; "):
-            step, _, reason = part.partition(": ")
-            if step == "quantize":
-                left.setdefault(reason, Counter())[row.type] += 1
-    parts = [f"{plural(count, 'weight')} {dtype}" for dtype, count in stored.items()]
-    reasons = [
-        f"{', '.join(f'{count:,} {kind}' for kind, count in sorted(kinds.items(), key=_most))} ({reason})"
-        for reason, kinds in sorted(left.items(), key=lambda item: -item[1].total())
-    ]
-    if reasons:
-        more = f", and {plural(len(reasons) - _NAMED, 'more reason')}" if reasons[_NAMED:] else ""
-        parts.append(f"left in float: {', '.join(reasons[:_NAMED])}{more}")
-    return "; ".join(parts)
-
-
-def _most(item: tuple[str, int]) -> tuple[int, str]:
-    """Return a key that sorts counted names, the most frequent first."""
-    return -item[1], item[0]
 
 
 def by_remedy(texts: Iterable[str]) -> dict[str, list[str]]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from prepare.core.model.module_kinds import is_repaired
 from prepare.core.utils.torch_version import check_torch
@@ -175,6 +176,32 @@ def is_wrapper(tensor: Tensor) -> bool:
     return type(tensor).__torch_dispatch__ is not _NO_DISPATCH
 
 
+def inner_data(tensor: Tensor) -> list[Tensor]:
+    """Return the plain tensors inside a wrapper whose values have another dtype than it reports.
+
+    So does a weight that torchao quantized. Empty for any other tensor.
+    """
+    data = _leaves(tensor)
+    largest = max(data, key=lambda each: each.nbytes, default=tensor)
+    return data if largest.dtype != tensor.dtype else []
+
+
+def stored_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor with strides; those inside a wrapper whose values have another dtype."""
+    return sum(each.nbytes for each in inner_data(tensor) or [tensor])
+
+
+def dtype_text(tensor: Tensor) -> str:
+    """Return the name of the dtype; of values that have another one `float32 with int8 data`.
+
+    A sparse tensor whose values have another dtype than it reports is `bfloat16 with float32 values`.
+    """
+    if data := inner_data(tensor):
+        inside = max(data, key=lambda each: each.nbytes)
+        return f"{name_of(tensor.dtype)} with {name_of(inside.dtype)} data"
+    return f"{name_of(tensor.dtype)} {inner_difference(tensor)}".rstrip()
+
+
 def is_strided(tensor: Tensor) -> bool:
     """Return whether the tensor has strides (not sparse, nested, mkldnn, or uninitialized)."""
     return tensor.layout is torch.strided and not (tensor.is_nested or is_lazy(tensor))
@@ -214,6 +241,13 @@ def stored_values(tensor: Tensor) -> Tensor:
     if tensor.layout is torch.sparse_coo:
         return tensor.detach()._values()
     return tensor.detach().values() if tensor.layout in _COMPRESSED else tensor
+
+
+def _leaves(tensor: Tensor) -> list[Tensor]:
+    if not is_wrapper(tensor) or not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [leaf for name in names for leaf in _leaves(getattr(tensor, name))]
 
 
 def _parametrized(module: nn.Module) -> bool:

@@ -12,7 +12,7 @@ from prepare.core.utils.accelerator import accelerator
 from prepare.core.utils.machine import how_threads_wait
 from prepare.core.utils.packages import version_of
 
-_PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy", "torchao")
+_PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy")
 # The fields of /proc/cpuinfo with the instruction sets that torch's kernels use, on x86 and on ARM.
 _INSTRUCTIONS = {
     "flags": ("avx", "amx", "f16c", "fma"),

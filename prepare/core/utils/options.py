@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from prepare.core.utils.suggest import ALIASES, choose
+from prepare.core.utils.taken_out import taken_out
 from prepare.errors import ConfigError, Problem
 
 _SIZE_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -78,7 +79,9 @@ def read_options(
         try:
             read[key] = convert(plain(value), hints[key])
         except ValueError as error:
-            problems.append(Problem(f"{where}.{key}", *error.args))
+            words = value if isinstance(value, list | tuple) else [value]
+            gone = taken_out(*(f"{where}.{key}={word}" for word in words))
+            problems.append(gone or Problem(f"{where}.{key}", *error.args))
     for key, field in fields.items():
         required = field.default is field.default_factory is dataclasses.MISSING
         if required and key not in options:

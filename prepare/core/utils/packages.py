@@ -16,7 +16,6 @@ EXTRAS = {
     "transformers": "transformers",
     "torchvision": "torchvision",
     "timm": "timm",
-    "torchao": "quantize",
 }
 # Packages that pip knows by another name than the module.
 _PACKAGES = {

@@ -15,8 +15,13 @@ from torch import Tensor, nn
 
 from prepare.core.forward.stand_ins import lazy_parameter
 from prepare.core.model.module_tree import Snapshot
-from prepare.core.model.quantized import is_quantized
-from prepare.core.model.tensors import is_plain, is_strided, named_tensors, unregistered_tensors
+from prepare.core.model.tensors import (
+    inner_data,
+    is_plain,
+    is_strided,
+    named_tensors,
+    unregistered_tensors,
+)
 from prepare.core.utils.signals import held_interrupts
 from prepare.errors import RefusedError
 
@@ -145,7 +150,7 @@ def _saved_values(model: nn.Module) -> list[tuple[Tensor, Tensor, Tensor]]:
         tensor
         for tensor in distinct
         # torchao cannot compare quantized weights, and no forward or backward writes into them.
-        if is_strided(tensor) and not tensor.is_meta and not is_quantized(tensor)
+        if is_strided(tensor) and not tensor.is_meta and not inner_data(tensor)
     )
     return [
         (tensor, tensor.detach(), tensor.detach().to("cpu", copy=True)) for tensor in with_values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -146,26 +146,13 @@ def with_format(
     return (model if plain else wrapped), False
 
 
-def capture(
-    model: nn.Module,
-    call: Call,
-    dynamic: Sequence[int],
-    *,
-    largest: Callable[[int], int] | None = None,
-) -> torch.export.ExportedProgram:
-    """Return the program of `model`; the dimensions `dynamic` of its inputs may change.
-
-    `largest` maps the size of such a dimension in `call` to the largest one that the program takes.
-    """
+def capture(model: nn.Module, call: Call, dynamic: Sequence[int]) -> torch.export.ExportedProgram:
+    """Return the program of `model`; the dimensions `dynamic` of its inputs may change."""
 
     def marks(value: Any) -> dict[int, Any] | None:
         if not isinstance(value, Tensor):
             return None
-        hint: Any = torch.export.Dim.DYNAMIC
-        return {
-            each: hint(max=largest(value.shape[each])) if largest else hint
-            for each in _changing(value, call, dynamic)
-        } or None
+        return dict.fromkeys(_changing(value, call, dynamic), torch.export.Dim.DYNAMIC) or None
 
     shapes = pytree.tree_map(marks, _bound(model, call)) if dynamic else None
     with ignored_warnings(), torch.no_grad():

@@ -1,14 +1,14 @@
 """The candidates of a tuning: recipes that may be faster, the unprepared model first.
 
 A recipe has up to one choice for each part: a precision, a layout with repairs, replaced calls and formatted
-inputs, a fusion, another form of the weights, a compiler. The steps say what they offer for their part
-(`Step.recipe_part`, `Step.offers`).
+inputs, a fusion, a compiler. The steps say what they offer for their part (`Step.recipe_part`,
+`Step.offers`).
 
 The cost of a recipe is its complexity: the sum of the costs of its steps (`Step.cost`). Of two recipes the
 one with the lower cost is the simpler one. Formats and formatted inputs change no value (1 each); repairs
 change a module's class (2); replaced calls change its code, and fusing makes new parameters (3 each); 16 bits
-round every value (4; with more modules kept than norms 1 more), and 8 bits more (6); a compiler is needed at
-run time (6), and freezing or another backend than inductor ties the model to its weights (1 more).
+round every value (4; with more modules kept than norms 1 more); a compiler is needed at run time (6), and
+freezing or another backend than inductor ties the model to its weights (1 more).
 """
 
 from __future__ import annotations
@@ -136,15 +136,6 @@ def candidates(
             fusion = _NO_CHANGE if compiler.is_frozen else best_fusion
             for layout in _compiled_layouts(safe(precision), mode):
                 recipes += combined(precision, layout, fusion, compiler)
-    # Fewer are tried with weights in another form: no layout but the first, and no freezing.
-    unfrozen = [each for each in compilers if not each.is_frozen]
-    for weights in offered("weights"):
-        if not _has_effect(model, weights.steps):
-            continue
-        for precision in precisions:
-            for compiler in (_NO_CHANGE, *unfrozen):
-                for layout in _compiled_layouts(layouts, mode):
-                    recipes += combined(precision, layout, best_fusion, weights, compiler)
     # The first of equal recipes stays.
     distinct = {json.dumps(recipe.steps): recipe for recipe in reversed(recipes)}
     return list(distinct.values())[::-1]

@@ -102,7 +102,7 @@ def tune(
             slower than the best by more than 3 %, or two are better, see
             `prepare.stages.tune.records.Tuning`.
         allow: what may be tried besides float32 without a compiler: `bfloat16`, `half`, `compile`
-            (inductor; in `eval` also with freezing), `quantize` (weights in 8 bits).
+            (inductor; in `eval` also with freezing).
         mode: `eval` times the forward and verifies outputs; `train` times forward and backward, and
             verifies gradients as well.
         amp: run the forward of every candidate under `torch.autocast` to this dtype.

@@ -17,11 +17,7 @@ if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
     from prepare.pipeline import Pipeline
 
-Allowed = Literal["bfloat16", "half", "compile", "quantize"]
-_INFERENCE_ONLY = {
-    "half": "parameters in float16 cannot be trained",
-    "quantize": "weights in 8 bits cannot be trained",
-}
+Allowed = Literal["bfloat16", "half", "compile"]
 
 
 def _check_memory(value: int | str | None) -> None:
@@ -79,15 +75,13 @@ class TuneStage(Stage):
         return {"tune.json": Tuning}
 
     def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
-        for word in self.allow if config.get("mode") == "train" else ():
-            if word in _INFERENCE_ONLY:
-                amp = argument("amp", "float16")
-                remedy = f"allow bfloat16, or tune under autocast with {amp}"
-                yield Problem(
-                    words(cli="tune.allow", python="allow"),
-                    f"{_INFERENCE_ONLY[word]}, and this is {argument('mode', 'train')}",
-                    remedy if word == "half" else "allow compile",
-                )
+        if config.get("mode") == "train" and "half" in self.allow:
+            where = words(cli="tune.allow", python="allow")
+            wrong = (
+                f"parameters in float16 cannot be trained, and this is {argument('mode', 'train')}"
+            )
+            autocast = argument("amp", "float16")
+            yield Problem(where, wrong, f"allow bfloat16, or tune under autocast with {autocast}")
 
     def choose(self, work: StageContext) -> Pipeline:
         from prepare.stages.tune import tune

@@ -22,7 +22,6 @@ from prepare.core.forward.workload import for_each_size
 from prepare.core.model.devices import free_memory
 from prepare.core.model.threads import with_threads
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.wording import argument
 from prepare.errors import RefusedError
 from prepare.stages.verify.compare_case import CaseComparison
 from prepare.stages.verify.execution.budget import Budget, Cost, estimate
@@ -131,9 +130,6 @@ def verify(
     call = call_of(batch).map(Tensor.detach)
     rewritten, mode_changed = rewritten_modules(reference, prepared, pipeline)
     models = ModelPair(reference, prepared, pipeline, rewritten, amp)
-    if models.quantized and mode == "train":
-        wrong = "the prepared model has weights in 8 bits, which cannot be trained"
-        raise RefusedError("mode", wrong, argument("mode", "eval"))
     losses = cast_losses(models.pairs)
     checks = [
         check_values(reference, prepared, models.pairs, rewritten),

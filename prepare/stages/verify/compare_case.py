@@ -74,9 +74,7 @@ class CaseComparison:
             # A step may have frozen a part of the prepared model; the reference runs in the same modes.
             flags = training_flags(self.models.prepared, self.case.mode)
             cost = self.cost or estimate(self.models.reference, self.case.call, flags)
-            if self.models.quantized:
-                self._unaffordable = "weights in 8 bits are for inference"
-            elif self._has_backward and self.mode == "eval":
+            if self._has_backward and self.mode == "eval":
                 self._unaffordable = self.budget.refuses(cost, torch.float32)
             self.runner = Runner(
                 self.models,
@@ -293,8 +291,7 @@ def _are_needed(comparison: CaseComparison, checks: list[Check]) -> bool:
         return False
     if any(check.status == "fail" and check.what == "outputs" for check in checks):
         return False
-    # The tolerance of the whole model is that of 8 bits; a module with the same weights computes exactly.
-    if lacks_float64(comparison) or comparison.models.quantized:
+    if lacks_float64(comparison):
         return True
     if any(check.note == ALL_ZERO for check in checks):
         return True

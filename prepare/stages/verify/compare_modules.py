@@ -22,7 +22,6 @@ from prepare.core.forward.float32_calls import same_casts
 from prepare.core.forward.nested import tensors_in
 from prepare.core.forward.stand_ins import copy_of, standing_in
 from prepare.core.forward.torch_state import isolated
-from prepare.core.model.quantized import quantized_weight, quantizes_inputs
 from prepare.core.utils.process_state import PROCESS_STATE, ignored_warnings
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.core.utils.text import first_line
@@ -135,8 +134,6 @@ def _compare_all(
     runner: Runner, calls: list[RecordedCall], comparer: ModuleComparer, found: ModuleDifferences
 ) -> None:
     models = runner.models
-    weights = {n: quantized_weight(m) for n, m in models.prepared.named_modules()}
-    rounding = {name for name, w in weights.items() if w is not None and quantizes_inputs(w)}
     with comparable(models, runner.flags):
         for recorded in _consumed(calls):
             name = recorded.module
@@ -147,8 +144,6 @@ def _compare_all(
                     raise TimeoutError("no time was left; raise verify.seconds")
                 if name in models.rewritten:
                     continue
-                if name in rounding:
-                    raise ValueError("it rounds its inputs to int8")
                 found.add(name, comparer.compare(recorded))
             except Exception as error:  # the module's code may depend on the code around it
                 raise_if_out_of_memory(error)
@@ -261,7 +256,7 @@ class ModuleComparer:
         """
 
         def stand_in(tensor: Tensor) -> Tensor:
-            return single_run.cast(self.models.alone_stand_in(tensor), torch.float64)
+            return single_run.cast(self.models.baseline_stand_in(tensor), torch.float64)
 
         def convert(tensor: Tensor) -> Tensor:
             return single_run.cast(tensor.detach(), torch.float64)
@@ -276,7 +271,7 @@ class ModuleComparer:
         run = self._lone(
             models.reference,
             call,
-            models.alone_stand_in,
+            models.baseline_stand_in,
             single_run.contiguous,
             repair=models.dtype == torch.bfloat16,
             amp=models.amp,

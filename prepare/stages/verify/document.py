@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,7 +13,6 @@ from prepare.core.document import (
     UNCLEAR,
     Advice,
     Answer,
-    Code,
     Document,
     Folded,
     Items,
@@ -42,7 +40,6 @@ _LIMITS = ("verify.seconds", "verify.memory")
 _SERIOUS = ("fail", "wrong", "cannot tell")
 # Most losses of casts say the same.
 _LOSSES = 2000
-_REDUCES = "This command makes a short script of the first module that is wrong, with torch alone:"
 _ABOUT_ERRORS = (
     "An error is the largest difference from the exact result, relative to the size of the tensor. What is "
     "allowed follows from the error of the unprepared model with the same types; a gradient may differ more, "
@@ -67,7 +64,7 @@ def verify_document(shown: ReportContext) -> Document | None:
         rows=((RIGHT.lower(), verdict_sentence(verification)), *_size_rows(verification)),
         notes=(verification.advice,) if wrong and verification.advice else (),
         details=(("sensitivity", f"finds systematic errors from {finds}"),) if finds else (),
-        parts=lambda: (*_in_terminal(verification, shown), *_on_page(verification, shown)),
+        parts=lambda: (*_in_terminal(verification, shown), *_on_page(verification)),
         lead=(Text(text=verification.advice),) if wrong and verification.advice else (),
         is_whole=wrong,
     )
@@ -245,16 +242,12 @@ def _in_terminal(verification: Verification, shown: ReportContext) -> Iterator[P
         yield Text(text=text, where="terminal")
 
 
-def _on_page(verification: Verification, shown: ReportContext) -> Iterator[Part]:
+def _on_page(verification: Verification) -> Iterator[Part]:
     yield Text(text=f"{capitalized(verify_sentence(verification))}.", where="page")
     if verification.culprit:
         yield Text(text=f"The first difference is in {verification.culprit}.", where="page")
     if verification.advice:
         yield Text(text=verification.advice, where="page")
-    if verification.status == "fail" and shown.overrides and "reduced" not in shown.found:
-        words = [w for w in shown.overrides if not w.startswith(("task=", "hydra.run.dir="))]
-        command = shlex.join(["python", "run.py", *words, "task=reduce"])
-        yield Code(text=command, title=_REDUCES, most=4000)
     yield Items(texts=tuple(text for _, text in _size_rows(verification)), where="page")
     columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
     columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Allowed", "number")]

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from prepare.core.model.quantized import float_values, is_int8, steps_between_values
 from prepare.core.model.tensors import (
     is_plain,
     name_of,
@@ -23,9 +22,6 @@ from prepare.steps.repairs import find_repair, repair_names
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
     from prepare.step import Step
-
-# Rounding changes a value by half a step, or by a little more where the largest one is cut off.
-_ROUNDING = 0.75
 
 TensorPairs = dict[str, tuple[Tensor, Tensor]]
 
@@ -68,7 +64,6 @@ def check_values(
     """Check that every tensor equals the reference's, cast to its dtype, bit for bit.
 
     A number beyond the range of the dtype may be clamped; that it became infinite is found by `check_casts`.
-    A quantized weight must be within a rounding of the reference's values.
     """
     paths = {entry.path for model in (reference, prepared) for entry in named_tensors(model)}
     different = [
@@ -81,8 +76,7 @@ def check_values(
     worst = different[0]
     more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
     if worst in pairs:
-        cast = "rounded to its scales" if is_int8(pairs[worst][1]) else "cast to its dtype"
-        note = f"{worst}{more} differs from the reference's values, {cast}"
+        note = f"{worst}{more} differs from the reference's values, cast to its dtype"
     else:
         note = f"{worst}{more} is in only one of the two models"
     return Check(what="values", status="fail", worst=worst, compared=len(paths), note=note)
@@ -150,8 +144,6 @@ def _is_equal(pair: tuple[Tensor, Tensor] | None) -> bool:
     if pair is None:
         return False
     reference, prepared = (tensor.detach() for tensor in pair)
-    if is_plain(pair[0]) and is_int8(pair[1]):
-        return _is_rounded(reference, prepared)
     if not (is_plain(pair[0]) and is_plain(pair[1])):
         return True  # only its class knows the values of such a tensor; the outputs are compared
     if reference.shape != prepared.shape or reference.is_complex() != prepared.is_complex():
@@ -164,15 +156,6 @@ def _is_equal(pair: tuple[Tensor, Tensor] | None) -> bool:
         is_clamped = cast.isinf() & reference.isfinite().to(cast.device)
         equal |= is_clamped & (prepared == cast.clamp(-largest, largest))
     return bool(equal.all())
-
-
-def _is_rounded(reference: Tensor, quantized: Tensor) -> bool:
-    """Return whether a quantized weight stands for the reference's values, but for its rounding."""
-    if reference.shape != quantized.shape:
-        return False
-    exact = reference.to(quantized.device, quantized.dtype).float()
-    error = (exact - float_values(quantized)).abs()
-    return bool((error <= _ROUNDING * steps_between_values(quantized)).all())
 
 
 def _cast_loss(path: str, before: Tensor, after: Tensor) -> Lost | None:

@@ -7,8 +7,6 @@ The error of a tensor is its largest difference from the exact run (float64 if t
 * `noise` is the error of the *baseline*: the unprepared model in the prepared model's dtypes, in the
   contiguous format. So a bfloat16 model is allowed a few times the error of bfloat16. If torch lacks a
   kernel for that, the noise is the error in float32 with the inputs and outputs of all modules rounded.
-  The weights of the baseline are rounded as those of the prepared model if these are quantized, and its
-  inputs too where a module rounds them: so 8 bits are allowed a few times the error of 8 bits.
 * `eps` is that of the prepared model's coarsest dtype; `depth` is the number of its layers with weights.
   The rounding errors of the layers add up like a random walk.
 * `scale` is the largest number of the exact tensor; for a parameter's gradient, that of all gradients of

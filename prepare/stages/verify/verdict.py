@@ -214,7 +214,7 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
     if by_compiler:
         yield (
             "the compiler computes something else than the modules do: choose another backend or mode of the "
-            f"step compile, or remove it with {dropped('compile')}; task=reduce names the part that is wrong"
+            f"step compile, or remove it with {dropped('compile')}"
         )
     if raised:
         yield f"its forward cannot run on the prepared inputs: {raised}"

@@ -18,7 +18,6 @@ from prepare.app.report.sentences import (
     declared_text,
     missed_notes,
     outputs_sentence,
-    quantized_text,
     title_text,
 )
 from prepare.app.report.terminal.console import console, has_width
@@ -257,8 +256,6 @@ def _detail_rows(
     summary = audit.summary
     rows = [(NEXT.lower(), text) for text in advised]
     rows.append(("tensors", _tensors(summary)))
-    if text := quantized_text(audit.rows):
-        rows.append(("quantized", text))
     rows.append(("memory", _memory(summary, "before")))
     if results.example is None:
         rows.append(("example", "not run; give one with input.shape=[...]"))

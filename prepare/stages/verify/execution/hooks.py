@@ -6,15 +6,13 @@ after: the known issue conv3d_bfloat16_small_cpu. Such a convolution is repaired
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
 
-from prepare.core.model.quantized import rounded_inputs
 from prepare.steps.repairs.conv3d import REPAIR, backward_exceeds_memory
 
 
@@ -70,16 +68,6 @@ def rounded(model: nn.Module, dtype: torch.dtype) -> ChangedOutputs:
     So a model in float32 has about the error that it would have in 16 bits.
     """
     return ChangedOutputs(model, lambda output: output.to(dtype).to(output.dtype))
-
-
-def rounding_inputs(weights: Mapping[int, Tensor]) -> AbstractContextManager[object]:
-    """Return a context in which modules, by their ids, get inputs as their quantized weights round them."""
-
-    def on_inputs(module: nn.Module, args: Any) -> Any:
-        weight = weights.get(id(module))
-        return (rounded_inputs(args[0], weight), *args[1:]) if weight is not None and args else None
-
-    return torch_module.register_module_forward_pre_hook(on_inputs)
 
 
 class UnsafeBackwardDetector(OutputHook):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,10 +13,8 @@ from torch import Tensor, nn
 
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.float32_calls import same_casts
-from prepare.core.model.quantized import float_values, is_int8, quantizes_inputs, rounded_like
-from prepare.core.model.tensors import is_plain
 from prepare.stages.verify.execution import single_run
-from prepare.stages.verify.execution.hooks import perturbed, rounded, rounding_inputs
+from prepare.stages.verify.execution.hooks import perturbed, rounded
 from prepare.stages.verify.execution.single_run import RESULT_FIELDS, NamedTensors, RunResult, cast
 from prepare.stages.verify.inputs import format_call, nudged, user_call
 from prepare.stages.verify.static_checks import tensor_pairs
@@ -50,8 +48,7 @@ class ModelPair:
     `rewritten` names the modules whose tensors a structure step replaced, `pairs` holds the tensors that both
     models have in common. `targets` holds the dtype and device of each prepared tensor, by the id of the
     reference's tensor. `dtype` is the coarsest dtype of the prepared model, or that of `amp`, the autocast in
-    which it runs. `depth` is the number of its modules with parameters. `quantized` holds the prepared
-    weights in 8 bits, by the id of the reference's tensor.
+    which it runs. `depth` is the number of its modules with parameters.
     """
 
     reference: nn.Module
@@ -68,40 +65,11 @@ class ModelPair:
         self.dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
         self.depth = sum(bool(module._parameters) for module in self.prepared.modules())
         self.pairs = tensor_pairs(self.reference, self.prepared)
-        pairs = [(id(original), original, tensor) for original, tensor in self.pairs.values()]
-        self.targets = {key: (tensor.dtype, tensor.device) for key, _, tensor in pairs}
-        self.quantized = {
-            key: tensor for key, original, tensor in pairs if is_int8(tensor) and is_plain(original)
-        }
+        self.targets = {id(old): (new.dtype, new.device) for old, new in self.pairs.values()}
 
     def baseline_stand_in(self, tensor: Tensor) -> Tensor:
-        """Cast one of the reference's tensors to the prepared model's dtype and device, contiguous.
-
-        A weight that is quantized in the prepared model is rounded to as many bits, by our own code.
-        """
-        values = cast(tensor, *self.targets.get(id(tensor), (tensor.dtype, tensor.device)))
-        if (weight := self.quantized.get(id(tensor))) is not None:
-            with torch.no_grad():
-                values.copy_(rounded_like(values.float(), weight))
-        return values
-
-    def alone_stand_in(self, tensor: Tensor) -> Tensor:
-        """Return the same with the very values that the prepared model's quantized weight stands for."""
-        values = self.baseline_stand_in(tensor)
-        if (weight := self.quantized.get(id(tensor))) is not None:
-            with torch.no_grad():
-                values.copy_(float_values(weight))
-        return values
-
-    def rounding_inputs(self) -> AbstractContextManager[object]:
-        """Return a context in which the reference's modules round their inputs as the prepared ones do."""
-        weights = {
-            id(module): weight
-            for module in self.reference.modules()
-            if (weight := self.quantized.get(id(module._parameters.get("weight")))) is not None
-            and quantizes_inputs(weight)
-        }
-        return rounding_inputs(weights) if weights else nullcontext()
+        """Cast one of the reference's tensors to the prepared model's dtype and device, contiguous."""
+        return cast(tensor, *self.targets.get(id(tensor), (tensor.dtype, tensor.device)))
 
     def rounded_stand_in(self, tensor: Tensor) -> Tensor:
         """Return the same tensor in float32, with its values rounded to the prepared model's dtype."""
@@ -234,7 +202,7 @@ class Runner:
         )
         if not self._baseline_raised:
             # Modules that the prepared model keeps in float32 take no 16-bit inputs.
-            with same_casts(models.reference, models.prepared), models.rounding_inputs():
+            with same_casts(models.reference, models.prepared):
                 results = run(models.dtype, models.baseline_stand_in)
             if results:
                 return results
