@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate, groupby, takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.model import transforms
 from prepare.stages.flow.call_sites import short_path
@@ -147,10 +147,10 @@ def _nodes(tree: ast.Module, call: CodeCall) -> Iterator[tuple[ast.expr, str]]:
             continue
         if operator_of(node, source) == call.operator and ast.unparse(node) == code:
             is_function = isinstance(node, ast.Call) and value_of(node.func, source) is not None
-            yield node, ast.unparse(node.func) if is_function else ""
+            yield node, ast.unparse(node.func) if isinstance(node, ast.Call) and is_function else ""
 
 
-def _else(node: ast.expr, function: str) -> str:
+def _else(node: Any, function: str) -> str:
     """Return the code of what runs where an operator does not serve a call."""
     if isinstance(node, ast.BinOp):
         return f"lambda a, b: a {'+' if isinstance(node.op, ast.Add) else '*'} b"

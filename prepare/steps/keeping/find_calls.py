@@ -63,14 +63,14 @@ class CodeCall:
 
 def find_calls(cls: type[nn.Module]) -> tuple[CodeCall, ...]:
     """Return the calls in the methods of a class and of its bases, those of torch left out."""
-    found = []
+    found: list[CodeCall] = []
     for owner in _owners(cls):
         for method, function in vars(owner).items():
             if isinstance(function, FunctionType):
                 calls = _calls_in(owner, method, function, function.__code__)
                 if calls and method_owner(cls, method) is not owner:
                     why = f"{cls.__qualname__} overrides {method}, and may call it with super()"
-                    calls = [replace(call, obstacle=why) for call in calls]
+                    calls = tuple(replace(call, obstacle=why) for call in calls)
                 found += calls
     return tuple(found)
 

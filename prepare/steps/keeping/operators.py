@@ -189,26 +189,26 @@ def reshape(input: Any, /, *sizes: Any) -> Any:  # noqa: A002
     Rows of attention (heads, numbers, places) whose numbers lie together in memory have to be copied in any
     case to be an image: into channels-last too.
     """
-    sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
-    if not is_tensor(input) or len(sizes) not in FORMATS or not are_sizes(sizes, least=-1):
+    counts: Any = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
+    if not is_tensor(input) or len(counts) not in FORMATS or not are_sizes(counts, least=-1):
         return None
     known, unknown = 1, 0
-    for size in sizes:
+    for size in counts:
         known, unknown = (known, unknown + 1) if size == -1 else (known * size, unknown)
     if known == 0 or unknown > 1 or input.numel() % known or input.numel() == 0:
         return None
-    sizes = [input.numel() // known if size == -1 else size for size in sizes]
-    first, last = leading(input, sizes[0]), leading(input, sizes[0] * sizes[1])
+    counts = [input.numel() // known if size == -1 else size for size in counts]
+    first, last = leading(input, counts[0]), leading(input, counts[0] * counts[1])
     if first is None or last is None:
         return None
     channels, space = range(first, last), range(last, input.dim())
-    is_image = len(space) == len(sizes) - 2
+    is_image = len(space) == len(counts) - 2
     if not is_slower(input, space, channels) and (
         is_image or not is_faster(input, channels, space)
     ):
         return None
     rows = input.permute(*range(first), *range(last, input.dim()), *range(first, last))
-    moved = rows.reshape(sizes[0], *sizes[2:], sizes[1]).movedim(-1, 1)
+    moved = rows.reshape(counts[0], *counts[2:], counts[1]).movedim(-1, 1)
     return moved if channels_last_of(moved) is None else canonical(moved)
 
 
