@@ -20,7 +20,7 @@ from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.errors import GuardError, ModelError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare
-from prepare.stages.export.exportable import capture
+from prepare.stages.export.captured import capture
 from prepare.stages.export.reference import outputs_of
 from prepare.stages.flow import observe, predict
 from prepare.stages.verify import verify

@@ -28,7 +28,8 @@ from prepare.errors import ConfigError, FileError, PrepareError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare
 from prepare.stages.bench.records import PREPARED, UNPREPARED, Comparison
-from prepare.stages.export.exportable import inputs_of, take_out, with_format
+from prepare.stages.export.captured import inputs_of
+from prepare.stages.export.exportable import take_out, with_format
 from prepare.stages.export.exporter import EXPORTERS, Exporter
 from prepare.stages.export.layout_checks import (
     CONTIGUOUS,
