@@ -28,8 +28,8 @@ class KeepLayout(ForChannelsLast):
     them into its recipe, as `Pipeline.apply(model, example=batch)` does; without an example, all calls of
     `pad`, `cat`, `stack`, `clone`, `repeat`, `repeat_interleave`, `interpolate`, `avg_pool3d`, `where`,
     `softmax` and `zeros_like`. A replaced call has the same values; it returns channels-last if its operands
-    are in it; for all else it is torch's own call. A call with other arguments than torch's usual ones (`out`,
-    `axis`) is left alone, and so is a method whose file has been changed since it was loaded.
+    are in it; for all else it is torch's own call. A call with rarer arguments (`out`, `axis`) is left alone,
+    and so is a method whose file has been changed since it was loaded.
     `.contiguous()`, `.view()`, `.reshape()`, `.flatten()`, `sum`, `einops.rearrange`, `+` and `*` are taken
     only if they are named. The module's class becomes a subclass of the same name with rewritten methods; the
     module keeps its identity, hooks and state_dict, and can be copied, pickled, compiled and trained.
@@ -128,6 +128,16 @@ class KeepLayout(ForChannelsLast):
 
         for module in model.modules():
             put_back(module)
+
+    @classmethod
+    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
+        from prepare.core.model.replaced_method import replaced_methods
+
+        for name, module in model.named_modules():
+            same = reference.get_submodule(name)
+            if type(same) is type(module):
+                ours = [each for each in replaced_methods(same) if each[1].step == cls.name]
+                vars(module).update((key, method.bound_to(module)) for key, method in ours)
 
     def _check_names(self, model: torch.nn.Module) -> None:
         known = {call.name for module in model.modules() for call in _calls(module)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -62,7 +62,7 @@ def _subclass(cls: Any, method: str) -> Any:
 class _First:
     """A function of a class that comes before what a step has put on the module under this name."""
 
-    def __init__(self, function: FunctionType) -> None:
+    def __init__(self, function: Any) -> None:
         self._function = function
 
     def __get__(self, module: Any, _: Any = None) -> Any:

@@ -78,11 +78,16 @@ def clone_of(tensor: Tensor) -> Tensor:
 
 def remove_hooks(module: nn.Module, *kinds: type) -> None:
     """Remove the forward hooks and pre-hooks of these classes from `module` itself."""
+    flags = (
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks_with_kwargs,
+        module._forward_hooks_always_called,
+    )
     for table in (module._forward_pre_hooks, module._forward_hooks):
         for key, hook in list(table.items()):
             if isinstance(hook, kinds):
-                del table[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
+                for each in (table, *flags):
+                    each.pop(key, None)
 
 
 class Snapshot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any
 
 from prepare.core.model.scripting import script_error
@@ -18,7 +18,7 @@ class ReplacedMethod:
     `step` is the step that has put it there.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0917
         self,
         module: Any,
         name: str,
@@ -43,6 +43,11 @@ class ReplacedMethod:
     def __wrapped__(self) -> Any:
         """The method of the class; `inspect` reads its signature and its source."""
         return getattr(type(self.__self__), self.__name__).__get__(self.__self__)
+
+    @property
+    def __code__(self) -> CodeType:
+        """That of the function, as a bound method has it; torch.export asks for it."""
+        return self.__func__.__code__
 
     @property
     def __globals__(self) -> Any:

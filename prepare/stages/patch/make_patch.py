@@ -11,12 +11,12 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate, groupby, takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.model import transforms
 from prepare.stages.flow.call_sites import short_path
 from prepare.stages.patch.records import Patch, PatchedCall, UnpatchedBreak
-from prepare.steps.keeping import operators
+from prepare.steps.keeping import memory_order, operators
 from prepare.steps.keeping.choose_calls import ChosenCalls, calls_of_place, cost_of
 from prepare.steps.keeping.find_calls import CodeCall, find_calls, operator_of, value_of
 from prepare.steps.keeping.method_source import method_source
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 # Of the operators in a patch, and of the calls of them.
 _PREFIX, _CALL = "_keep_", "_kept_"
 # Where the operators and what they use of ours are defined, that of a value before its use.
-_SOURCES = transforms, base, operators
+_SOURCES = transforms, base, memory_order, operators
 # What the operators use of their own module, as any other module can write it.
 _WRITTEN = {"F": "torch.nn.functional", "Tensor": "torch.Tensor", "FORMATS": f"{_PREFIX}formats"}
 _HEADER = """
@@ -147,10 +147,10 @@ def _nodes(tree: ast.Module, call: CodeCall) -> Iterator[tuple[ast.expr, str]]:
             continue
         if operator_of(node, source) == call.operator and ast.unparse(node) == code:
             is_function = isinstance(node, ast.Call) and value_of(node.func, source) is not None
-            yield node, ast.unparse(node.func) if is_function else ""
+            yield node, ast.unparse(node.func) if isinstance(node, ast.Call) and is_function else ""
 
 
-def _else(node: ast.expr, function: str) -> str:
+def _else(node: Any, function: str) -> str:
     """Return the code of what runs where an operator does not serve a call."""
     if isinstance(node, ast.BinOp):
         return f"lambda a, b: a {'+' if isinstance(node.op, ast.Add) else '*'} b"
@@ -213,9 +213,9 @@ def _definitions(names: Iterable[str]) -> str:
 
 
 def _top_level(module: ModuleType) -> Iterator[tuple[str, ast.stmt]]:
-    """Yield the functions and values that a module defines."""
+    """Yield the functions, classes and values that a module defines."""
     for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name, node
         elif isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
             yield target.id, node
@@ -227,9 +227,10 @@ def _written(definition: ast.stmt, renamed: dict[str, str]) -> str:
     for node in ast.walk(definition):
         if isinstance(node, ast.arg):
             node.annotation = None
-        elif isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef):
             node.returns = None
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
             node.name = renamed.get(node.name, node.name)
-        elif isinstance(node, ast.Name) and node.id in renamed and node.id not in own:
+        if isinstance(node, ast.Name) and node.id in renamed and node.id not in own:
             node.id = renamed[node.id]
     return ast.unparse(definition)

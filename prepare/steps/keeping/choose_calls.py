@@ -225,7 +225,8 @@ def _places(flow: Flow) -> Iterator[Event | Copy]:
 def _is_in(place: Event | Copy, call: CodeCall) -> bool:
     """Return whether a break or copy is in the method of a call."""
     source = method_source(call.owner, call.method)
-    assert source is not None and source.tree is not None  # the call was found in it
+    assert source is not None  # the call was found in it
+    assert source.tree is not None
     return _is_at(place, call.file, (source.tree.lineno, source.tree.end_lineno or 0))
 
 

@@ -63,14 +63,14 @@ class CodeCall:
 
 def find_calls(cls: type[nn.Module]) -> tuple[CodeCall, ...]:
     """Return the calls in the methods of a class and of its bases, those of torch left out."""
-    found = []
+    found: list[CodeCall] = []
     for owner in _owners(cls):
         for method, function in vars(owner).items():
             if isinstance(function, FunctionType):
                 calls = _calls_in(owner, method, function, function.__code__)
                 if calls and method_owner(cls, method) is not owner:
                     why = f"{cls.__qualname__} overrides {method}, and may call it with super()"
-                    calls = [replace(call, obstacle=why) for call in calls]
+                    calls = tuple(replace(call, obstacle=why) for call in calls)
                 found += calls
     return tuple(found)
 
@@ -141,10 +141,10 @@ def operator_of(node: ast.AST, source: MethodSource) -> str | None:
         operator = FUNCTIONS.get(found) if isinstance(found, Hashable) else None
     elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
         operator = node.func.attr
-    return operator if operator and _is_served(operator, node, found is None) else None
+    return operator if operator and _is_served(operator, node, is_method=found is None) else None
 
 
-def _is_served(operator: str, node: ast.Call, is_method: bool) -> bool:
+def _is_served(operator: str, node: ast.Call, *, is_method: bool) -> bool:
     """Return whether the operator has the arguments of a call, as it is written."""
     if any(keyword.arg is None for keyword in node.keywords):
         return False

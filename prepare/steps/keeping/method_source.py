@@ -93,10 +93,10 @@ class _File(NamedTuple):
 def _parsed(text: str) -> _File:
     functions: dict[tuple[int, str], ast.FunctionDef] = {}
     imported: set[str] = set()
-    pending: list[tuple[ast.AST, bool]] = [(ast.parse(text), True)]
+    pending: list[tuple[Any, bool]] = [(ast.parse(text), True)]
     for node, is_outside in pending:
         if isinstance(node, ast.FunctionDef):
-            first = min(each.lineno for each in (node, *node.decorator_list))
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
             functions[first, node.name] = node
         elif isinstance(node, ast.Import | ast.ImportFrom) and is_outside:
             imported |= {(each.asname or each.name).partition(".")[0] for each in node.names}

@@ -6,19 +6,29 @@ arguments, tensors of other classes and other objects `otherwise` calls what the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
 
 from prepare.core.model.transforms import is_transformed
-from prepare.steps.repairs.base import FORMATS, memory_dim, to_channels_last
-
-# torch's own classes of tensors that are nothing but tensors, and the modules of those of its tracers.
-_CLASSES = (Tensor, torch.nn.Parameter)
-_TRACERS = ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
+from prepare.steps.keeping.memory_order import (
+    alike_tensors,
+    are_sizes,
+    canonical,
+    channels_last_of,
+    in_format,
+    is_dim,
+    is_faster,
+    is_slower,
+    is_tensor,
+    leading,
+    nearly_channels_last,
+    own,
+    without_empty,
+)
+from prepare.steps.repairs.base import FORMATS, memory_dim
 
 
 def otherwise(operator: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,7 +36,9 @@ def otherwise(operator: Callable[..., Any], function: Callable[..., Any]) -> Cal
 
     def call(*args: Any, **kwargs: Any) -> Any:
         found = operator(*args, **kwargs)
-        return function(*args, **kwargs) if found is None else found
+        if found is None:
+            return function(*args, **kwargs)
+        return own(found, (*args, *kwargs.values()))
 
     return call
 
@@ -40,61 +52,6 @@ def method(name: str) -> Callable[..., Any]:
     return call
 
 
-def is_tensor(x: Any) -> bool:
-    """Return whether `x` is a tensor with strides, and not of a class that may treat calls in its own way."""
-    kind = type(x)
-    if kind not in _CLASSES and kind.__module__ not in _TRACERS:
-        return False
-    return x.layout is torch.strided and not x.is_nested
-
-
-def _is_dim(dim: Any, rank: int) -> bool:
-    return type(dim) is int and -rank <= dim < rank
-
-
-def channels_last_of(x: Any) -> torch.memory_format | None:
-    """Return the channels-last format that the order of the dimensions of `x` in memory has, and no other.
-
-    The strides may have gaps (a slice) or be odd in dimensions of size 1 (`x[:, :, -1].unsqueeze(2)`).
-    """
-    if not is_tensor(x) or x.dim() not in FORMATS:
-        return None
-    shape, stride, last = x.shape, x.stride(), x.dim() - 1
-    if shape[1] == 1:
-        return None
-    least, spatial = 0, False
-    for dim in (1, *range(last, 1, -1), 0):
-        if shape[dim] > 1:
-            if stride[dim] < least or stride[dim] == 0:
-                return None
-            least = stride[dim] * shape[dim]
-            spatial = spatial or dim > 1
-    return FORMATS[x.dim()] if spatial else None
-
-
-def canonical(x: Tensor) -> Tensor:
-    """Return a view of a channels-last tensor whose dimensions of size 1 have the format's strides.
-
-    torch's kernels read other strides there as contiguous. It copies nothing.
-    """
-    shape, stride, step = x.shape, x.stride(), 1
-    for dim in (1, *range(x.dim() - 1, 1, -1), 0):
-        if shape[dim] == 1 and stride[dim] != step:
-            break
-        step = stride[dim] * shape[dim]
-    else:
-        return x
-    rows = x.movedim(1, -1)
-    return rows.view(rows.shape).movedim(-1, 1)
-
-
-def _in_format(x: Tensor, memory_format: torch.memory_format) -> Tensor:
-    """Return `x` in a channels-last format; a copy only if it is in another."""
-    if channels_last_of(x) is memory_format:
-        return canonical(x)
-    return canonical(to_channels_last(x))
-
-
 def _then_formatted(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return torch's function, with the result in the format of its first argument."""
 
@@ -102,7 +59,7 @@ def _then_formatted(function: Callable[..., Any]) -> Callable[..., Any]:
         memory_format = channels_last_of(input)
         if memory_format is None:
             return None
-        return _in_format(function(canonical(input), *args, **kwargs), memory_format)
+        return in_format(function(canonical(input), *args, **kwargs), memory_format)
 
     return keeping
 
@@ -135,25 +92,25 @@ def pad(
     value: float | None = None,
 ) -> Any:
     """`torch.nn.functional.pad` that keeps channels-last, also if the time has one element."""
-    memory_format = channels_last_of(input) or _nearly_channels_last(input)
+    memory_format = channels_last_of(input) or nearly_channels_last(input)
     if memory_format is None:
         return None
-    alike = _in_format(input, memory_format)
-    return _in_format(F.pad(alike, pad, mode, value), memory_format)
+    alike = in_format(input, memory_format)
+    return in_format(F.pad(alike, pad, mode, value), memory_format)
 
 
 def cat(tensors: Any, dim: Any = 0) -> Any:
     """`torch.cat` in the format of its largest operand, if that is channels-last."""
-    alike = _alike(tensors)
-    if alike is None or not _is_dim(dim, alike[0].dim() or 1):
+    alike = alike_tensors(tensors)
+    if alike is None or not is_dim(dim, alike[0].dim() or 1):
         return None
-    return torch.cat(_without_empty(alike, dim), dim)
+    return torch.cat(without_empty(alike, dim), dim)
 
 
 def stack(tensors: Any, dim: Any = 0) -> Any:
     """`torch.stack` that leaves the channels last in memory."""
-    alike = _alike(tensors)
-    if alike is None or not _is_dim(dim, alike[0].dim() + 1):
+    alike = alike_tensors(tensors)
+    if alike is None or not is_dim(dim, alike[0].dim() + 1):
         return None
     if any(tensor.shape != alike[0].shape for tensor in alike):
         return None
@@ -165,13 +122,15 @@ def stack(tensors: Any, dim: Any = 0) -> Any:
 
 def where(condition: Any, input: Any, other: Any) -> Any:  # noqa: A002
     """`torch.where` in the format of its largest operand, if that is channels-last."""
-    alike = _alike((input, other))
+    alike = alike_tensors((input, other))
     return None if alike is None or not is_tensor(condition) else torch.where(condition, *alike)
 
 
 def softmax(input: Any, dim: Any, *, dtype: Any = None) -> Any:  # noqa: A002
     """`torch.softmax` over the permuted view in memory order, which copies nothing."""
-    if channels_last_of(input) is None or not _is_dim(dim, input.dim()):
+    if channels_last_of(input) is None or not is_dim(dim, input.dim()):
+        return None
+    if not (dtype or input.dtype).is_floating_point:
         return None
     rows = canonical(input).movedim(1, -1)
     return torch.softmax(rows, memory_dim(dim, input.dim()), dtype=dtype).movedim(-1, 1)
@@ -192,7 +151,7 @@ def contiguous(input: Any) -> Any:  # noqa: A002
 def repeat(input: Any, /, *sizes: Any) -> Any:  # noqa: A002
     """`Tensor.repeat` that leaves the channels last in memory."""
     counts = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
-    if channels_last_of(input) is None or len(counts) != input.dim() or not _are_sizes(counts):
+    if channels_last_of(input) is None or len(counts) != input.dim() or not are_sizes(counts):
         return None
     rows = canonical(input).movedim(1, -1)
     return rows.repeat(counts[0], *counts[2:], counts[1]).movedim(-1, 1)
@@ -200,9 +159,9 @@ def repeat(input: Any, /, *sizes: Any) -> Any:  # noqa: A002
 
 def repeat_interleave(input: Any, repeats: Any, dim: Any) -> Any:  # noqa: A002
     """`torch.repeat_interleave` of a number of times that leaves the channels last in memory."""
-    if channels_last_of(input) is None or not _is_dim(dim, input.dim()):
+    if channels_last_of(input) is None or not is_dim(dim, input.dim()):
         return None
-    if not _are_sizes((repeats,)):
+    if not are_sizes((repeats,)):
         return None
     rows = canonical(input).movedim(1, -1)
     return rows.repeat_interleave(repeats, memory_dim(dim, input.dim())).movedim(-1, 1)
@@ -211,7 +170,9 @@ def repeat_interleave(input: Any, repeats: Any, dim: Any) -> Any:  # noqa: A002
 def view(input: Any, /, *sizes: Any) -> Any:  # noqa: A002
     """`Tensor.view`, or `reshape` for a tensor that is no longer contiguous in memory."""
     counts = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
-    if not is_tensor(input) or input.is_contiguous() or not _are_sizes(counts, least=-1):
+    if not is_tensor(input) or input.is_contiguous() or not counts:
+        return None
+    if not are_sizes(counts, least=-1):
         return None
     found = reshape(input, counts)
     return input.reshape(counts) if found is None else found
@@ -228,32 +189,32 @@ def reshape(input: Any, /, *sizes: Any) -> Any:  # noqa: A002
     Rows of attention (heads, numbers, places) whose numbers lie together in memory have to be copied in any
     case to be an image: into channels-last too.
     """
-    sizes = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
-    if not is_tensor(input) or len(sizes) not in FORMATS or not _are_sizes(sizes, least=-1):
+    counts: Any = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
+    if not is_tensor(input) or len(counts) not in FORMATS or not are_sizes(counts, least=-1):
         return None
     known, unknown = 1, 0
-    for size in sizes:
+    for size in counts:
         known, unknown = (known, unknown + 1) if size == -1 else (known * size, unknown)
     if known == 0 or unknown > 1 or input.numel() % known or input.numel() == 0:
         return None
-    sizes = [input.numel() // known if size == -1 else size for size in sizes]
-    first, last = _leading(input, sizes[0]), _leading(input, sizes[0] * sizes[1])
+    counts = [input.numel() // known if size == -1 else size for size in counts]
+    first, last = leading(input, counts[0]), leading(input, counts[0] * counts[1])
     if first is None or last is None:
         return None
     channels, space = range(first, last), range(last, input.dim())
-    is_image = len(space) == len(sizes) - 2
-    if not _is_slower(input, space, channels) and (
-        is_image or not _is_faster(input, channels, space)
+    is_image = len(space) == len(counts) - 2
+    if not is_slower(input, space, channels) and (
+        is_image or not is_faster(input, channels, space)
     ):
         return None
     rows = input.permute(*range(first), *range(last, input.dim()), *range(first, last))
-    moved = rows.reshape(sizes[0], *sizes[2:], sizes[1]).movedim(-1, 1)
+    moved = rows.reshape(counts[0], *counts[2:], counts[1]).movedim(-1, 1)
     return moved if channels_last_of(moved) is None else canonical(moved)
 
 
-def sum(input: Any, dim: Any, keepdim: Any = False) -> Any:  # noqa: A001, A002  # torch's names
+def sum(input: Any, dim: Any, keepdim: Any = False) -> Any:  # noqa: A001, A002, FBT002
     """`torch.sum` over one dimension that leaves the channels last in memory."""
-    if not is_tensor(input) or not _is_dim(dim, input.dim()) or type(keepdim) is not bool:
+    if not is_tensor(input) or not is_dim(dim, input.dim()) or type(keepdim) is not bool:
         return None
     if input.dim() - (not keepdim) not in FORMATS:
         return None
@@ -261,7 +222,7 @@ def sum(input: Any, dim: Any, keepdim: Any = False) -> Any:  # noqa: A001, A002 
     # Without one of the first two dimensions the channels are the third.
     channels = 1 if keepdim or dim > 1 else 2
     space = [each for each in range(channels + 1, input.dim()) if keepdim or each != dim]
-    if dim == channels or not _is_slower(input, space, (channels,)):
+    if dim == channels or not is_slower(input, space, (channels,)):
         return None
     rows = input.movedim(channels, -1).sum(dim - (dim > channels), keepdim)
     return canonical(rows.movedim(-1, 1))
@@ -271,10 +232,10 @@ def flatten(input: Any, start_dim: Any = 0, end_dim: Any = -1) -> Any:  # noqa: 
     """`torch.flatten`, as `reshape`."""
     if not is_tensor(input):
         return None
-    if not _is_dim(start_dim, input.dim()) or not _is_dim(end_dim, input.dim()):
+    if not is_dim(start_dim, input.dim()) or not is_dim(end_dim, input.dim()):
         return None
     start, end = start_dim % input.dim(), end_dim % input.dim()
-    if start > end:
+    if start >= end:
         return None
     return reshape(input, (*input.shape[:start], -1, *input.shape[end + 1 :]))
 
@@ -318,44 +279,6 @@ def _formatted(x: Any, name: str) -> Any:
     return getattr(canonical(x), name)(memory_format=memory_format)
 
 
-def _are_sizes(sizes: Any, least: int = 0) -> bool:
-    # A loop, because torch.compile traces it in every version.
-    for size in sizes:
-        if not isinstance(size, int) or isinstance(size, bool) or size < least:
-            return False
-    return True
-
-
-def _alike(tensors: Any) -> list[Tensor] | None:
-    """Return the tensors in the format of the largest, the first one of a tie; None if it is not channels-last."""
-    if not isinstance(tensors, (list, tuple)):  # Dynamo of torch 2.5 traces no `|`
-        return None
-    rank, size, memory_format = 0, 0, None
-    # A loop, because torch.compile does not trace `max` with a key.
-    for tensor in tensors:
-        if not is_tensor(tensor):
-            return None
-        if tensor.numel() > size or (tensor.numel() == size and memory_format is None):
-            rank, size, memory_format = tensor.dim(), tensor.numel(), channels_last_of(tensor)
-    if memory_format is None:
-        return None
-    return [_in_format(t, memory_format) if t.dim() == rank else t for t in tensors]
-
-
-def _without_empty(tensors: list[Tensor], dim: int) -> list[Tensor]:
-    """Return the tensors to join without those that add nothing: to torch they are contiguous, and decide."""
-    full = [tensor for tensor in tensors if tensor.numel()]
-    if len(full) == len(tensors):
-        return tensors
-    rest = [(*t.shape[:dim], *t.shape[dim % t.dim() + 1 :]) for t in tensors if t.dim()]
-    is_alike = all(
-        t.dtype == full[0].dtype and t.device == full[0].device and not t.requires_grad
-        for t in tensors
-        if not t.numel()
-    )
-    return full if is_alike and len({*rest}) == 1 else tensors
-
-
 def _groups(axes: str) -> list[list[str]]:
     """Return the names of the axes of one side of a pattern of einops, for each dimension."""
     groups: list[list[str]] = []
@@ -370,49 +293,6 @@ def _groups(axes: str) -> list[list[str]]:
         else:
             groups.append([word])
     return groups
-
-
-def _leading(x: Tensor, count: int) -> int | None:
-    """Return how many of the first dimensions have `count` elements together; None if there are none."""
-    product = 1
-    for dim, size in enumerate(x.shape):
-        if product == count:
-            return dim
-        product *= size
-    return x.dim() if product == count else None
-
-
-def _nearly_channels_last(x: Any) -> torch.memory_format | None:
-    """Return channels-last if the channels of `x` are faster in memory than a spatial dimension."""
-    if not is_tensor(x) or x.dim() not in FORMATS:
-        return None
-    return FORMATS[x.dim()] if _is_slower(x, range(2, x.dim()), (1,)) else None
-
-
-def _is_slower(x: Tensor, some: Iterable[int], others: Iterable[int]) -> bool:
-    """Return whether one of these dimensions has a larger stride than all others; none may be expanded."""
-
-    def largest(dims: Iterable[int]) -> int:
-        found = 0
-        for dim in dims:
-            if x.shape[dim] > 1 and x.stride(dim) > found:
-                found = x.stride(dim)
-        return found
-
-    return 0 < largest(others) < largest(some)
-
-
-def _is_faster(x: Tensor, some: Iterable[int], others: Iterable[int]) -> bool:
-    """Return whether one of these dimensions has a smaller stride than all others; none may be expanded."""
-
-    def least(dims: Iterable[int]) -> int:
-        found = 0
-        for dim in dims:
-            if x.shape[dim] > 1 and (found == 0 or x.stride(dim) < found):
-                found = x.stride(dim)
-        return found
-
-    return 0 < least(some) < least(others)
 
 
 def _swaps(a: Any, b: Any) -> bool:

@@ -66,7 +66,7 @@ def _rewritten(
 ) -> FunctionType:
     function = source.function
     replaced = _Replace(source, names, f"{owner.__qualname__}.{method}: ")
-    body = replaced.visit(copy.deepcopy(source.tree))
+    body: Any = replaced.visit(copy.deepcopy(source.tree))
     cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
     cells.update((name, CellType(value)) for name, value in replaced.used.items())
     code = source.compiled(body, owner.__name__, cells)
@@ -91,7 +91,7 @@ class _Replace(ast.NodeTransformer):
         self._source, self._names, self._prefix = source, names, prefix
         self.used: dict[str, Callable[..., Any]] = {}
 
-    def visit(self, node: ast.AST) -> Any:
+    def visit(self, node: Any) -> Any:
         operator = operator_of(node, self._source)
         if operator is None or self._prefix + ast.unparse(node) not in self._names:
             return self.generic_visit(node)
@@ -110,7 +110,7 @@ class _Replace(ast.NodeTransformer):
         return ast.Call(name, [node.func.value, *node.args], node.keywords)
 
 
-def _replacement(operator: str, node: ast.AST, function: Any) -> Callable[..., Any]:
+def _replacement(operator: str, node: Any, function: Any) -> Callable[..., Any]:
     """Return what serves a call, or chooses what serves it: the function may be another by then."""
     serve = getattr(operators, operator)
     if isinstance(node, ast.BinOp):

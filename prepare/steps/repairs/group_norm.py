@@ -4,6 +4,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from prepare.core.model.transforms import is_transformed
+from prepare.core.model.unsafe_backward import is_unsafe_group_norm
 from prepare.steps.repairs import _norm_autograd
 from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import is_channels_last
@@ -25,7 +26,8 @@ class KeepingGroupNorm(nn.GroupNorm):
             or _norm_autograd.autocasts_to_float32(x)
         ):
             # In vmap, torch's own raises for strides that are nearly channels-last.
-            return run_torchs(x.contiguous() if is_transformed() else x)
+            copied = is_transformed() or is_unsafe_group_norm(x, weight, bias)
+            return run_torchs(_norm_autograd.contiguous_copy(x) if copied else x)
         if _norm_autograd.needs_contiguous_copy(x):
             return _norm_autograd.through_contiguous(run_torchs, x)
         return _norm_autograd.normalize(x, self.num_groups, weight, bias, self.eps)[0]
