@@ -164,15 +164,15 @@ def find_known_issues(
                     unreached = _unreached(issue, module)
                     shown = kind if forward_code(module).repaired else type(module).__name__
                     meeting.setdefault(unreached, {})[name] = shown
+        only_warns = known_issues == "warn"
+        needs_force = formats.isdisjoint({*issue.formats} - {"contiguous"})
         for unreached, modules in meeting.items():
+            match = IssueMatch(
+                issue, modules, model.training, only_warns, needs_force, unreached, batch
+            )
             # Of a user's own forward it is not known that it meets the sizes.
-            is_shown = issue.in_plan and (unreached != "" or not issue.sizes)
-            if is_shown or (unreached is not None and issue.name == _REFERENCE):
-                only_warns = known_issues == "warn"
-                needs_force = formats.isdisjoint({*issue.formats} - {"contiguous"})
-                match = IssueMatch(
-                    issue, modules, model.training, only_warns, needs_force, unreached, batch
-                )
+            is_met = unreached != "" or match.is_wrong or not issue.sizes
+            if (issue.in_plan and is_met) or (unreached is not None and issue.name == _REFERENCE):
                 matches.append(match)
     return sorted(matches, key=lambda match: not match.is_error)
 

@@ -242,10 +242,14 @@ def test_a_plan_without_the_step_names_wrong_numbers_only():
     model = nn.Sequential(Causal(4, 8, 3), Functional(8, 8, 3)).eval()
     assert not Pipeline.from_config({"conv3d_memory_format": {}}).plan(model).warnings
     half = {"conv3d_memory_format": {}, "half": {"dtype": "bfloat16"}}
-    warnings = Pipeline.from_config(half).plan(model).warnings
-    assert [each.where for each in warnings] == ["Causal (0)"]
-    assert "repair_layout" in warnings[0].remedy
-    assert not Pipeline.from_config({**half, "repair_layout": {}}).plan(model).warnings
+
+    def wrong(steps):  # without AVX-512 torch is also slow here
+        warnings = Pipeline.from_config(steps).plan(model).warnings
+        return [each for each in warnings if "garbage" in each.wrong]
+
+    assert [each.where for each in wrong(half)] == ["Causal (0)"]
+    assert "repair_layout" in wrong(half)[0].remedy
+    assert not wrong({**half, "repair_layout": {}})
 
 
 @pytest.mark.parametrize("make", [Causal, nn.Conv3d], ids=["subclass", "torch's"])

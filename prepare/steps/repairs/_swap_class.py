@@ -38,10 +38,11 @@ class SwapClass(Repair):
             keeping.qconfig = property(_get, self._set, _delete)  # type: ignore[attr-defined]
 
     def concerns(self, module: nn.Module) -> bool:
-        return torch_class(type(module)) in self.swaps
+        cls: Any = type(module)  # a class is hashable, which mypy denies
+        return torch_class(cls) in self.swaps
 
     def fits(self, module: nn.Module) -> bool:
-        cls: Any = type(module)  # a class is hashable, which mypy denies
+        cls: Any = type(module)
         return (
             self.concerns(module)
             and not self.is_repaired(module)
@@ -50,7 +51,9 @@ class SwapClass(Repair):
         )
 
     def ranks(self, module: nn.Module) -> tuple[int, ...]:
-        return {"2d": (4,), "3d": (5,)}.get(torch_class(type(module)).__name__[-2:], (4, 5))
+        cls: Any = type(module)
+        ranks: dict[str, tuple[int, ...]] = {"2d": (4,), "3d": (5,)}
+        return ranks.get(torch_class(cls).__name__[-2:], (4, 5))
 
     def repair(self, module: nn.Module, formats: Mapping[int, str]) -> None:
         module.__class__ = self._repaired(type(module))
@@ -69,7 +72,8 @@ class SwapClass(Repair):
             return self.swaps[cls]
         if cls.__module__ == _PARAMETRIZED:
             return _rebased(cls, self._repaired(cls.__base__))
-        return subclass_of(cls, self.swaps[torch_class(cls)])
+        keeping: Any = self.swaps[torch_class(cls)]
+        return subclass_of(cls, keeping)
 
     def _without(self, cls: Any) -> Any:
         if cls in self._originals:

@@ -28,10 +28,11 @@ class _KeepingInstanceNorm(_InstanceNorm):
         uses_input_statistics = self.training or not self.track_running_stats
 
         def run_torchs(x: Tensor) -> Tensor:
-            statistics = self.running_mean, self.running_var
+            mean, var = self.running_mean, self.running_var
             momentum = self.momentum or 0.0  # None means 0: instance norm has no cumulative average
-            options = uses_input_statistics, momentum, self.eps
-            return F.instance_norm(x, *statistics, weight, bias, *options)
+            return F.instance_norm(
+                x, mean, var, weight, bias, uses_input_statistics, momentum, self.eps
+            )
 
         if (
             not (is_channels_last(x) and _norm_autograd.supports(x, weight))
