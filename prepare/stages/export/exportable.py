@@ -15,6 +15,7 @@ from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.input_formatter import FormatHook
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.unchanged import unchanged
+from prepare.core.model.replaced_method import replaced_methods
 from prepare.core.model.tensors import name_of
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.registry import STEPS
@@ -63,8 +64,8 @@ def _converted(tensor: Tensor, formatter: Formatter, *, strides: bool) -> Tensor
     """Convert dtype and strides by operations whose result does not depend on the strides at capture."""
     if formatter.dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(formatter.dtype)
-    wanted = formatter._format(tensor.dim()) if strides else None
-    if wanted is None or tensor.layout is not torch.strided:
+    wanted = formatter.format_of(tensor) if strides else None
+    if wanted is None:
         return tensor
     name = "contiguous_format" if wanted == "contiguous" else wanted
     return tensor.contiguous(memory_format=getattr(torch, name))
@@ -88,10 +89,10 @@ def take_out(model: nn.Module, exporter: Exporter, pipeline: Pipeline) -> Iterat
     for step, cls in STEPS.items():
         if step in exporter.keeps or not cls.only_layouts:
             continue
-        before = {name: type(module) for name, module in model.named_modules()}
+        before = {name: _code_of(module) for name, module in model.named_modules()}
         cls.undo(model)
         after = dict(model.named_modules())
-        changed = tuple(name for name, cls in before.items() if type(after[name]) is not cls)
+        changed = tuple(name for name, code in before.items() if _code_of(after[name]) != code)
         if changed:
             yield TakenOut(step=step, modules=changed, reason=_NO_LAYOUTS)
     if exporter.contiguous_weights and (changed := _made_contiguous(model)):
@@ -102,6 +103,11 @@ def take_out(model: nn.Module, exporter: Exporter, pipeline: Pipeline) -> Iterat
         ]
         step = ", ".join(steps) or "channels-last weights"
         yield TakenOut(step=step, modules=changed, reason=_CONTIGUOUS_WEIGHTS)
+
+
+def _code_of(module: nn.Module) -> tuple[Any, ...]:
+    """Return what a step may have changed of the code that a module runs."""
+    return type(module), *dict(replaced_methods(module))
 
 
 def _made_contiguous(model: nn.Module) -> tuple[str, ...]:

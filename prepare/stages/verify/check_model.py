@@ -161,7 +161,8 @@ def verify(
             for comparison in comparisons:
                 checks += comparison.checks()
         if contains_compiled(prepared):
-            comparisons.append(comparison_of(first, compiled=True))
+            is_safe = all(each.unsafe is None for each in comparisons)
+            comparisons.append(comparison_of(first, compiled=True, gradients=gradients and is_safe))
             checks += comparisons[-1].checks()
         if limit is not None:
             checks.append(check_metric(models, limit, call))

@@ -126,6 +126,7 @@ def compare_modules(runner: Runner, call: Call, *, backward: bool) -> ModuleDiff
     with held_interrupts(), PROCESS_STATE, CallInterceptor() as interceptor, quiet:
         recorder = CallRecorder(models.prepared, interceptor, forward_only=forward_only)
         whole = runner.run_prepared(call, context=recorder, backward=not forward_only)
+        backward = backward and whole.unsafe_module is None
         comparer = ModuleComparer(models, interceptor, backward=backward)
         interruptible(_compare_all, runner, recorder.calls, comparer, found)
     if not forward_only and not found.left_out:

@@ -9,7 +9,7 @@ from torch import nn
 
 from prepare.core.forward.float32_calls import CAST_STEP, keep_option
 from prepare.core.model.issues_here import CallIssues, describe
-from prepare.core.model.known_issues import REPAIR_STEP
+from prepare.core.model.known_issues import REPAIR_STEP, issues
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
 from prepare.core.utils.wording import dropped, option, step
@@ -22,6 +22,7 @@ from prepare.stages.verify.records import Check, Lost, Verification
 if TYPE_CHECKING:
     import torch
 
+    from prepare.core.model.known_issues import Issue
     from prepare.stages.verify.compare_case import CaseComparison
     from prepare.stages.verify.execution.budget import Budget
     from prepare.stages.verify.execution.runner import ModelPair
@@ -65,11 +66,16 @@ def conclude(
         seconds=round(budget.spent(), 3),
         environment=environment(),
         amp=models.amp,
+        as_it_is=next((_as_it_is(c.as_it_is) for c in comparisons if c.as_it_is), ""),
     )
 
 
 def _owner(loss: Lost) -> str:
     return loss.tensor.rpartition(".")[0]
+
+
+def _as_it_is(issue: Issue) -> str:
+    return f"as it is, this model's gradients are wrong on this torch [{issue.name}]"
 
 
 def _diagnose(
@@ -87,6 +93,9 @@ def _diagnose(
         name = next((check.worst for check in bad if not check.mode), None)
     elif not by_compiler:
         name, shape = _first_wrong_module(failed)
+    unsafe = next((c.unsafe for c in comparisons if c.unsafe is not None), None)
+    if unsafe is not None and failed is None:
+        name = unsafe.unsafe_module
     module = None if name is None else dict(named_modules(models.prepared)).get(name)
     culprit = name or (type(models.prepared).__name__ if name is not None else "")
     differences = [
@@ -103,7 +112,7 @@ def _diagnose(
         baseline_wrong_in=name_of(models.dtype) if baseline_wrong and not flushed else "",
         flushed=flushed,
         by_compiler=by_compiler,
-        at_this_size=_issues_of(module, shape),
+        at_this_size=_issues_of(module, shape) if unsafe is None else _unsafe(unsafe.unsafe_issue),
         inexact=_inexact(models, failed) if failed else (),
         exclude=_exclusion(models, name) if name is not None else None,
         repairs=_is_possible(models, {REPAIR_STEP: {}}),
@@ -159,6 +168,15 @@ def _formats(steps: Mapping[str, Any]) -> list[str]:
     """Return the steps that convert convolutions to channels-last."""
     formats = (name for name in steps if STEPS[name].recipe_part == "layout")
     return [name for name in formats if _is_channels_last(steps[name])]
+
+
+def _unsafe(name: str) -> tuple[str, ...]:
+    """Return the known issue of that name, as the end of a sentence about a module."""
+    return tuple(
+        f"one whose backward may end the process: {issue.what} [{name}]"
+        for issue in issues()
+        if issue.name == name
+    )
 
 
 def _issues_of(module: nn.Module | None, shape: torch.Size | None) -> tuple[str, ...]:
