@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from prepare.core.forward.unchanged import State
+from prepare.core.forward.unchanged import ModelState
 from prepare.core.model.devices import free_memory
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line, size
@@ -59,7 +59,7 @@ class PreparedCandidate:
             # In training a known issue would make wrong gradients.
             known_issues: KnownIssues = "error" if train else "ignore"
             self.pipeline.apply(self.model, known_issues=known_issues, amp=tuning.amp)
-        self._before = State(self.model)
+        self._before = ModelState(self.model)
         self._before.begin()
         formatter = user_formatter(self.pipeline)
         # One for each size: the gradients of outputs are made once, for their shape.
