@@ -18,7 +18,7 @@ from torch import nn
 
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import is_compiled
-from prepare.core.forward.unchanged import State, unchanged
+from prepare.core.forward.unchanged import ModelState, unchanged
 from prepare.core.forward.workload import Workload, sizes_of
 from prepare.core.utils.process_state import PROCESS_STATE
 from prepare.core.utils.signals import held_interrupts
@@ -101,7 +101,7 @@ class ModelGuard(Guard):
         self._current: tuple[Watcher, Hashable | None, float] | None = None
         self._look = ExitStack()
         # What `look` restores.
-        self._state: State | None = None
+        self._state: ModelState | None = None
         self._detach = attach(self, model)
 
     def __call__(self) -> None:

@@ -48,7 +48,7 @@ def unchanged(
     *inputs: Any,
     stand_in: Callable[[Tensor], Tensor] | None = None,
     values: Callable[[Tensor], bool] = lambda _: True,
-) -> Iterator[State]:
+) -> Iterator[ModelState]:
     """Restore the model, `inputs`, and the global state of torch and of the process at the end of the block.
 
     Restored are the class, attributes, hooks and mode of each module, what containers, objects, random
@@ -71,7 +71,7 @@ def unchanged(
         values: which tensors may be written inside the block; all by default.
     """
     with isolated():
-        state = State(model, inputs)
+        state = ModelState(model, inputs)
         try:
             state.begin(stand_in, values)
             yield state
@@ -97,8 +97,8 @@ def without_gradients(run: Callable[[], _T]) -> _T:
         raise
 
 
-class State:
-    """What a call of a model may change: found when this is made, and written back by `restore`.
+class ModelState:
+    """All that a call of a model may change: found when this is made, and written back by `restore`.
 
     `stand_ins` holds what replaces each tensor, by the tensor's id. After `restore`, `changed` holds what had
     another value: the attributes and tensors, by the names of the modules that hold them.

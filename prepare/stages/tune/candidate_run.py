@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from prepare.core.forward.unchanged import State
+from prepare.core.forward.unchanged import ModelState
 from prepare.core.model.devices import free_memory
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line, size
@@ -26,7 +26,6 @@ from prepare.stages.verify.inputs import user_formatter
 if TYPE_CHECKING:
     from prepare.pipeline.known_issue_checks import KnownIssues
     from prepare.stages.tune.candidates import Candidate
-    from prepare.stages.tune.session import TuningSession
 
 # Seconds: longer calls need no untimed call first: the state of the caches matters less.
 _WARM_BELOW = 0.05
@@ -37,8 +36,9 @@ _MIN_CHECK_MEMORY, _MIN_CHECK_SECONDS, _MEMORY_PART = 4 * 2**30, 30.0, 0.5
 class PreparedCandidate:
     """A copy of the tuned model, prepared by a candidate; `turn` times it on one of the inputs of each size.
 
-    `pools` are the inputs of each size. With `like`, a turn times as many calls in a row as one of that
-    candidate. `parts` are the seconds of a call of each size, in the last turn.
+    `tuning` is the `TuningSession`, which imports this file; `pools` are the inputs of each size. With
+    `like`, a turn times as many calls in a row as one of that candidate. `parts` are the seconds of a call
+    of each size, in the last turn.
 
     Raises:
         CandidateError: the candidate cannot be prepared, or does not run.
@@ -46,7 +46,7 @@ class PreparedCandidate:
 
     def __init__(
         self,
-        tuning: TuningSession,
+        tuning: Any,
         candidate: Candidate,
         pools: list[list[Any]],
         *,
@@ -59,7 +59,7 @@ class PreparedCandidate:
             # In training a known issue would make wrong gradients.
             known_issues: KnownIssues = "error" if train else "ignore"
             self.pipeline.apply(self.model, known_issues=known_issues, amp=tuning.amp)
-        self._before = State(self.model)
+        self._before = ModelState(self.model)
         self._before.begin()
         formatter = user_formatter(self.pipeline)
         # One for each size: the gradients of outputs are made once, for their shape.

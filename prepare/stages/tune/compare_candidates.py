@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.numbers import verdict_text
 from prepare.stages.bench import statistics
 from prepare.stages.bench.statistics import Estimate, Scatter
 
 if TYPE_CHECKING:
-    from prepare.stages.tune.candidate_run import PreparedCandidate
     from prepare.stages.tune.candidates import Candidate
     from prepare.stages.tune.records import KeptModule
 
@@ -51,14 +50,15 @@ class CheckResult:
 class Contestant:
     """A candidate in the race, with its time in each round.
 
-    `parts` are those of each size of a workload. `seconds` is the shortest time of a turn so far. `status`
-    is empty while it can still win; then `reason` says why it lost, and `eliminated_by` is the faster
-    contestant, if it lost to one. Its times count from the round `since` on, the one in which it came back
-    because its elimination may have been noise. `kept` are the modules that were found to need float32.
+    `runner` is its `PreparedCandidate` while it is in the race. `parts` are those of each size of a
+    workload. `seconds` is the shortest time of a turn so far. `status` is empty while it can still win;
+    then `reason` says why it lost, and `eliminated_by` is the faster contestant, if it lost to one. Its
+    times count from the round `since` on, the one in which it came back because its elimination may have
+    been noise. `kept` are the modules that were found to need float32.
     """
 
     candidate: Candidate
-    runner: PreparedCandidate | None = None
+    runner: Any = None
     seconds: float = 0.0
     times: dict[int, float] = field(default_factory=dict)
     parts: dict[int, tuple[float, ...]] = field(default_factory=dict)

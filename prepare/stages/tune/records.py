@@ -231,3 +231,11 @@ class Tuning(JsonRecord, Readable):
         if unknown := {row.status for row in self.rows} - {*STATUSES}:
             raise ValueError(f"{min(unknown)!r} is not a status")
         self.row(self.winner)
+
+
+class StoppedTuning(KeyboardInterrupt):
+    """A tuning that was stopped in its race; `tuning` is what was measured until then."""
+
+    def __init__(self, text: str, tuning: Tuning) -> None:
+        super().__init__(text)
+        self.tuning = tuning

@@ -47,6 +47,7 @@ from prepare.stages.tune.records import (
     STATUSES,
     UNPREPARED,
     Keep,
+    StoppedTuning,
     Tuning,
 )
 from prepare.stages.tune.stage import TuneStage
@@ -238,14 +239,6 @@ def _on_rank_zero(work: Callable[[], _Result]) -> _Result:
     if message[1] is not None:
         raise RefusedError("rank 0", message[1], "see the output of rank 0")
     return message[0]
-
-
-class StoppedTuning(KeyboardInterrupt):
-    """A tuning that was stopped in its race; `tuning` is what was measured until then."""
-
-    def __init__(self, text: str, tuning: Tuning) -> None:
-        super().__init__(text)
-        self.tuning = tuning
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,10 @@ from operator import gt
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.module_tree import copy_tree
+from prepare.registry import STEPS
 from prepare.stages.flow import predict
 from prepare.stages.flow.call_sites import short_path
 from prepare.stages.flow.operator_watcher import KERNEL_NOTE
-from prepare.steps import keep_layout
-from prepare.steps.keep_layout import KeepLayout
 from prepare.steps.keeping.find_calls import CodeCall, calls_of, find_calls
 from prepare.steps.keeping.method_source import method_source
 
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from prepare.core.forward.autocast import Amp
     from prepare.stages.flow.records import Copy, Event, Flow
 
+_STEP = "keep_layout"
 # Mended lines may show breaks that others hid. Networks of the benchmarks need two or three rounds.
 _ROUNDS = 8
 # The parts of the names of torch's operators that an operator of the step runs, if not its own name.
@@ -68,7 +68,7 @@ def choose_calls(
     which the flow is as good.
     """
     bare = copy_tree(model)  # shares the tensors, which predict does not change
-    keep_layout.undo(bare)
+    STEPS[_STEP].undo(bare)
     before = after = predict(bare, example, backward=backward, amp=amp)
 
     def flow_with(names: Iterable[str]) -> Flow:
@@ -109,7 +109,8 @@ def choose_calls(
 
 def kept(model: nn.Module, names: Iterable[str]) -> nn.Module:
     """Return a copy of the module tree, with shared tensors, in which these calls are replaced."""
-    step, tree = KeepLayout(calls=tuple(names)), copy_tree(model)
+    step: Any = STEPS[_STEP].from_options({"calls": [*names]})
+    tree = copy_tree(model)
     for name in list(step.targets(tree)):
         step.rewrite(tree, name)
     return tree
