@@ -219,11 +219,11 @@ class TensorStep(Step):
         )
         found: dict[int, Any] = {}
         for place in places:
-            if len(found) == 2:
-                break
             with contextlib.suppress(Exception):  # a plan asks again, and says which step raised
                 if (rank := place.tensor.dim()) not in found and (want := self.want(place)):
                     found[rank] = want.memory_format
+            if len(found) == 2:  # before the next place, for which the model is searched
+                break
         return {rank: name for rank, name in found.items() if name is not None}
 
     def nothing_matched(self, model: torch.nn.Module) -> str:

@@ -60,7 +60,8 @@ class KeepLayout(ForChannelsLast):
         if not self.formats(model):
             return
         for name, module in model.named_modules():
-            if not set(self._names(module)) <= set(replaced_calls(module)):
+            wanted = self._names(module)
+            if wanted and not set(wanted) <= set(replaced_calls(module)):
                 yield name
 
     def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:

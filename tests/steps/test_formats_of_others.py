@@ -6,6 +6,7 @@ from torch import nn
 
 from prepare.app.cli import main as cli
 from prepare.audit import audit
+from prepare.core.model import tensors
 from prepare.errors import NothingMatchesError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
@@ -76,3 +77,17 @@ def test_a_run_says_what_its_format_was_asked_of(tmp_path, capsys):
     assert ended.value.code == 0
     assert "no memfmt chosen" not in shown
     assert "convolutions converted" in shown
+
+
+def test_a_step_with_one_answer_searches_no_model(monkeypatch):
+    searched = []
+    found = tensors.convolution_weights
+
+    def search(model):
+        searched.append(model)
+        yield from found(model)
+
+    monkeypatch.setattr(tensors, "convolution_weights", search)
+    assert STEPS["half"].from_options({}).formats(network()) == {}
+    assert STEPS["encoder_last"].from_options({}).formats(network())
+    assert len(searched) == 1

@@ -63,9 +63,9 @@ class ReplacedMethod:
 
 def replaced_methods(module: Any) -> Iterator[tuple[str, ReplacedMethod]]:
     """Yield the methods that steps have put on a module, and the attributes that hold them."""
-    for name, value in list(vars(module).items()):
-        if isinstance(value, ReplacedMethod):
-            yield name, value
+    held = vars(module)
+    if ReplacedMethod in map(type, held.values()):  # most modules have none
+        yield from [each for each in held.items() if isinstance(each[1], ReplacedMethod)]
 
 
 def foreign_method(module: Any, name: str) -> Any:
