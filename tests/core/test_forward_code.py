@@ -65,6 +65,67 @@ class Scaled(nn.Conv2d):
         return super()._conv_forward(input, weight * 2, bias)
 
 
+def made_of(cls):
+    """Return a class as a tool makes it, which knows its base by a variable around its methods."""
+    return type("Made", (cls,), {"forward": lambda self, x: cls.forward(self, x)})
+
+
+def calling(cls):
+    return type("Made", (cls,), {"__call__": lambda self, x: cls.__call__(self, x)})
+
+
+def passing(function):
+    return lambda *args: function(*args)
+
+
+class Undecorated(nn.GroupNorm):
+    @passing
+    def forward(self, input):  # noqa: A002
+        return super().forward(input)
+
+
+class Helped(nn.GroupNorm):
+    def forward(self, input):  # noqa: A002
+        return self.run(input)
+
+    def run(self, input):  # noqa: A002
+        return super().forward(input)
+
+
+class Static(nn.GroupNorm):
+    function = staticmethod(F.group_norm)
+
+    def forward(self, input):  # noqa: A002
+        return self.function(input, 1)
+
+
+class ByPlace(nn.GroupNorm):
+    def forward(self, input):  # noqa: A002
+        return type(self).__mro__[1].forward(self, input)
+
+
+class ByText(nn.GroupNorm):
+    def forward(self, input):  # noqa: A002
+        return getattr(super(), "for" + "ward")(input)
+
+
+class Partial(nn.GroupNorm):
+    forward = functools.partialmethod(nn.GroupNorm.forward)
+
+
+def run_norm(x):
+    return F.group_norm(x, 1)
+
+
+class Outside(nn.GroupNorm):
+    def forward(self, input):  # noqa: A002
+        return run_norm(input)
+
+
+REACHING = [calling(nn.GroupNorm), Undecorated, Helped]
+HIDDEN = [made_of(nn.GroupNorm), Static, ByPlace, ByText, Partial, Outside]
+
+
 def norm(cls=nn.GroupNorm):
     return cls(1, 2)
 
@@ -100,6 +161,29 @@ def test_the_code_of_a_class(module, repaired, alone, runs_torchs):
     assert code.torchs is keeping.__mro__[1]
     assert (code.runs(keeping), code.alone, code.runs_torchs) == (repaired, alone, runs_torchs)
     assert code.replaced_by == ""
+
+
+@pytest.mark.parametrize("cls", REACHING)
+def test_torchs_code_is_found_behind_variables_and_helpers(cls):
+    code = forward_code(norm(cls))
+    assert code.runs(KEEPING_NORM)
+    assert code.runs_torchs
+    assert not code.alone
+
+
+@pytest.mark.parametrize("cls", HIDDEN)
+def test_what_may_be_torchs_code_counts_but_is_not_reached(cls):
+    code = forward_code(norm(cls))
+    assert code.runs_torchs
+    assert not code.runs(KEEPING_NORM)
+
+
+def test_a_method_in_a_class_of_torch_may_run_torchs_code(monkeypatch):
+    cls = type("GroupNorm", (nn.GroupNorm,), {"__module__": nn.GroupNorm.__module__})
+    monkeypatch.setattr(cls, "forward", lambda self, x: x, raising=False)
+    code = forward_code(norm(cls))
+    assert code.runs_torchs
+    assert not code.runs(KEEPING_NORM)
 
 
 def test_a_module_of_no_class_of_torch_runs_its_own():

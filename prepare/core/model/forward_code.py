@@ -165,6 +165,7 @@ class _Search:
             self.through.add(name)
             self._follow_torchs(vars(owner)[name])
         else:
+            self.works |= owner.__module__.startswith(_TORCHS)  # another program has put it there
             self._follow_users(vars(owner)[name], name, owner)
 
     def _follow_torchs(self, function: Any) -> None:
@@ -176,18 +177,43 @@ class _Search:
     def _follow_users(self, function: Any, name: str, owner: Any) -> None:
         """Follow a method of a user's class: what it calls by `super()`, by a class's name, and on `self`."""
         self.alone = False
-        names, mro = _names(function), self.cls.__mro__
-        self.calls_kernel |= not names.isdisjoint(_kernels(self.cls))
-        if name in names and "super" in names:
-            self._follow_class(name, mro[mro.index(owner) + 1 :])
+        if isinstance(function, staticmethod):
+            function = function.__func__
+        if not isinstance(inspect.unwrap(function), FunctionType):
+            self.works = True  # it is not seen what runs, as of a partial method: it may be torch's
+            return
+        names, mro, held = _names(function), self.cls.__mro__, _named(function)
+        helpers = [v for v in held if isinstance(v, FunctionType)]
+        used = names.union(*map(_names, helpers))
+        self.calls_kernel |= not used.isdisjoint(_kernels(self.cls))
+        called = {name} if name in _methods(self.cls) else {*_ENTRIES}
+        if "super" in names:
+            for each in sorted(called & names):
+                self._follow_class(each, mro[mro.index(owner) + 1 :])
+            self.works |= "getattr" in names
         elif name in names:
-            scope = getattr(inspect.unwrap(function), "__globals__", {})
-            bases = [c for c in mro if c.__name__ in names or any(scope.get(n) is c for n in names)]
-            for base in (c for c in bases if issubclass(owner, c) and c is not owner):
-                self._follow_function(getattr(base, name))
+            bases = [c for c in mro if c.__name__ in names or c in held]
+            self._follow_bases(name, [c for c in bases if issubclass(owner, c) and c is not owner])
+        for helper in helpers:
+            if not self._follow_function(helper) and helper.__name__ == name:
+                # One that stood in the place of this method: of torch, or of a decorator without `wraps`.
+                self.works |= helper.__module__.startswith(_TORCHS)
+                self._follow_users(helper, name, owner)
         for other in sorted(names & _methods(self.cls) - {name}):
             if other not in _ENTRIES or name in _ENTRIES[:-1]:
                 self._look_up(other)
+        for other in sorted(names - _methods(self.cls) - self.seen):
+            if (place := _owner_of_users(self.cls, other)) is not None:
+                self.seen.add(other)
+                self._follow_users(vars(place)[other], other, place)
+
+    def _follow_bases(self, name: str, bases: list[Any]) -> None:
+        """Follow a method that is called by the name of a class."""
+        for base in bases:
+            if getattr(base, name) is getattr(nn.Module, name, None):
+                self._look_up("forward")
+            self._follow_function(getattr(base, name))
+        self.works |= not bases  # of what is not seen: it may be torch's
 
     def _follow_value(self, value: Any, depth: int = 6) -> None:
         """Follow a function on the instance to the methods of the module that it holds and uses."""
@@ -249,6 +275,25 @@ def _held(function: FunctionType, given: tuple[Any, ...]) -> Iterator[Any]:
         if isinstance(value, nn.Module):
             attributes = {k: v for k, v in vars(value).items() if k not in _ENTRIES}
         yield from (attributes[attribute] for attribute in sorted(attributes.keys() & used))
+
+
+def _named(function: Any) -> list[Any]:
+    """Return the classes and functions that a method names, in its file and around it, and its defaults."""
+    inner = inspect.unwrap(function)
+    if not isinstance(inner, FunctionType):
+        return []
+    names, around = _names(inner), inspect.getclosurevars(inner).nonlocals
+    scope = {**inner.__globals__, **around}
+    given = (*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values())
+    found = (*map(scope.get, sorted(names)), *given)
+    return [each for each in found if isinstance(each, FunctionType | type)]
+
+
+def _owner_of_users(cls: Any, name: str) -> Any:
+    """Return the user's class that defines a method, also a static one; None if there is none."""
+    owner = next((c for c in cls.__mro__ if name in vars(c)), object)
+    is_method = isinstance(vars(owner).get(name), FunctionType | staticmethod)
+    return owner if is_method and not owner.__module__.startswith(("torch.", REPAIRS)) else None
 
 
 def _flat(argval: Any) -> tuple[Any, ...]:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any
 
+from torch.compiler import is_compiling
+
 from prepare.core.model.scripting import script_error
 
 
@@ -29,9 +31,14 @@ class ReplacedMethod:
     ) -> None:
         self.__self__, self.__func__, self.__name__ = module, function, name
         self.made_by, self.args, self.step = made_by, args, step
+        self._replaced = getattr(type(module), name)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        return self.__func__(self.__self__, *args, **kwargs)
+        module = self.__self__
+        if not is_compiling() and getattr(type(module), self.__name__) is not self._replaced:
+            # Another program has given the module a class with a method of its own.
+            return self.__wrapped__(*args, **kwargs)
+        return self.__func__(module, *args, **kwargs)
 
     def bound_to(self, module: Any) -> ReplacedMethod:
         """Return the same method of another module of this class."""
