@@ -171,13 +171,13 @@ class Transfer:
         self._moves = moves
         self._low_memory = low_memory
         self._old: list[tuple[Tensor, Tensor]] = []
+        self._freed: list[str] = []
 
     def run(self) -> None:
         """Allocate, copy, then exchange.
 
         Raises:
             RefusedError: a value does not fit the new dtype, or a tensor has a form that stays as it is.
-            PartialError: with `low_memory`, after a failure midway.
         """
         _check_forms(self._moves)
         with (
@@ -202,20 +202,19 @@ class Transfer:
                 tensor.data = data
                 self._old.pop()
 
+    def raise_partial(self, error: BaseException) -> None:
+        """Raise PartialError if tensors have changed and `undo` cannot revert it, as their old data is freed."""
+        if self._freed:
+            remaining = [move.path for move in self._moves[len(self._freed) :]]
+            raise PartialError(error, self._freed, remaining) from error
+
     def _one_by_one(self, workers: OneThreadWorkers) -> None:
-        done: list[str] = []
-        try:
-            for moves in _groups(self._moves):
-                fresh = _new_data(moves, workers)
-                with held_interrupts():
-                    for tensor, data in fresh:
-                        tensor.data = data
-                    done += [move.path for move in moves]
-        except BaseException as error:
-            if not done:
-                raise
-            remaining = [move.path for move in self._moves[len(done) :]]
-            raise PartialError(error, done, remaining) from error
+        for moves in _groups(self._moves):
+            fresh = _new_data(moves, workers)
+            with held_interrupts():
+                for tensor, data in fresh:
+                    tensor.data = data
+                self._freed += [move.path for move in moves]
 
 
 def _check_forms(moves: Sequence[AnyMove]) -> None:

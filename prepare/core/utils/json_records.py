@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -21,8 +22,11 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _Parser = Callable[[Any], Any]
-# More than the record of a model of a hundred thousand tensors needs.
-LIMIT = 1 << 28
+# Bytes; more than the record of a model of a hundred thousand tensors needs.
+LIMIT = 1 << 25
+# What the content of a file may take in memory, in bytes, and what one of its values takes: `{}` in a list 72.
+_MOST_MEMORY = 128_000_000
+_VALUE = 64
 # The report reads records, so no record imports it: it is looked up when one is shown.
 _REPORT = "prepare.app.report.objects"
 _LARGEST = 1 << 63
@@ -105,13 +109,27 @@ class JsonRecord:
         """Raise ValueError, TypeError or KeyError if a record that was read contradicts itself."""
 
 
+def parse_json(text: str) -> Any:
+    """Return the content of a JSON text; raise ValueError, before it is parsed, if it would fill the memory."""
+    check_memory(text)
+    return json.loads(text)
+
+
+def check_memory(text: str | bytes) -> None:
+    """Raise ValueError if the values of this JSON text would fill the memory."""
+    encoded = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    values = sum(map(encoded.count, (b"{", b"[", b",", b":")))
+    if 2 * sys.getsizeof(text) + _VALUE * values > _MOST_MEMORY:
+        raise ValueError(f"it would take more than {_MOST_MEMORY / 1e6:.0f} MB of memory")
+
+
 def load(
     cls: type[_T],
     path: str | os.PathLike,
     kind: Kind,
     *,
     check: Callable[[_T], object] | None = None,
-    parse: _Parser = json.loads,
+    parse: _Parser = parse_json,
     limit: int = LIMIT,
 ) -> _T:
     """Read an instance of `cls` from the JSON file at `path`.
@@ -144,7 +162,7 @@ def read_record(
     kind: Kind,
     make: Callable[[dict[str, Any]], _T],
     *,
-    parse: _Parser = json.loads,
+    parse: _Parser = parse_json,
     limit: int = LIMIT,
 ) -> _T:
     """Return `make(data)` for the content of the JSON file at `path`.
