@@ -76,7 +76,7 @@ def _file_states(path: Path) -> list[tuple[int, int, int] | None]:
 
 
 def _is_settled(path: Path, before: list[tuple[int, int, int] | None]) -> bool:
-    """Return whether nobody has saved since `before`, nor was about to replace the second of the two files."""
+    """Return whether nobody has saved since `before`, or was about to replace the second file."""
     weights, manifest = before
     if weights and manifest and weights[0] != manifest[0]:
         # A copy of them may have two times; only what is new may be one of `save` that is not whole yet.

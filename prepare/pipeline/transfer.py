@@ -203,7 +203,7 @@ class Transfer:
                 self._old.pop()
 
     def raise_partial(self, error: BaseException) -> None:
-        """Raise PartialError if tensors have changed and `undo` cannot revert it, as their old data is freed."""
+        """Raise PartialError if the old data of changed tensors is freed, so that nothing can be undone."""
         if self._freed:
             remaining = [move.path for move in self._moves[len(self._freed) :]]
             raise PartialError(error, self._freed, remaining) from error

@@ -187,7 +187,7 @@ def test_a_save_removes_what_killed_saves_of_its_name_left(tmp_path):
     os.waitpid(child, 0)
     alive = files.NewFile(str(path))
     alive.open()
-    own = os.path.basename(alive._temporary)
+    own = Path(alive._temporary).name
     elsewhere = tmp_path / own.replace(files._machine(), "0123abcd").replace(
         str(os.getpid()), str(child)
     )

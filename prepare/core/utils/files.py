@@ -17,12 +17,13 @@ import platform
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.signals import held_interrupts, runs
 from prepare.core.utils.suggest import nearest
 from prepare.errors import FileError
 
@@ -39,6 +40,35 @@ REMEDIES = {
     errno.EINVAL: "give the path of a file",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
+
+
+def _allow() -> None:
+    """Allow every write."""
+
+
+_CHECK: ContextVar[Callable[[], None]] = ContextVar("_CHECK", default=_allow)
+
+
+@contextlib.contextmanager
+def checked_writes(check: Callable[[], None]) -> Iterator[None]:
+    """In this context, call `check` before each file is replaced or removed: it may raise."""
+    token = _CHECK.set(check)
+    try:
+        yield
+    finally:
+        _CHECK.reset(token)
+
+
+def check_of_writes() -> Callable[[], None]:
+    """Return the function that is called before each file is replaced or removed."""
+    return _CHECK.get()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it exists and this process may (`checked_writes`)."""
+    if os.path.lexists(path):
+        _CHECK.get()()
+        path.unlink(missing_ok=True)
 
 
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
@@ -142,7 +172,7 @@ class NewFile:
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for name in [each.name for each in entries if each.name.startswith(self._prefix)]:
                 process = name.removeprefix(self._prefix).partition("-")[0]
-                if name.endswith(TEMPORARY) and process.isdigit() and not _runs(int(process)):
+                if name.endswith(TEMPORARY) and process.isdigit() and not runs(int(process)):
                     os.unlink(os.path.join(self._folder, name))
 
     def date(self, nanoseconds: int) -> None:
@@ -168,7 +198,8 @@ class NewFile:
             self._close()
 
     def commit(self) -> None:
-        """Replace the target by this file."""
+        """Replace the target by this file, if this process may (`checked_writes`)."""
+        _CHECK.get()()
         if self._mode is not None:
             os.chmod(self._temporary, self._mode)
         os.replace(self._temporary, self._target)
@@ -273,18 +304,6 @@ def _machine() -> str:
         facts.append(os.readlink("/proc/self/ns/pid"))
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
     return _digest(" ".join(facts))
-
-
-def _runs(process: int) -> bool:
-    if os.name != "posix":  # there os.kill ends it
-        return True
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:  # of another user
-        pass
-    return True
 
 
 def _mode(target: str) -> int | None:

@@ -24,7 +24,7 @@ _T = TypeVar("_T")
 _Parser = Callable[[Any], Any]
 # Bytes; more than the record of a model of a hundred thousand tensors needs.
 LIMIT = 1 << 25
-# What the content of a file may take in memory, in bytes, and what one of its values takes: `{}` in a list 72.
+# What the content of a file may take in memory, in bytes, and what one value takes: `{}` in a list 72.
 _MOST_MEMORY = 128_000_000
 _VALUE = 64
 # The report reads records, so no record imports it: it is looked up when one is shown.
@@ -110,7 +110,7 @@ class JsonRecord:
 
 
 def parse_json(text: str) -> Any:
-    """Return the content of a JSON text; raise ValueError, before it is parsed, if it would fill the memory."""
+    """Return the content of a JSON text; raise ValueError at once if it would fill the memory."""
     check_memory(text)
     return json.loads(text)
 

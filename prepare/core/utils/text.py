@@ -14,8 +14,8 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 _OUTPUT: ContextVar[TextIO | None] = ContextVar("_OUTPUT", default=None)
-# A spreadsheet takes a cell that begins with a sign as a formula, unless it is a number. It knows the signs of East
-# Asian fonts, and in some countries it splits cells at semicolons.
+# A spreadsheet takes a cell that begins with a sign as a formula, unless it is a number. It knows the signs
+# of East Asian fonts, and in some countries it splits cells at semicolons.
 _NUMBER = re.compile(r"[-+][0-9.]+(e[-+]?[0-9]+)?", re.IGNORECASE)
 _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\u2212\ufe62\ufe63\ufe66\ufe6b"
 _FORMULA = re.compile(rf"(\A|[;\t\r\n])(?=\s*[{_SIGNS}])|\A(?=[\t\r\n])")
