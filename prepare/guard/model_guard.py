@@ -18,6 +18,7 @@ from torch import nn
 
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import is_compiled
+from prepare.core.forward.unchanged import ModelState, unchanged
 from prepare.core.forward.workload import Workload, sizes_of
 from prepare.core.utils.process_state import PROCESS_STATE
 from prepare.core.utils.signals import held_interrupts
@@ -99,6 +100,8 @@ class ModelGuard(Guard):
         self._thread: int | None = None
         self._current: tuple[Watcher, Hashable | None, float] | None = None
         self._look = ExitStack()
+        # What `look` restores.
+        self._state: ModelState | None = None
         self._detach = attach(self, model)
 
     def __call__(self) -> None:
@@ -137,9 +140,10 @@ class ModelGuard(Guard):
             try:
                 for _, example in sizes_of(workload):
                     call = call_of(example)
-                    self._model(*call.args, **call.kwargs)
+                    with unchanged(self._model, call.args, call.kwargs) as self._state:
+                        self._model(*call.args, **call.kwargs)
             finally:
-                self._seconds = seconds
+                self._seconds, self._state = seconds, None
 
     def find_drift(self) -> list[Drift]:
         drifts = super().find_drift()
@@ -404,6 +408,8 @@ class ModelGuard(Guard):
             return self._response.act(found, call, module)
         finally:  # the warning may be an error
             if self.differences and self.differences[-1].done:
+                if self._state is not None:  # what was put back stays
+                    self._state.forget(module, self._model)
                 self.record(self._model)
                 if was_compiled:  # what is in it is looked at from now on
                     self._watch(self._pipeline.plan(self._model, known_issues="ignore"))

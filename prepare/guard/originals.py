@@ -9,8 +9,9 @@ from torch import Tensor, nn
 
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.float32_calls import casts_of
-from prepare.core.model.module_kinds import is_repaired
+from prepare.core.model.forward_code import forward_code
 from prepare.core.model.module_tree import copy_tree
+from prepare.core.model.replaced_method import replaced_methods
 from prepare.core.model.tensors import is_plain
 from prepare.pipeline.preconditions import fsdp_problems
 
@@ -68,9 +69,9 @@ class Originals:
         """Return how the pipeline changed the code of a module; empty if it did not."""
         if is_compiled(module):
             return "compiled"
-        if is_repaired(module):
+        if forward_code(module).repaired:
             return "repaired"
-        if type(module) is not type(self._modules[name]):
+        if any(replaced_methods(module)):
             return "with rewritten calls"
         if casts_of(module):
             return "kept in float32"

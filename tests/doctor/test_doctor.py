@@ -10,17 +10,16 @@ from torch import nn
 
 import planted_faults
 from prepare.app.cli.main import run
-from prepare.core.model import issues_here
-from prepare.core.model.issues_here import answers_file, standing_here
+from prepare.core.model import doctor_findings
+from prepare.core.model.doctor_findings import answers_file, standing_here
 from prepare.core.model.known_issues import issues
 from prepare.core.utils.child_process import ForkedRunner
 from prepare.errors import ConfigError, DoctorError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.doctor import Diagnosis, Finding, examine
-from prepare.stages.doctor.document import diagnosis_lines
 from prepare.stages.doctor.examination import _ask, answer, run_probe
 from prepare.stages.doctor.probes import KNOWN
-from prepare.stages.doctor.records import VERDICTS
+from prepare.stages.doctor.records import VERDICTS, diagnosis_lines
 
 ON_CPU = [issue for issue in issues() if "cpu" in issue.backend and issue.probe]
 DECIDED = [
@@ -123,7 +122,7 @@ def test_a_plan_asks_a_fresh_answer_before_the_table(monkeypatch):
     assert errors_of_plan()
     os.utime(path)
     assert not errors_of_plan()
-    monkeypatch.setattr(issues_here, "machine_identity", lambda: {"torch": "another"})
+    monkeypatch.setattr(doctor_findings, "machine_identity", lambda: {"torch": "another"})
     assert errors_of_plan()
 
 

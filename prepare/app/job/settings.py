@@ -149,8 +149,8 @@ def read_settings(
     with _collected(problems):
         read["compile"] = _read_compile(config.get("compile", {}))
     if not problems and read.get("save") and not tasks()[task].prepares:
-        wrong = f"task={task} does not prepare weights to save"
-        problems.append(Problem("save", wrong, "drop save, or choose task=prepare"))
+        not_written = f"task={task} does not prepare weights to save"
+        problems.append(Problem("save", not_written, "drop save, or choose task=prepare"))
     if not problems and read.get("mode") == "train":
         problems += _check_training(read["steps"])
     if problems:
