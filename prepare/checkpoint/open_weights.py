@@ -14,7 +14,7 @@ from prepare.checkpoint.file_formats import (
 )
 from prepare.checkpoint.manifest import Manifest, read_manifest
 from prepare.checkpoint.paths import INDEX, beside, instead
-from prepare.checkpoint.stored_tensor import StoredTensor, problem, several
+from prepare.checkpoint.stored_tensor import StoredTensor, printable_name, problem, several
 from prepare.core.utils import files, json_records
 from prepare.errors import CheckpointError, FileError
 
@@ -22,6 +22,8 @@ from prepare.errors import CheckpointError, FileError
 _PATIENCE = 30.0
 # Seconds for which a pair of files with two times is new, and how often and long it is looked at again.
 _NEW, _LOOKS, _PAUSE = 5.0, 10, 0.02
+# Characters of the name of a file.
+_LONGEST = 256
 Rename = Callable[[str], str | None]
 
 
@@ -139,8 +141,8 @@ def _read_index(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(files.printable_path(path), wrong, remedy) from error
     shard_tensors: dict[str, dict[str, StoredTensor]] = {}
     for shard in dict.fromkeys(shards.values()):
-        if not shard or Path(shard).name != shard or shard.endswith(INDEX):
-            wrong = f"names the file {files.printable_path(shard)}, which is not in its folder"
+        if not 0 < len(shard) < _LONGEST or Path(shard).name != shard or shard.endswith(INDEX):
+            wrong = f"names the file {printable_name(shard)}, which is not in its folder"
             remedy = "put all shards beside the index"
             raise CheckpointError(files.printable_path(path), wrong, remedy)
         shard_tensors[shard], _ = _read(path.with_name(shard), None)

@@ -27,6 +27,8 @@ LIMIT = 1 << 25
 # What the content of a file may take in memory, in bytes, and what one value takes: `{}` in a list 72.
 _MOST_MEMORY = 128_000_000
 _VALUE = 64
+# Characters of a message that are a file's.
+_LONGEST = 300
 # The report reads records, so no record imports it: it is looked up when one is shown.
 _REPORT = "prepare.app.report.objects"
 _LARGEST = 1 << 63
@@ -175,20 +177,24 @@ def read_record(
     try:
         data = parse(text)
         if data["format"] != kind.format:
-            raise kind.error(
-                printable_path(path), f"this is a {data['format']}, not a {kind.format}"
-            )
+            wrong = f"this is a {_brief(data['format'])}, not a {kind.format}"
+            raise kind.error(printable_path(path), wrong)
         if data["version"] != kind.version:
-            wrong = f"version {data['version']!r} is not known here"
+            wrong = f"version {_brief(repr(data['version']))} is not known here"
             raise kind.error(
                 printable_path(path), wrong, f"this prepare reads version {kind.version}"
             )
         return make(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         place = ".".join(reversed(getattr(error, "__notes__", ())))
-        wrong = f"this is not {kind.name}: {type(error).__name__}: {error}"
-        wrong += f", in {printable(place)}" if place else ""
+        wrong = f"this is not {kind.name}: {type(error).__name__}: {_brief(error)}"
+        wrong += f", in {_brief(place)}" if place else ""
         raise kind.error(printable_path(path), wrong, f"give {kind.expected}") from error
+
+
+def _brief(value: object) -> str:
+    text = str(value)
+    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
 
 
 def check_values(data: Mapping[str, Any], types: Mapping[str, Any]) -> None:
