@@ -23,6 +23,7 @@ from prepare.app.report.compare_runs import read_differences
 from prepare.app.sweep import locks
 from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest, write_sweep_manifest
 from prepare.audit import Audit, audit
+from prepare.core.utils import files
 from prepare.errors import ConfigError, PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages import contract
@@ -225,3 +226,103 @@ def test_a_mutated_file_is_read_or_refused_within_limits(kind, tmp_path, monkeyp
 def test_two_thousand_mutated_files_are_read_or_refused(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check_mutations(kind, tmp_path, 2_000)
+
+
+# ---- interrupts
+
+
+def everything(model: nn.Module) -> list:
+    """Return what an interrupted change of a model would leave behind."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return [
+        [(type(m), sorted(vars(m)), len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()],
+        [(name, id(t), t.dtype, t.shape, t.stride(), t.double().sum().item()) for name, t in tensors],
+    ]  # fmt: skip
+
+
+def load_case(folder: Path):
+    path = folder / "a.safetensors"
+    checkpoint.save(net(), path, pipeline=Pipeline.from_config(STEPS))
+
+    def make():
+        model = net()
+        with torch.no_grad():
+            for tensor in model.parameters():
+                tensor.add_(1)
+        return model, lambda: checkpoint.load(path, model, known_issues="ignore")
+
+    return make
+
+
+def export_case(_: Path):
+    def make():
+        model = net()
+        Pipeline.from_config({"conv2d_memory_format": {}, "input_format": {"attach": True}}).apply(
+            model
+        )
+        return model, lambda: checkpoint.export(model)
+
+    return make
+
+
+def interrupted(make, lines: int | None) -> int:
+    """Interrupt a call at its lines; return how often it was."""
+    model, call = make()
+    places, count = [], 0
+    with interrupt_at(-1, places):
+        call()
+    wanted = signature(everything(model))
+    numbers = first_middle_and_last(places)
+    for number in numbers if lines is None else numbers[:: max(1, len(numbers) // lines)]:
+        model, call = make()
+        before = everything(model)
+        try:
+            with interrupt_at(number):
+                call()
+        except KeyboardInterrupt:
+            count += 1
+        now = everything(model)
+        assert now == before or signature(now) == wanted, f"line {number}: {places[number - 1]}"
+    return count
+
+
+def signature(state: list) -> list:
+    """Return what two models of the same kind have in common: all but the objects."""
+    return [state[0], [(name, *rest) for name, _, *rest in state[1]]]
+
+
+CASES = {"load": load_case, "export": export_case}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_an_interrupt_of_load_and_export_leaves_a_whole_model(case, tmp_path):
+    assert interrupted(CASES[case](tmp_path), 12) > 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES)
+def test_an_interrupt_at_every_line_leaves_a_whole_model(case, tmp_path):
+    assert interrupted(CASES[case](tmp_path), None) > 100
+
+
+def test_an_interrupt_at_every_line_of_a_claim_leaves_it_free(tmp_path):
+    def hold(path):
+        with locks.claim(path) as held:
+            assert held
+            files.write_text(tmp_path / "a", "1")
+
+    places = []
+    with interrupt_at(-1, places):
+        hold(tmp_path / "0")
+    interrupts = 0
+    for number in range(1, len(places) + 1):
+        path = tmp_path / str(number)
+        try:
+            with interrupt_at(number):
+                hold(path)
+        except KeyboardInterrupt:
+            interrupts += 1
+        assert not locks.is_held(path), f"{number}: {places[number - 1]}"
+        with locks.claim(path) as held:
+            assert held
+    assert interrupts > 40
