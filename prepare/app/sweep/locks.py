@@ -14,9 +14,8 @@ from prepare.core.utils.files import checked_writes, open_unlinked
 from prepare.core.utils.folders import ask_server
 from prepare.core.utils.signals import runs
 
-# Seconds: a claim is touched so often, and may be taken over if it is not touched for so long.
-_BEAT, _DEAD = 3.0, 30.0
-_PAUSE = 0.1
+# Seconds: a claim is touched so often, may be taken over if it is not for so long, and is looked at so often.
+_BEAT, _DEAD, _PAUSE = 3.0, 30.0, 0.1
 SUFFIX = ".lease"
 
 
@@ -32,7 +31,6 @@ class Claim:
     """
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
         self.path, self._lease = path, _lease(path)
 
     def acquire(self, *, patience: float = 0.0, watch: bool = True) -> bool:
@@ -48,8 +46,7 @@ class Claim:
                 self._lease.acquire()
                 return True
             waited = time.monotonic() - start
-            watching = watch and waited < 3 * _DEAD and not is_held(self.path)
-            if waited >= patience and not watching:
+            if waited >= patience and (not watch or waited > 3 * _DEAD or is_held(self.path)):
                 return False
             time.sleep(_PAUSE)
 
@@ -86,19 +83,19 @@ def claim(path: Path | None, *, patience: float = 0.0, watch: bool = True) -> It
 def is_held(path: Path, *, patience: float = 0.0) -> bool:
     """Return True if a process seems to hold the claim of `path`, and still after `patience` seconds."""
     deadline = time.monotonic() + patience
-    while _seems_held(_lease(path)):
-        if time.monotonic() >= deadline:
-            return True
+    while (held := _seems_held(_lease(path))) and time.monotonic() < deadline:
         time.sleep(_PAUSE)
-    return False
+    return held
 
 
 def _lease(path: Path) -> SoftFileLease:
-    times = {"lease_duration": _DEAD, "heartbeat_interval": _BEAT}
-    return SoftFileLease(f"{path}{SUFFIX}", **times, thread_local=False, timeout=0)
+    file = f"{path}{SUFFIX}"
+    return SoftFileLease(
+        file, lease_duration=_DEAD, heartbeat_interval=_BEAT, thread_local=False, timeout=0
+    )
 
 
-def _check(path: Path, token: str) -> None:
+def _check(path: Path, token: str | None) -> None:
     for pause in (0.0, _PAUSE):  # who looks whether a claim is dead moves its file for a moment
         time.sleep(pause)
         if (owner := _lease(path).owner) and owner.token == token:
@@ -131,4 +128,4 @@ def _mend(file: str) -> None:
 def _machine() -> str:
     """Return the name that filelock gives this machine, or this container of it."""
     with tempfile.TemporaryDirectory() as folder, _lease(Path(folder, "own")) as own:
-        return own.owner.hostname
+        return own.owner.hostname if own.owner else ""
