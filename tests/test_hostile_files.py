@@ -221,6 +221,18 @@ def test_a_mutated_file_is_read_or_refused_within_limits(kind, tmp_path, monkeyp
     check_mutations(kind, tmp_path, 6)
 
 
+@pytest.mark.parametrize("kind", ["recipe", "contract", "audit", "manifest"])
+def test_a_number_of_a_million_digits_is_refused(kind, tmp_path):
+    name, read = KINDS[kind](tmp_path)
+    path = tmp_path / name
+    path.write_text(
+        path.read_text()
+        .replace(" 1", " 1" + "9" * 900_000 + ".5", 1)
+        .replace(":1", ":1" + "9" * 3_000_000 + "e1", 1)
+    )
+    assert not in_limits(read, path)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_thousand_mutated_files_are_read_or_refused(kind, tmp_path, monkeypatch):

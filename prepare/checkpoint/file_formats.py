@@ -57,8 +57,8 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 _DAMAGED = "it is cut short or damaged: fetch or save it again"
 _AGAIN = "save it with torch.save(model.state_dict(), FILE), and nothing but tensors in it"
 _LARGEST_PICKLE, _LONGEST_ORDER = 100_000_000, 16
-# About 32 for each tensor.
-_MOST_OPERATIONS = 1_000_000
+# Operations of a pickle: of anything, and of each record of the archive; a tensor has a record and takes 32.
+_OPERATIONS, _OPERATIONS_EACH = 100_000, 100
 # Values that are hashed: a tuple of the same tuple twice, sixty times over, has 2**60.
 _MOST_HASHED = 4_000_000
 # What the operations of a pickle without code take off the stack, for one value each; marks are apart.
@@ -137,7 +137,7 @@ def _check_archive(path: Path) -> None:
     elif "data.pkl" not in names or large:
         wrong = "is an archive that torch did not write"
     else:
-        wrong = _explodes(content["data.pkl"])
+        wrong = _explodes(content["data.pkl"], _OPERATIONS + _OPERATIONS_EACH * len(records))
     if wrong:
         raise CheckpointError(printable_path(path), wrong, _AGAIN)
     if order not in ("", sys.byteorder):
@@ -145,9 +145,10 @@ def _check_archive(path: Path) -> None:
         raise CheckpointError(printable_path(path), wrong, "save it as safetensors there")
 
 
-def _explodes(pickled: bytes) -> str:
+def _explodes(pickled: bytes, most: int) -> str:
     """Return what is wrong with a pickle that is small and takes hours or all memory to read; or "".
 
+    It has at most `most` operations.
     The values of a list are 1 here: only tuples are hashed with all that is in them.
     """
     stack: list[int] = []
@@ -181,11 +182,7 @@ def _explodes(pickled: bytes) -> str:
                 del stack[len(stack) - taken :]
                 hashed += values if name == "REDUCE" else 0
                 stack.append(1 + values if name.startswith("TUPLE") else 1)
-            if (
-                hashed > _MOST_HASHED
-                or count > _MOST_OPERATIONS
-                or (stack and stack[-1] > _MOST_HASHED)
-            ):
+            if hashed > _MOST_HASHED or count > most or (stack and stack[-1] > _MOST_HASHED):
                 return "is a small description of more values than any model has: torch did not write it"
     except Exception as error:  # what is damaged raises many kinds
         return f"its description is damaged ({type(error).__name__}: {str(error)[:100]})"

@@ -27,6 +27,7 @@ LIMIT = 1 << 25
 # What the content of a file may take in memory, in bytes, and what one value takes: `{}` in a list 72.
 _MOST_MEMORY = 128_000_000
 _VALUE = 64
+_MOST_DIGITS = 1_000
 # Characters of a message that are a file's.
 _LONGEST = 300
 # The report reads records, so no record imports it: it is looked up when one is shown.
@@ -114,7 +115,14 @@ class JsonRecord:
 def parse_json(text: str) -> Any:
     """Return the content of a JSON text; raise ValueError at once if it would fill the memory."""
     check_memory(text)
-    return json.loads(text)
+    return json.loads(text, parse_float=_float)
+
+
+def _float(text: str) -> float:
+    """Convert a number; the time of `float` grows with the square of the digits."""
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number has more than {_MOST_DIGITS:,} digits")
+    return float(text)
 
 
 def check_memory(text: str | bytes) -> None:

@@ -46,6 +46,7 @@ _OTHER_WORDS = re.compile(r"null|true|false|[-+]?\.?(?:inf|nan)", re.IGNORECASE)
 _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _DIGITS = r"[0-9]+(?:_[0-9]+)*"
 _NUMBER = re.compile(rf"[-+]?(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][-+]?{_DIGITS})?")
+_MOST_DIGITS = 1_000
 _ODD_NUMBER = re.compile(r"[-+]?0[0-9]|.*_", re.DOTALL)
 
 # Strings that are written without quotes: every version of YAML reads them as strings.
@@ -305,7 +306,8 @@ def _scalar(text: str) -> object:
         raise ValueError(AMBIGUOUS)
     if text.lstrip("+-").isdecimal():
         return _integer(text)
-    if not math.isfinite(number := float(text)):
+    # The time of `float` grows with the square of the digits.
+    if len(text) > _MOST_DIGITS or not math.isfinite(number := float(text)):
         raise ValueError("is too large a number")
     return number
 
