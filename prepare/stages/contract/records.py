@@ -22,7 +22,7 @@ _WORDS = 5
 BROKEN, BETTER, TOO_NOISY, NOTE = KINDS = ("broken", "better", "too noisy", "note")
 
 
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+class _ContractDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
     """Writes in quotes what `plain_yaml` would not read as a text."""
 
 
@@ -31,7 +31,7 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Dumper.add_representer(str, _represent_text)
+_ContractDumper.add_representer(str, _represent_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ class Contract:
         """Write `contract.yaml`; equal contracts give equal bytes. Raises FileError."""
         written = asdict(self, dict_factory=without_empty_sizes)
         data = _KIND.head | {"structure": self.structure} | json.loads(json.dumps(written))
-        text = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
+        text = yaml.dump(data, Dumper=_ContractDumper, sort_keys=False, allow_unicode=True, width=1000)
         files.write_text(path, text)
 
     @classmethod
