@@ -129,7 +129,9 @@ class Contract:
         """Write `contract.yaml`; equal contracts give equal bytes. Raises FileError."""
         written = asdict(self, dict_factory=without_empty_sizes)
         data = _KIND.head | {"structure": self.structure} | json.loads(json.dumps(written))
-        text = yaml.dump(data, Dumper=_ContractDumper, sort_keys=False, allow_unicode=True, width=1000)
+        text = yaml.dump(
+            data, Dumper=_ContractDumper, sort_keys=False, allow_unicode=True, width=1000
+        )
         files.write_text(path, text)
 
     @classmethod
