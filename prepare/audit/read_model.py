@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from prepare.audit import STATUSES, AuditRow
+from prepare.core.model.forward_overrides import computed_tensors
 from prepare.core.model.memory_format import canonical_stride, satisfied, takes
-from prepare.core.model.own_code import computed_tensors
 from prepare.core.model.tensors import (
     NamedTensor,
     dtype_text,

@@ -6,8 +6,8 @@ from functools import cache, lru_cache
 import torch
 from torch import nn
 
+from prepare.core.model.forward_overrides import Protected
 from prepare.core.model.memory_format import FORMATS, takes
-from prepare.core.model.own_code import Protected
 from prepare.core.model.tensors import (
     NamedTensor,
     identity,

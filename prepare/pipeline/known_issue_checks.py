@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
+from prepare.core.model.doctor_findings import standing_here
 from prepare.core.model.forward_code import forward_code, torch_class
-from prepare.core.model.issues_here import standing_here
 from prepare.core.model.known_issues import ONLY, REPAIR_STEP, Issue
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D

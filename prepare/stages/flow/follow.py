@@ -22,8 +22,8 @@ from prepare.core.forward.stand_ins import (
     stand_ins_for,
 )
 from prepare.core.forward.unchanged import unchanged, without_gradients
+from prepare.core.model.doctor_findings import CallIssues, describe
 from prepare.core.model.forward_code import forward_code
-from prepare.core.model.issues_here import CallIssues, describe
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.errors import RefusedError
 from prepare.stages.flow.call_sites import CallSite, ModuleStack

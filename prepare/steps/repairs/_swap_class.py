@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx import Proxy
 
 from prepare.core.model.forward_code import forward_code, torch_class
-from prepare.core.model.made_class import made_of, make_class
+from prepare.core.model.generated_class import made_of, make_class
 from prepare.core.model.module_kinds import mark_repair
 from prepare.core.model.scripting import script_error
 from prepare.errors import RefusedError
