@@ -75,7 +75,7 @@ def not_a_view(x: Tensor, *, is_saved: bool = False) -> Tensor:
     computed in `no_grad`. `is_saved` is whether the backward of the result reads it: then a change of the
     returned tensor in place is an error in backward, as in torch.
     """
-    if torch.compiler.is_compiling() or is_transformed():
+    if torch.compiler.is_compiling() or is_transformed() or torch.jit.is_tracing():
         return x
     # Not torch's `_unsafe_view`: it changes the strides of dimensions of size 1.
     return _Result.apply(x, is_saved) if x.requires_grad else x.data
