@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor, nn
 
@@ -15,11 +15,20 @@ from prepare.core.model.tensors import is_plain
 from prepare.pipeline.preconditions import fsdp_problems
 
 if TYPE_CHECKING:
-    from prepare.pipeline import Pipeline
     from prepare.pipeline.plan import Plan
 
 _TABLES = ("_parameters", "_buffers")
 _ASKED = ("dtype", "memory_format")
+
+
+class Steps(Protocol):
+    """What is needed of a pipeline."""
+
+    steps: Mapping[str, Any]
+
+    def plan(self, model: nn.Module, *, known_issues: str) -> Plan: ...
+
+    def undo(self, model: nn.Module, *, phases: Iterable[str] = ...) -> None: ...
 
 
 class Originals:
@@ -28,7 +37,7 @@ class Originals:
     They hold no tensors; `of` adds those that the model has by then.
     """
 
-    def __init__(self, model: nn.Module, pipeline: Pipeline) -> None:
+    def __init__(self, model: nn.Module, pipeline: Steps) -> None:
         tree = copy_tree(model)
         pipeline.undo(tree)
         self._modules = dict(tree.named_modules(remove_duplicate=False))

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.nested import map_tensors
+from prepare.pipeline.optimizer_state import relayout
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from prepare.pipeline import Pipeline
+    from prepare.guard.originals import Steps
 
 # The phases whose steps change the code of a module.
 _CODE = ("structure", "runtime")
@@ -35,10 +36,8 @@ def obstacle_to_put_back(module: nn.Module, *, training: bool, optimizer: Optimi
     return ""
 
 
-def put_back(module: nn.Module, pipeline: Pipeline, optimizer: Optimizer | None) -> str:
+def put_back(module: nn.Module, pipeline: Steps, optimizer: Optimizer | None) -> str:
     """Put torch's own class back in `module`, not in those inside it; return what was done."""
-    from prepare.pipeline import relayout
-
     if is_compiled(module):
         vars(module).pop("_compiled_call_impl")
         return "it runs uncompiled from now on"

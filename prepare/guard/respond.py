@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from prepare.guard.compare import WrongModule
-    from prepare.guard.originals import Originals
-    from prepare.pipeline import Pipeline
+    from prepare.guard.originals import Originals, Steps
     from prepare.stages.verify.execution.module_calls import RecordedCall
 
 OnDifference = Literal["raise", "warn", "fallback"]
@@ -32,7 +31,7 @@ _log = logging.getLogger(__name__)
 class Response:
     """Acts on differences; `differences` holds those that were found."""
 
-    pipeline: Pipeline
+    pipeline: Steps
     originals: Originals
     action: OnDifference
     optimizer: Optimizer | None

@@ -1,0 +1,238 @@
+"""Watch the calls of single modules: tell them apart by a key, and record those that are due."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from prepare.core.forward.call import Call
+from prepare.core.forward.float32_calls import CastResults
+from prepare.core.forward.nested import map_tensors, tensors_in
+from prepare.core.model.memory_format import satisfied
+from prepare.stages.verify.execution.module_calls import RecordedCall
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from prepare.guard.model_guard import ModelGuard
+
+_COMPILED = "_compiled_call_impl"
+_HOOKS = ("_forward_hooks", "_backward_hooks")
+
+
+@dataclass
+class Watched:
+    """A module with hooks, and what is known of it.
+
+    `kind` says how the pipeline changed it; empty if its calls are recorded only as a part of others. `known`
+    holds the keys of which no look is due, `tries` the looks that failed by key, `why` the reason if no look
+    can be made, `hooks` the hooks that it had when the guard was made.
+    """
+
+    name: str
+    module: nn.Module
+    kind: str
+    why: str = ""
+    known: dict[Hashable, object] = field(default_factory=dict)
+    tries: dict[Hashable, int] = field(default_factory=dict)
+    hooks: set[int] = field(default_factory=set)
+    handles: list[Any] = field(default_factory=list)
+
+    def attach(self, guard: ModelGuard) -> None:
+        """Give the calls of the module to `guard.before` and `guard.after`; `detach` ends that."""
+        module = self.module
+        if compiled := vars(module).get(_COMPILED):  # hooks that are added after the compiler do not run
+            vars(module)[_COMPILED] = _CompiledCall(guard, self, compiled)
+            return
+        self.hooks = set(_hooks(module))
+        self.handles = [
+            module.register_forward_pre_hook(Before(guard, self), with_kwargs=True),
+            # The first: the hooks of others may change what it gets.
+            module.register_forward_hook(After(guard, self), prepend=True),
+        ]
+
+    def detach(self) -> None:
+        """Take the hooks off."""
+        call = vars(self.module).get(_COMPILED)
+        if isinstance(call, _CompiledCall):
+            vars(self.module)[_COMPILED] = call.compiled
+        for handle in self.handles:
+            handle.remove()
+
+    def follow_hooks(self, guard: ModelGuard) -> None:
+        """See the output after hooks that were added since the guard was made, from now on."""
+        table = self.module._forward_hooks
+        others = any(not isinstance(table[key], CastResults | After) for key in table.keys() & self.hooks)
+        own = {handle.id for handle in self.handles}
+        if len(own) == 2 and not others and table.keys() - self.hooks - own:
+            self.handles.append(self.module.register_forward_hook(Last(guard, self)))
+
+
+@dataclass
+class Record:
+    """A call that runs: the module as it was before it, its arguments, and those of the calls inside.
+
+    `frame` is that of torch around the module's code. `copies` hold each tensor once, by its id and version.
+    `passed` are pairs of gradients that a hook passes on, which should be equal.
+    """
+
+    watched: Watched
+    key: Hashable
+    is_due: bool
+    frame: FrameType
+    copies: dict[tuple[int, int], tuple[Tensor, Tensor]]
+    call: RecordedCall
+    before: nn.Module | None = None
+    amp: str = "none"
+    raw: Any = None
+    numbers: Tensor | None = None
+    draws: bool = False
+    detached: bool = False
+    passed: list[dict[str, Tensor | None]] = field(default_factory=list)
+
+
+class _Hook:
+    """A hook of one watched module; that of a copy does nothing."""
+
+    def __init__(self, guard: ModelGuard | None = None, watched: Watched | None = None) -> None:
+        self._guard, self._watched = guard, watched
+
+    def __reduce__(self) -> Any:
+        return type(self), ()
+
+
+class Before(_Hook):
+    """The forward pre-hook; it comes after those that the module had."""
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Begin a record if the call is due."""
+        if torch.compiler.is_compiling() or self._guard is None:
+            return
+        watched = self._watched
+        if watched.module is module:  # not in a replica
+            self._guard.before(watched, args, kwargs)
+
+
+class After(_Hook):
+    """The first forward hook."""
+
+    is_last = False
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
+        """End a record, if there is one; return the output to use, or None."""
+        if torch.compiler.is_compiling() or self._guard is None or not self._guard.running:
+            return None
+        return self._guard.after(self._watched, args, output, is_last=self.is_last)
+
+
+class Last(After):
+    """The last forward hook, after those that were added since the guard was made."""
+
+    is_last = True
+
+
+class _CompiledCall:
+    """The compiled call of a guarded module, with the guard around it."""
+
+    def __init__(self, guard: ModelGuard, watched: Watched, compiled: Any) -> None:
+        self.compiled = compiled
+        self._hooks = Before(guard, watched), After(guard, watched)
+        self._module = watched.module
+        vars(self).update(vars(compiled))  # what the step compile keeps there
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._hooks[0](self._module, args, kwargs)
+        output = self.compiled(*args, **kwargs)
+        changed = self._hooks[1](self._module, args, output)
+        return output if changed is None else changed
+
+
+def key_of(module: nn.Module, args: Any, kwargs: Any) -> Hashable:
+    """Return what tells two calls apart: of each tensor its shape, strides, dtype and device; the modes."""
+    found: list[Any] = [module.training, torch.is_grad_enabled()]
+    device = "cpu"
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        for tensor in (value,) if isinstance(value, Tensor) else tensors_in(value):
+            strided = tensor.layout is torch.strided and not tensor.is_nested
+            shape = (tensor.shape, tensor.stride()) if strided else (tensor.layout,)
+            found += (shape, tensor.dtype, tensor.device)
+            device = tensor.device.type
+    if torch.is_autocast_enabled(device):
+        found.append(torch.get_autocast_dtype(device))
+    return tuple(found)
+
+
+def describe_call(module: nn.Module, call: Call, amp: str) -> str:
+    """Return a call in words: `[2, 3, 8, 8] float32 channels_last, eval`."""
+    words = []
+    for tensor in call.tensors()[:3]:
+        formats: tuple[str, ...] = ()
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            formats = satisfied(tuple(tensor.shape), tensor.stride())
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        words.append(f"{list(tensor.shape)} {dtype} {formats[0] if formats else ''}".rstrip())
+    words += [f"autocast to {amp}"] if amp != "none" else []
+    return ", ".join([*words, "train" if module.training else "eval"])
+
+
+def frames() -> Iterator[FrameType]:
+    """Yield the frames of this thread, the innermost first."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def copy_of(copies: dict[tuple[int, int], tuple[Tensor, Tensor]], tensor: Tensor) -> Tensor:
+    """Return a copy without a graph; the same for the same tensor, unless it was changed in place."""
+    with torch.inference_mode(mode=False):
+        copy = tensor.detach().clone()
+        copy.requires_grad_(tensor.requires_grad)
+    if tensor.is_inference():  # it has no version: each time another copy
+        return copy
+    return copies.setdefault((id(tensor), tensor._version), (tensor, copy))[1]
+
+
+def keep_output(record: Record, args: Any, output: Any) -> None:
+    """Record what a call returned, and the gradients of that when they arrive."""
+    call = record.call
+    call.outputs = map_tensors(partial(copy_of, record.copies), output)
+    if record.before is None or not torch.is_grad_enabled():
+        return
+    for index, tensor in enumerate(tensors_in(output)):
+        if tensor.requires_grad:
+            tensor.register_hook(partial(_keep, call.output_gradients, index))
+    # What hooks put in the place of arguments and outputs.
+    given = zip(call.arguments.tensors(), tensors_in(args), strict=False)
+    record.detached = any(a.requires_grad and not b.requires_grad for a, b in given)
+    for raw, tensor in zip(tensors_in(record.raw), tensors_in(output), strict=False):
+        if raw is not tensor and raw.requires_grad and tensor.requires_grad:
+            record.passed.append(pair := {"before": None, "after": None})
+            raw.register_hook(partial(_keep, pair, "before"))
+            tensor.register_hook(partial(_keep, pair, "after"))
+    module = record.watched.module
+    if set(module._backward_hooks) - record.watched.hooks:
+        for tensor in tensors_in(args):
+            if type(tensor.grad_fn).__name__ == "BackwardHookFunctionBackward":
+                tensor.grad_fn.register_hook(partial(_keep_passed, record.passed))
+
+
+def _keep(gradients: dict[Any, Any], key: Any, gradient: Tensor) -> None:
+    gradients[key] = gradient.detach().clone()
+
+
+def _keep_passed(pairs: list[Any], into: Any, out: Any) -> None:
+    for before, after in zip(into, out, strict=True):
+        if after is not None:
+            pairs.append({"before": before, "after": after})
+
+
+def _hooks(module: nn.Module) -> Iterator[int]:
+    for name in _HOOKS:
+        yield from getattr(module, name)
