@@ -75,14 +75,10 @@ class _PrivateCalls(CallInterceptor):
 
 @dataclass
 class _Comparer(ModuleComparer):
-    """Takes what the call returned as the first result of the prepared module; then it runs a copy.
-
-    `is_outside` is True if the copy is right, so that what is not comes from a hook.
-    """
+    """Takes what the call returned as the first result of the prepared module; then it runs a copy."""
 
     record: Record = None  # type: ignore[assignment]
     takes_recorded: bool = True
-    is_outside: bool = False
 
     def compare(self, call: RecordedCall) -> dict[str, list[Any]]:
         self.takes_recorded = not (self.backward or self.record.draws)
@@ -92,8 +88,7 @@ class _Comparer(ModuleComparer):
             if not _wrong(found):
                 return found
             if not _wrong(self._compare_once(call, keep=True)):
-                self.is_outside = True
-                return found
+                return found  # a hook for example has changed it
         return super().compare(call)
 
     def run_prepared(self, call: RecordedCall, *, keep: bool) -> RunResult:
@@ -134,11 +129,10 @@ def snapshot(module: nn.Module) -> nn.Module:
 
 def difference(
     record: Record, original: nn.Module, call: RecordedCall, hooked: set[str], *, backward: bool
-) -> tuple[str, bool]:
+) -> str:
     """Say by how much a call differs from `original`, torch's own; empty if they agree.
 
-    Also return whether the module's own code is right, and the difference comes from around it. With
-    `backward` the gradients are compared, of the module's own code. `call` has the names that modules have in
+    With `backward` the gradients are compared, of the module's own code. `call` has the names that modules have in
     the module itself, and so do `hooked`, whose calls were recorded. Runs on private copies.
     """
     calls, prepared = _PrivateCalls(), snapshot(record.before)  # the record is compared twice
@@ -160,20 +154,19 @@ def difference(
         try:
             wrong = _wrong(comparer.compare(call))
         except OtherTensorsError:
-            return "its outputs have other names or numbers than those of torch's own", False
+            return "its outputs have other names or numbers than those of torch's own"
     if backward and (record.detached or not all(map(_is_passed, record.passed))):
-        return "its gradients are stopped or changed by a hook", True
+        return "its gradients are stopped or changed by a hook"
     if not wrong:
-        return "", False
+        return ""
     worst, kind = max(wrong, key=lambda pair: pair[0].excess)
     what = kind.removeprefix("module ")
     if worst.note:
-        return f"one of its {what} {worst.note}", comparer.is_outside
+        return f"one of its {what} {worst.note}"
     error = (
         "infinitely far" if math.isinf(worst.error) else f"off by {worst.error:.2g} of their scale"
     )
-    text = f"its {what} are {error}, and {worst.allowed:.2g} is allowed"
-    return text, comparer.is_outside
+    return f"its {what} are {error}, and {worst.allowed:.2g} is allowed"
 
 
 def run_again(module: nn.Module, call: RecordedCall, amp: str) -> Any:

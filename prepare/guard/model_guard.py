@@ -107,9 +107,10 @@ class ModelGuard(Guard):
         self.looks, self.seconds_used = 0, 0.0
         # The calls that run and are recorded, innermost last, by their threads.
         self.running: dict[int, list[Record]] = {}
-        # Keys of the model of which nothing is due, and when no look begins any more, by thread.
+        # Keys of calls of the model; by thread when no look begins any more, and a key that is new.
         self._known: set[Hashable] = set()
         self._ends: dict[int, float] = {}
+        self._fresh: dict[int, Hashable] = {}
         self._turns, self._steps, self._is_told = Turns(every=every, share=share), 0, False
         self._chosen: set[str] = set()
         self._recorded: list[Record] = []
@@ -244,41 +245,45 @@ class ModelGuard(Guard):
     def before(self, watched: Watched, args: Any, kwargs: Any) -> None:
         """Begin a record of this call if it is due; else cost next to nothing."""
         model = self._model
-        key: Hashable = None
+        keys: tuple[Hashable, ...] = ()
         is_step = model.training and torch.is_grad_enabled()
         if watched.module is model:
-            key = key_of(model, args, kwargs)
-            self._begin(key, args, kwargs, is_step=is_step)
+            self._begin(args, kwargs, is_step=is_step)
         if is_step:
             is_due = watched.name in self._chosen
         elif watched.kind:
-            key = key or key_of(watched.module, args, kwargs)
-            is_due = key not in watched.known
+            key = key_of(watched.module, args, kwargs)
+            fresh = self._fresh.get(threading.get_ident()) if self._fresh else None
+            keys = (key,) if fresh is None else (key, (fresh, key))
+            is_due = keys[-1] not in watched.known
         else:
             is_due = False
         if is_due or self.running:
-            self._record(watched, key, Call(args, kwargs), is_due=is_due)
+            self._record(watched, keys, Call(args, kwargs), is_due=is_due)
 
-    def _begin(self, key: Hashable, args: Any, kwargs: Any, *, is_step: bool) -> None:
+    def _begin(self, args: Any, kwargs: Any, *, is_step: bool) -> None:
         """Begin a call of the model: look for drift at a new key, choose the modules of a training step."""
-        self._ends[threading.get_ident()] = time.monotonic() + self._seconds
-        if key in self._known and not is_step:
-            return
-        if not can_look(Call(args, kwargs).tensors()):
+        thread, key = threading.get_ident(), key_of(self._model, args, kwargs)
+        self._ends[thread] = time.monotonic() + self._seconds
+        if self._fresh:
+            self._fresh.pop(thread, None)
+        if (key in self._known and not is_step) or not can_look(Call(args, kwargs).tensors()):
             return
         if is_step:
             self._compare_recorded()
             self._steps += 1
-            if self._steps % self._every == 0:
-                raise_drift(self.find_drift())
             names = [w.name for w in self._looked_at() if w.kind != "compiled"]
-            self._chosen = set(self._turns.next(key, names)) if names else set()
+            is_compiled_whole = is_compiled(self._model) or not names
+            self._chosen = set() if is_compiled_whole else set(self._turns.next(key, names))
+            if self._chosen or self._steps % self._every == 0:
+                raise_drift(self.find_drift())
             return
         raise_drift(self.find_drift())
         raise_problems(DriftError, self._modes())
         if len(self._known) >= _KEYS:
             self._known.clear()
         self._known.add(key)
+        self._fresh[thread] = key
 
     def _modes(self) -> Iterator[Problem]:
         """Yield the modules in train mode of a model that serves in eval mode."""
@@ -290,23 +295,27 @@ class ModelGuard(Guard):
                     name, "is in train mode in a model in eval mode", "call eval() of the model"
                 )
 
-    def _record(self, watched: Watched, key: Hashable, call: Call, *, is_due: bool) -> None:
-        thread, now = threading.get_ident(), time.monotonic()
-        running = set(frames())
+    def _record(
+        self, watched: Watched, keys: tuple[Hashable, ...], call: Call, *, is_due: bool
+    ) -> None:
+        thread, now, running = threading.get_ident(), time.monotonic(), set(frames())
         # One that was left by an exception does not run any more.
         stack = [record for record in self.running.pop(thread, []) if record.frame in running]
         outer = stack[-1] if stack else None
-        is_due = is_due and not watched.why and now <= self._ends.get(thread, now)
+        if is_due and now > self._ends.get(thread, now):
+            self._known.discard(self._fresh.get(thread))
+            is_due = False
+        is_due = is_due and not watched.why
         if (is_due or (outer and outer.is_due)) and can_look(tensors := call.tensors()):
             copies = outer.copies if outer else {}
             held = sum(copy.nbytes for _, copy in copies.values())
             if held + sum(tensor.nbytes for tensor in tensors) > self._max_bytes:
-                for each in [w.watched for w in stack if w.is_due] + [watched] * is_due:
+                for each in (*(r.watched for r in stack if r.is_due), *[watched] * is_due):
                     self._note(each, f"its call needs more than {size(self._max_bytes)}")
-                    each.known[key] = True
+                watched.known.update(dict.fromkeys(keys))
                 return
             copied = RecordedCall(watched.name, call.map(partial(copy_of, copies)))
-            record = Record(watched, key, is_due, sys._getframe(3), copies, copied)
+            record = Record(watched, keys, is_due, sys._getframe(3), copies, copied)
             if is_due:
                 watched.follow_hooks(self)
                 record.before = snapshot(watched.module)
@@ -326,43 +335,52 @@ class ModelGuard(Guard):
             return None
         while stack[-1].frame is not frame:  # left by exceptions
             stack.pop()
-        record = stack[-1]
-        if not is_last:
-            record.raw = output
-            if len(watched.handles) > 2:  # another hook sees the output that is used
-                return None
-        stack.pop()
-        if not stack:
-            del self.running[thread]
-        keep_output(record, args, output)
-        now = numbers() if record.numbers is not None or stack else None
-        if stack:
-            stack[-1].numbers = now
-            if stack[-1].is_due:
+        record, changed = stack[-1], None
+        if not is_last or output is not record.raw:
+            keep_output(record, args, output)
+            if record.is_due:
+                if not is_last:
+                    record.draws |= not torch.equal(record.numbers, numbers())
+                    record.draws &= any(part.training for part in watched.module.modules())
+                changed = self._look(record, is_last=is_last)
+        if changed is not None:
+            record.call.outputs = output = changed
+        record.raw = output
+        if is_last or not watched.is_followed:
+            stack.pop()
+            if not stack:
+                del self.running[thread]
+            elif stack[-1].is_due:
                 stack[-1].call.children.append(record.call)
-        if not record.is_due:
-            return None
-        record.draws |= not torch.equal(record.numbers, now)
-        return self._look(record)
+                stack[-1].numbers = numbers()
+        return changed
 
     # ------------------------------------------------------------------------------------------- looks
 
-    def _look(self, record: Record) -> Any:
-        watched = record.watched
-        if record.key is None:
-            if all(watched is not other.watched for other in self._recorded):
-                self._recorded.append(record)
-        elif watched.known.setdefault(record.key, record) is not record:
+    def _look(self, record: Record, *, is_last: bool) -> Any:
+        """Look at a call that has ended; in training what is found waits for the gradients.
+
+        With `is_last` its output is the one that hooks have changed.
+        """
+        watched, keys = record.watched, record.keys
+        if not keys:
+            if not is_last and any(watched is other.watched for other in self._recorded):
+                return None
+        elif watched.known.setdefault(keys[-1], keys) is not keys:
             return None  # another thread looks
-        found, is_outside = self._compared(record, backward=False)
-        if found is None:
+        else:
+            if len(watched.known) >= _KEYS:
+                watched.known.clear()
+            watched.known.update(dict.fromkeys(keys, keys))
+        found = record.found = record.found or self._compared(record, backward=False)
+        if not keys:
+            if not is_last:
+                self._recorded.append(record)
             return None
-        if record in self._recorded:
-            self._recorded.remove(record)
-        if not self._act(found, record) or torch.is_grad_enabled():
+        if not found or not self._act(record) or torch.is_grad_enabled():
             return None
-        if is_outside:
-            self._act(found, record)  # a hook for example is not torch's own
+        if is_last:
+            self._act(record)  # a hook for example is not torch's own
         return apart(partial(run_again, watched.module, self._alone(record), record.amp))
 
     def _alone(self, record: Record) -> RecordedCall:
@@ -372,65 +390,65 @@ class ModelGuard(Guard):
         """Compare what a training step recorded, when its gradients have arrived."""
         recorded, self._recorded = self._recorded, []
         for record in recorded:
-            start = time.perf_counter()
-            found, _ = self._compared(record, backward=True)
-            self._turns.add(time.perf_counter() - start)
-            if found:
-                self._act(found, record)
+            if record.found is None:
+                record.found = self._compared(record, backward=True)
+            self.looks += 1
+            self._turns.add(record.seconds)
+            if record.found:
+                self._act(record)
         is_measured = self._steps > 1 and self.looks >= min(_TOLD, len(self.watched))
         if is_measured and not self._is_told:
             self._is_told = True
             _log.info("guard: in training each module is looked at once in %s", self._turn())
 
-    def _compared(self, record: Record, *, backward: bool) -> tuple[WrongModule | None, bool]:
-        """Return the difference of one call from torch's own, and whether a hook makes it.
-
-        None if there is none, or none can be told.
-        """
+    def _compared(self, record: Record, *, backward: bool) -> WrongModule | None:
+        """Return the difference of one call from torch's own; None if there is none, or none can be told."""
         watched, module = record.watched, record.watched.module
         if why := too_large(record.call, module, self._max_bytes):
             self._note(watched, why)
-            return None, False
+            return None
         start, prefix = time.perf_counter(), f"{watched.name}." if watched.name else ""
         hooked = {name.removeprefix(prefix) for name in self._hooked if name.startswith(prefix)}
 
-        def run() -> tuple[str, bool]:
+        def run() -> str:
             original = self._originals.of(watched.name, record.before)
             return difference(record, original, self._alone(record), hooked, backward=backward)
 
         try:
-            text, is_outside = apart(run)
+            text = apart(run)
         except Exception as error:  # the module's code may depend on the code around it
             self._failed(record, error)
-            return None, False
+            return None
         finally:
+            record.seconds += time.perf_counter() - start
             self.seconds_used += time.perf_counter() - start
         self.left_out.pop(watched.name, None)
-        self.looks += not (record.key is None and not backward) or bool(text)
+        self.looks += bool(record.keys)
         where = watched.name or type(self._model).__name__
         described = describe_call(module, record.call.arguments, record.amp)
-        return (WrongModule(where, text, described) if text else None), is_outside
+        return WrongModule(where, text, described) if text else None
 
     def _failed(self, record: Record, error: Exception) -> None:
         watched = record.watched
         self._note(watched, first_line(error))
         if isinstance(error, CommunicatesError):
             watched.why = first_line(error)
-        watched.tries[record.key] = watched.tries.get(record.key, 0) + 1
-        if watched.tries[record.key] < _TRIES:
-            watched.known.pop(record.key, None)
+        tries = watched.tries[record.keys] = watched.tries.get(record.keys, 0) + 1
+        if tries < _TRIES:
+            for key in record.keys:
+                watched.known.pop(key, None)
 
     def _note(self, watched: Watched, why: str) -> None:
         if watched.name not in self.left_out:
             self.left_out[watched.name] = why
             _log.info("guard: %s is left out: %s", watched.name or "the model", why)
 
-    def _act(self, found: WrongModule, record: Record) -> bool:
+    def _act(self, record: Record) -> bool:
         """Raise, warn, or put torch's own class back; return whether that was done."""
         module = record.watched.module
         was_compiled = is_compiled(module)
         try:
-            return self._response.act(found, record.call, module)
+            return self._response.act(record.found, record.call, module)
         finally:  # the warning may be an error
             if self.differences and self.differences[-1].done:
                 self.record(self._model)

@@ -20,6 +20,7 @@ from prepare.stages.verify.execution.module_calls import RecordedCall
 if TYPE_CHECKING:
     from types import FrameType
 
+    from prepare.guard.compare import WrongModule
     from prepare.guard.model_guard import ModelGuard
 
 _COMPILED = "_compiled_call_impl"
@@ -43,6 +44,7 @@ class Watched:
     tries: dict[Hashable, int] = field(default_factory=dict)
     hooks: set[int] = field(default_factory=set)
     handles: list[Any] = field(default_factory=list)
+    last: Any = None
 
     def attach(self, guard: ModelGuard) -> None:
         """Give the calls of the module to `guard.before` and `guard.after`; `detach` ends that."""
@@ -66,12 +68,20 @@ class Watched:
             handle.remove()
 
     def follow_hooks(self, guard: ModelGuard) -> None:
-        """See the output after hooks that were added since the guard was made, from now on."""
+        """See what hooks that were added since the guard was made put in the place of the output."""
         table = self.module._forward_hooks
-        others = any(not isinstance(table[key], CastResults | After) for key in table.keys() & self.hooks)
-        own = {handle.id for handle in self.handles}
-        if len(own) == 2 and not others and table.keys() - self.hooks - own:
-            self.handles.append(self.module.register_forward_hook(Last(guard, self)))
+        if not self.handles or isinstance(table[next(reversed(table))], After):
+            return
+        others = (table[key] for key in table.keys() & self.hooks)
+        if all(isinstance(hook, CastResults) for hook in others):
+            self.last.remove() if self.last else None
+            self.last = self.module.register_forward_hook(Last(guard, self))
+            self.handles[2:] = [self.last]
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether a second hook sees the output."""
+        return self.last is not None and self.last.id in self.module._forward_hooks
 
 
 @dataclass
@@ -83,7 +93,7 @@ class Record:
     """
 
     watched: Watched
-    key: Hashable
+    keys: tuple[Hashable, ...]
     is_due: bool
     frame: FrameType
     copies: dict[tuple[int, int], tuple[Tensor, Tensor]]
@@ -94,6 +104,8 @@ class Record:
     numbers: Tensor | None = None
     draws: bool = False
     detached: bool = False
+    found: WrongModule | None = None
+    seconds: float = 0.0
     passed: list[dict[str, Tensor | None]] = field(default_factory=list)
 
 
