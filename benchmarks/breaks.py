@@ -1,6 +1,6 @@
 """Count the layout breaks of real networks in channels-last, and with repair_layout and keep_layout.
 
-    python benchmarks/breaks.py [--real]
+    python benchmarks/breaks.py [--real] [--only NAME [--norm-elements 4096]]
 
 Predicts the layout flow of every network of `zoo_networks.py` and `video_networks.py` without computing
 anything, with weights and input in channels-last: the original modules, repaired, and with the calls
@@ -8,7 +8,8 @@ replaced that the flow names; and in contiguous, where the copies are those that
 Where calls are replaced, outputs and gradients are verified. Writes `results/breaks.json`.
 
 With `--real`: the video networks in the configurations of their library, at batch 1, not verified. Writes
-`results/breaks_real.json`.
+`results/breaks_real.json`. With `--only`: the networks with this in their name, not verified, printed alone;
+and as they would be if repaired norms copied samples of fewer than `--norm-elements`, in place of 12,288.
 """
 
 import argparse
@@ -29,6 +30,7 @@ from prepare.pipeline import Pipeline
 from prepare.stages.flow import Flow, predict
 from prepare.stages.verify import verify
 from prepare.steps.keeping.choose_calls import choose_calls
+from prepare.steps.repairs import _norm_autograd
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -88,16 +90,25 @@ def main() -> None:
     """Predict all networks, print the results and write the file."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--real", action="store_true")
-    is_real = parser.parse_args().real
+    parser.add_argument("--only", default="")
+    parser.add_argument("--norm-elements", type=int)
+    options = parser.parse_args()
+    is_real, only = options.real, options.only
+    if options.norm_elements:
+        _norm_autograd._MIN_ELEMENTS = options.norm_elements
     warnings.simplefilter("ignore")
     found = {}
     networks = REAL_NETWORKS if is_real else NETWORKS | VIDEO_NETWORKS
     for name, network in networks.items():
+        if only not in name:
+            continue
         try:
-            found[name] = predict_breaks(network, verifies=not is_real)
+            found[name] = predict_breaks(network, verifies=not is_real and not only)
         except Exception as error:  # recorded as part of the result
             found[name] = {"reason": f"{type(error).__name__}: {first_line(error)}"}
         print(f"{name}: {found[name]}", flush=True)
+    if only:
+        return
     report = {"networks": found, "environment": environment()}
     file = RESULTS / ("breaks_real.json" if is_real else "breaks.json")
     file.write_text(json.dumps(report, indent=1) + "\n")

@@ -1,12 +1,14 @@
 """Prepare every network of timm, and those of the zoo: strides as torch's converters give them, and breaks.
 
-    python benchmarks/census.py [--only NAME] [--seconds 60] [--again DATE] [--observe 100]
+    python benchmarks/census.py [--only NAME] [--seconds 60] [--again DATE] [--observe 100] [--keep 900]
 
 Each network is built without initialising its weights, in a process of its own, and prepared: the plan, the
 strides of all parameters and buffers against `torch.nn.utils.convert_conv2d_weight_memory_format` and
 `convert_conv3d_weight_memory_format`, the audit, and the breaks of the layout that are predicted as it is,
 with `repair_layout`, and with the calls that `keep_layout` replaces. `--observe` compares predictions with
-real forwards of the first networks that were examined, with small inputs.
+real forwards of the first networks that were examined, with small inputs. `--keep` runs as many networks as
+it can in these seconds, with all calls that `keep_layout` replaces and without: `results/census_kept.jsonl`
+has the number of calls, and the largest difference of the outputs.
 
 A line of `results/census.jsonl` is a network, one of `results/census_observed.jsonl` a real forward. The
 order is shuffled, always alike, so that what is there is a sample at any time; a second start goes on after
@@ -24,6 +26,7 @@ import re
 import resource
 import signal
 import sys
+import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -36,20 +39,24 @@ from census_networks import more_networks, stand_in_for_torchvision
 from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format as convert_conv2d
 from torch.nn.utils import convert_conv3d_weight_memory_format as convert_conv3d
+from torch.utils._pytree import tree_leaves
 from video_networks import REAL_NETWORKS, VIDEO_NETWORKS
 from zoo_networks import NETWORKS, Network
 
 from prepare.audit import audit
+from prepare.core.forward.call import call_of
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.utils.environment import environment
 from prepare.core.utils.text import first_line
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import Flow, observe, predict
 from prepare.steps.keeping.choose_calls import choose_calls
+from prepare.steps.keeping.rewrite_method import replaced_calls
 
 RESULTS = Path(__file__).parent / "results"
 FILE = RESULTS / "census.jsonl"
 OBSERVED = RESULTS / "census_observed.jsonl"
+KEPT = RESULTS / "census_kept.jsonl"
 FORMATS: dict[str, Any] = {"conv2d_memory_format": {}, "conv3d_memory_format": {}}
 HEAD = """\
 | library | networks | examined | other strides | computed | breaks | repaired | kept | as observed |
@@ -186,6 +193,51 @@ def compare(name: str) -> dict[str, Any]:
     return found
 
 
+def keep(name: str) -> dict[str, Any]:
+    """Return what a network returns with all calls that `keep_layout` replaces, against itself without."""
+    network = networks()[name]
+    torch.manual_seed(0)
+    model = network.build().eval()
+    pipeline = Pipeline.from_config(FORMATS | {"input_format": {}})
+    pipeline.apply(model, strict=False, known_issues="ignore")
+    sides = ({"side": side} for side in (64, 128)) if isinstance(network, Timm) else ()
+    for options in (*sides, {}):
+        try:
+            batch = pipeline.format(network.batch(**options))
+            expected = outputs(model, batch)
+            break
+        except Exception:
+            if not options:
+                return {"unprepared": "it does not run"}
+    Pipeline.from_config(FORMATS | {"keep_layout": {}}).apply(
+        model, strict=False, known_issues="ignore"
+    )
+    found = {"calls": sum(len(replaced_calls(module)) for module in model.modules())}
+    try:
+        actual = outputs(model, batch)
+    except Exception as error:
+        return found | {"raises": f"{type(error).__name__}: {first_line(error)}"}
+    pairs = list(zip(actual, expected, strict=True))
+    alike = all(one.dtype == other.dtype and one.shape == other.shape for one, other in pairs)
+    off = max((difference(one, other) for one, other in pairs), default=0.0)
+    return found | {"tensors": len(pairs), "alike": alike, "off": off}
+
+
+def outputs(model: nn.Module, batch: Any) -> list[torch.Tensor]:
+    """Return the tensors that a network returns."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        call = call_of(batch)
+        found = model(*call.args, **call.kwargs)
+    return [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
+
+
+def difference(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the largest difference of two tensors, as a part of the largest value."""
+    one, other = one.double().nan_to_num(), other.double().nan_to_num()
+    return float((one - other).abs().max() / (other.abs().max() + 1e-30)) if other.numel() else 0.0
+
+
 def figures(flow: Flow) -> dict[str, Any]:
     """Return the number of breaks, and of those with each operation and line."""
     if flow.status != "ok":
@@ -316,12 +368,23 @@ def totals(rows: list[dict[str, Any]], observed: dict[str, dict[str, Any]]) -> l
     return [*cells, f"{equal} of {len(ran)}"]
 
 
-def fill(path: Path, names: list[str], function: Any, *, seconds: int, again: str = "") -> None:
+def fill(
+    path: Path,
+    names: list[str],
+    function: Any,
+    *,
+    seconds: int,
+    again: str = "",
+    budget: float = float("inf"),
+) -> None:
     """Write a line for each network that has none yet, or has breaks and is older than `again`."""
+    end = time.monotonic() + budget
     rows, commit = read(path), environment()["git_commit"]
     for number, name in enumerate(names):
         row = rows.get(name, {})
         is_old = row.get("date", "") < again and after(row, "as it is").get("breaks")
+        if time.monotonic() > end:
+            return
         if not row or is_old:
             made = {"date": datetime.now(UTC).isoformat(timespec="minutes"), "commit": commit}
             rows[name] = {"network": name} | made | run(function, name, seconds=seconds)
@@ -338,9 +401,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=60, help="time of the CPU for one network")
     parser.add_argument("--again", default="", help="also those with breaks that are older")
     parser.add_argument("--observe", type=int, default=0, help="run this many networks for real")
+    parser.add_argument(
+        "--keep", type=float, default=0, help="compare kept calls for these seconds"
+    )
     options = parser.parse_args()
     # Imported here, so that the processes of the networks do not import it again.
     names = shuffled(name for name in networks() if re.search(options.only, name))
+    if options.keep:
+        Pipeline.from_config(FORMATS).apply(
+            nn.Conv2d(1, 1, 1), strict=False
+        )  # imports what it needs
+        fill(KEPT, names, keep, seconds=options.seconds, budget=options.keep)
+        return
     if options.observe:
         done = read()
         names = [name for name in names if "error" not in done.get(name, {"error": ""})]

@@ -29,9 +29,13 @@
 Any other exception from prepare is a bug, and is shown with its traceback.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
+
+# Names and messages of others may hold what a terminal takes as a command; Python prints them as they are.
+_COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class Problem:
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.wrong}" if self.where else self.wrong
-        return f"{text}; {self.remedy}" if self.remedy else text
+        text = f"{text}; {self.remedy}" if self.remedy else text
+        return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class PrepareError(Exception):

@@ -160,6 +160,13 @@ class Step:
         """Take every step of this kind back from `model`, in place; see `can_undo`."""
 
     @classmethod
+    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
+        """Do in `model`, in place, what steps of this kind have done in `reference`; its tensors are moved.
+
+        `model` is a copy from before `reference` was prepared: an EMA copy, or a teacher. See `like`.
+        """
+
+    @classmethod
     def can_undo(cls) -> bool:
         """Return whether `undo` takes this step back."""
         return cls.undo.__func__ is not Step.undo.__func__  # type: ignore[attr-defined]

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -18,6 +19,9 @@ from prepare.registry import STEPS, register
 from prepare.stages.export.exporter import EXPORTERS
 from yaml_cache import use_yaml_cache
 
+# `nohup`, and `&` in a script, let a process and its children ignore Ctrl-C.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # One thread, so that parallel test processes do not fight over cores.
 torch.set_num_threads(1)
 # A test may import OpenVINO itself, to see whether it is there.

@@ -3,6 +3,7 @@
 import ast
 import doctest
 import functools
+import pkgutil
 import re
 import shlex
 import sys
@@ -28,6 +29,10 @@ OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _TITLE = re.compile(r'title="([^"]+)"')
+# A module or what is in it, by its dotted name; not the path of an option.
+_NAME = re.compile(
+    r"`(prepare\.(?:core|pipeline|stages|app|checkpoint|guard|frameworks)\.[\w.]*\w)"
+)
 _TEST = re.compile(r"`(?:tests/)?(test_\w+\.py)::(\w+)`")
 
 
@@ -298,3 +303,18 @@ def test_the_readme_begins_with_the_two_commands_that_land_a_change():
     assert bash[0].endswith("python run.py model=unet3d memfmt=channels_last_3d")
     assert bash[1].endswith(" && pytest")
     assert [command for command in bash[:2] if command not in lands] == []
+
+
+def test_dotted_names_of_modules_are_those_of_what_exists():
+    files = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
+    files += (ROOT / "prepare").rglob("*.py")
+    names = {name: file for file in files for name in _NAME.findall(file.read_text())}
+    missing = {name: file.name for name, file in names.items() if not _exists(name)}
+    assert (missing, len(names) > 20) == ({}, True)
+
+
+def _exists(name):
+    try:
+        return pkgutil.resolve_name(name) is not None
+    except (ImportError, AttributeError):
+        return False

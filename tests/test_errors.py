@@ -48,6 +48,16 @@ def test_the_nearest_word_comes_first_and_case_does_not_count():
     assert choose("x", [], noun="steps") == "steps: none"
 
 
+@pytest.mark.parametrize("mark", ["\x1b[31m", "\x07", "\x9b1m", "\r", "\u202e"])
+def test_no_command_for_a_terminal_is_in_an_error(mark):
+    error = ConfigError(f"steps.{mark}", f"{mark} is wrong\nin two lines: é", f"drop {mark}")
+    several = ConfigError.of([*error.problems, Problem("a", mark)])
+    assert mark not in str(error) + str(several)
+    assert str(error).count("\\") == 3
+    assert "wrong\nin two lines: é" in str(error)
+    assert error.problems[0].where == f"steps.{mark}"
+
+
 def test_several_problems_are_one_error_a_line_each():
     error = ConfigError.of([Problem("a", "1"), Problem("b", "2", "3")])
     assert str(error) == "a: 1\nb: 2; 3"

@@ -165,7 +165,12 @@ def _is_state(content: Any) -> bool:
     return (
         isinstance(content, Mapping)
         and all(isinstance(name, str) for name in content)
-        and any(isinstance(value, Tensor) for value in content.values())
+        and (
+            any(isinstance(value, Tensor) for value in content.values())
+            or (
+                not content and hasattr(content, "_metadata")
+            )  # the state of a model without tensors
+        )
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Literal, TypeVar, cast
@@ -18,9 +18,10 @@ from prepare.checkpoint.stored_tensor import problem, several
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import words
-from prepare.errors import ConfigError, RefusedError
+from prepare.errors import ConfigError, RefusedError, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.known_issue_checks import KnownIssues, check_known_issues
+from prepare.pipeline.preconditions import fsdp_problems
 from prepare.step import ModuleStep, TensorStep
 
 _CHECKS = ("auto", "always", "never")
@@ -92,6 +93,7 @@ def load(
     if not isinstance(built, nn.Module):
         wrong = f"gave an object of type {type(built).__name__}, which is not a torch.nn.Module"
         raise RefusedError("model", wrong, "give a model, or a function that builds one")
+    raise_problems(RefusedError, fsdp_problems(built))
     missing, unexpected, undo = fill_model(built, opened, pipeline, strict=strict)
     try:
         pipeline.apply(built, known_issues=known_issues)
@@ -111,8 +113,9 @@ def fill_model(
     before = Snapshot(model)
     try:
         matched = _matched(model, opened, pipeline)
-        if strict:
-            _refuse_mismatches(opened, matched)
+        hooked = any(module._load_state_dict_post_hooks for module in model.modules())
+        if strict and not hooked:
+            _refuse_mismatches(opened, matched.missing, matched.unexpected)
         steps = [step for step in pipeline.steps.values() if isinstance(step, TensorStep)]
         if problems := [p for step in steps for p in step.obstacles(model)]:
             raise RefusedError.of(problems)
@@ -126,11 +129,13 @@ def fill_model(
         before.restore()
 
     try:
-        _run_post_hooks(model, matched)
+        missing, unexpected = _run_post_hooks(model, matched)
+        if strict:
+            _refuse_mismatches(opened, missing, unexpected)
     except BaseException:
         restore()
         raise
-    return matched.missing, matched.unexpected, restore
+    return missing, unexpected, restore
 
 
 def _matched(model: nn.Module, opened: OpenedWeights, pipeline: Pipeline) -> Matched:
@@ -150,18 +155,21 @@ def _matched(model: nn.Module, opened: OpenedWeights, pipeline: Pipeline) -> Mat
     return rewritten
 
 
-def _run_post_hooks(model: nn.Module, matched: Matched) -> None:
-    """Run the post-load hooks of the modules, which `match` does not run on its copy."""
+def _run_post_hooks(model: nn.Module, matched: Matched) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Run the post-load hooks of the modules; return the missing and unexpected names that they leave."""
     keys = _IncompatibleKeys(list(matched.missing), list(matched.unexpected))
     for module in model.modules():
         for hook in module._load_state_dict_post_hooks.values():
             hook(module, keys)
+    return tuple(keys.missing_keys), tuple(keys.unexpected_keys)
 
 
-def _refuse_mismatches(opened: OpenedWeights, matched: Matched) -> None:
+def _refuse_mismatches(
+    opened: OpenedWeights, missing: Iterable[str], unexpected: Iterable[str]
+) -> None:
     problems = [
-        *(problem(opened.path, name, "is not in the file") for name in matched.missing),
-        *(problem(opened.path, name, "has no place in the model") for name in matched.unexpected),
+        *(problem(opened.path, name, "is not in the file") for name in missing),
+        *(problem(opened.path, name, "has no place in the model") for name in unexpected),
     ]
     if problems:
         options = "give another file or rename=, or take strict=False"

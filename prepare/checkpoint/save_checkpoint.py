@@ -197,9 +197,10 @@ def _saved_tensor(name: str, values: Tensor) -> SavedTensor:
 def export(model: _Model) -> _Model:
     """Undo a preparation in place, so that the model can be used without `prepare`; return the model.
 
-    Weights become contiguous, repaired modules get torch's own classes, and the input formatting and
-    compiled calls are removed; your Parameters and hooks stay. Dtypes and devices stay as well: a cast
-    cannot be undone. A file written by `torch.save(export(model))` loads without `prepare`.
+    Weights become contiguous, repaired modules get torch's own classes, and the input formatting and the
+    calls that `prepare` compiled are removed; your Parameters, hooks and compiled calls stay. Dtypes and
+    devices stay as well: a cast cannot be undone. A file written by `torch.save(export(model))` loads
+    without `prepare`.
 
     Raises:
         RefusedError: as `Pipeline.apply`; the model is unchanged.
@@ -215,6 +216,9 @@ def export(model: _Model) -> _Model:
         raise
     for name in STEPS:
         STEPS[name].undo(model)
+    for module, call in compiled.items():
+        if not hasattr(call, "prepared_as"):
+            module._compiled_call_impl = call
     return model
 
 

@@ -11,6 +11,7 @@ from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.float32_calls import casts_of
 from prepare.core.model.module_kinds import is_repaired
 from prepare.core.model.module_tree import copy_tree
+from prepare.core.model.replaced_method import replaced_methods
 from prepare.core.model.tensors import is_plain
 from prepare.pipeline.preconditions import fsdp_problems
 
@@ -79,7 +80,7 @@ class Originals:
             return "compiled"
         if is_repaired(module):
             return "repaired"
-        if type(module) is not type(self._modules[name]):
+        if any(replaced_methods(module)):
             return "with rewritten calls"
         if casts_of(module):
             return "kept in float32"

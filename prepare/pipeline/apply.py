@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,6 +15,7 @@ from prepare.core.forward.autocast import Amp, check_amp
 from prepare.core.forward.torch_state import saved_switches
 from prepare.core.model.module_tree import Snapshot, copy_tree
 from prepare.core.utils.signals import act_on_interrupts, held_interrupts
+from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError, RefusedError, StepError, raise_problems
 from prepare.pipeline.collect_wants import make_table, targets
 from prepare.pipeline.known_issue_checks import (
@@ -70,7 +72,11 @@ class Survey(NamedTuple):
 
 
 def survey(
-    model: nn.Module, phases: Phases, known_issues: KnownIssues = "ignore", amp: Amp = "none"
+    model: nn.Module,
+    phases: Phases,
+    known_issues: KnownIssues = "ignore",
+    amp: Amp = "none",
+    batch: int | None = None,
 ) -> Survey:
     """Ask every step what it has to do; `model` itself is not changed."""
     check_known_issues(known_issues)
@@ -87,7 +93,7 @@ def survey(
             actions.append(Action(step.name, step.phase, names))
     table = make_table(model, phases.tensors)
     table.errors.extend(unmatched)
-    issues = find_known_issues(model, table, known_issues, amp)
+    issues = find_known_issues(model, table, known_issues, amp, batch)
     return Survey(actions, table, issues, model)
 
 
@@ -136,7 +142,8 @@ def apply_steps(
         for step in phases.acting:
             act_on_interrupts()
             if list(step.targets(model)):
-                step.act(model)
+                with _refusals(step.name):
+                    step.act(model)
         act_on_interrupts()
         _check_nothing_left(survey(model, phases))
         # Casts that autocast has cached are of the old weights.
@@ -156,15 +163,28 @@ def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> tuple[list[Action], l
         names, errors = targets(model, step)
         unmatched += errors
         touched = dict.fromkeys(names)
-        for path, module in step.rewrites(model, names):
-            if not path and module is not model:
-                raise StepError(f"steps.{step.name}", "the model itself cannot be replaced")
-            if path:
-                model.set_submodule(path, module)
-            touched[path] = None
+        with _refusals(step.name):
+            for path, module in step.rewrites(model, names):
+                if not path and module is not model:
+                    raise StepError(f"steps.{step.name}", "the model itself cannot be replaced")
+                if path:
+                    model.set_submodule(path, module)
+                touched[path] = None
         if names:
             actions.append(Action(step.name, step.phase, tuple(touched)))
     return actions, unmatched
+
+
+@contextmanager
+def _refusals(step: str) -> Iterator[None]:
+    """Turn the error of a module that lets nobody set its attributes into a RefusedError."""
+    try:
+        yield
+    except Exception as error:
+        if not place_of(error).endswith(("in __setattr__", "in __delattr__")):
+            raise
+        wrong = f"the model lets nobody change it: {described(error)}"
+        raise RefusedError(f"steps.{step}", wrong, "prepare it before it is locked") from error
 
 
 def _check_module(model: object) -> None:

@@ -22,6 +22,7 @@ KnownIssues = Literal["error", "warn", "ignore"]
 _SHOWN = 1
 # A user's class that no repair can reach is named for this issue, which makes it several times slower.
 _REFERENCE = "conv3d_reference_cpu"
+_ONE = "batch_of_one"
 _CURES = {"format": "use", "flag": "set", "version": "install"}
 
 
@@ -32,7 +33,7 @@ class IssueMatch:
     `in_training`: whether the model is in training mode. `only_warns`: whether wrong numbers are no error
     even then. `needs_force`: whether the step that repairs it needs `force`, as no convolution is in
     channels-last. `own_forward`: whether no step can repair them, as their forward is their own;
-    that matters to who has asked for the repair.
+    that matters to who has asked for the repair. `batch`: the number of samples of a call, if it is known.
     """
 
     issue: Issue
@@ -41,16 +42,32 @@ class IssueMatch:
     only_warns: bool
     needs_force: bool
     own_forward: bool = False
+    batch: int | None = None
 
     @property
     def is_wrong(self) -> bool:
-        """Return whether numbers are wrong at every size."""
-        return self.issue.effect == "wrong" and not self.issue.sizes
+        """Return whether numbers are wrong at every size, or at batch 1 if the batch may have that size."""
+        always = not self.issue.sizes or (self.issue.sizes == _ONE and not self._is_of_last_batch)
+        return self.issue.effect == "wrong" and always
 
     @property
     def is_error(self) -> bool:
         """Return whether this model must not be prepared so."""
         return self.is_wrong and self.in_training and not self.only_warns
+
+    @property
+    def ends_process(self) -> bool:
+        """Return whether a training step may end the process, and a repair prevents it."""
+        return (
+            self.is_wrong
+            and self.in_training
+            and self.issue.part == "memory"
+            and bool(self.issue.repair)
+        )
+
+    @property
+    def _is_of_last_batch(self) -> bool:
+        return self.issue.sizes == _ONE and (self.batch or 1) > 1
 
     @property
     def repair_options(self) -> dict[str, Any]:
@@ -65,13 +82,15 @@ class IssueMatch:
         if self.own_forward:
             stay = "1 convolution stays" if len(names) == 1 else f"{len(names)} convolutions stay"
             kernel = f"{stay} in torch's reference kernel at batch 1 [{self.issue.name}]"
-            wrong = f"{REPAIR_STEP} cannot replace {kinds} (own forward): {kernel}"
+            wrong = f"{REPAIR_STEP} cannot replace {kinds} (own forward): {kernel}{self._mode()}"
             return Problem("", wrong, "run batches of 2 or more")
         where = f"{kinds} ({', '.join(name or 'the model' for name in names[:_SHOWN])}{more})"
         wrong = f"{self.issue.what} [{self.issue.name}]{self._mode()}"
         return Problem(where, wrong, self._remedy())
 
     def _mode(self) -> str:
+        if self._is_of_last_batch:
+            return f"; this batch has {self.batch} samples, the last batch of an epoch may have one"
         if self.is_error:
             in_training = ", and the model is in training mode"
             return words(cli=", and this is mode=train", python=in_training)
@@ -97,12 +116,17 @@ class IssueMatch:
 
 
 def find_known_issues(
-    model: nn.Module, table: RequestTable, known_issues: KnownIssues, amp: str = "none"
+    model: nn.Module,
+    table: RequestTable,
+    known_issues: KnownIssues,
+    amp: str = "none",
+    batch: int | None = None,
 ) -> list[IssueMatch]:
     """Return the known issues of this model after the moves of `table`; errors first.
 
     Wrong numbers are an error for a model in training mode, and a warning in eval mode or with
-    `known_issues="warn"`; with "ignore" nothing is looked up. Under autocast to `amp` float32 becomes that.
+    `known_issues="warn"`; what is wrong at batch 1 only is an error unless `batch` is known to be larger.
+    With "ignore" nothing is looked up. Under autocast to `amp` float32 becomes that.
     """
     if known_issues == "ignore":
         return []
@@ -133,7 +157,7 @@ def find_known_issues(
                 only_warns = known_issues == "warn"
                 needs_force = formats.isdisjoint({*issue.formats} - {"contiguous"})
                 match = IssueMatch(
-                    issue, modules, model.training, only_warns, needs_force, own_forward
+                    issue, modules, model.training, only_warns, needs_force, own_forward, batch
                 )
                 matches.append(match)
     return sorted(matches, key=lambda match: not match.is_error)

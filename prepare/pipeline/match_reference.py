@@ -6,7 +6,6 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from prepare.core.forward.float32_calls import call_in_float32, casts_of, remove_casts
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.tensors import NamedTensor, identity, is_wrapper, named_tensors, stride_of
 from prepare.core.utils.signals import held_interrupts
@@ -14,7 +13,8 @@ from prepare.errors import RefusedError, raise_problems
 from prepare.pipeline.plan import state
 from prepare.pipeline.preconditions import scripted_problems
 from prepare.pipeline.transfer import Move, Transfer
-from prepare.steps.repairs import find_repair, repair_names
+from prepare.registry import STEPS
+from prepare.step import PHASES
 
 _Model = TypeVar("_Model", bound=nn.Module)
 
@@ -23,8 +23,9 @@ def like(model: _Model, reference: nn.Module) -> _Model:
     """Give `model`, a copy of `reference` made before preparation, the layout of `reference`, in place.
 
     For an EMA or teacher copy, or torch's AveragedModel: every tensor gets the device, dtype and strides
-    of the tensor of the same name, and every module the same repairs; values stay. A failure leaves
-    everything as it was.
+    of the tensor of the same name, and every step does in it what it has done in `reference`: repairs,
+    rewritten calls, casts, modules in evaluation mode, compiled calls, formatted inputs. Values stay. A
+    failure leaves everything as it was.
 
     Raises:
         RefusedError: the tensors of the two models differ in name or shape, or `model` cannot be prepared
@@ -54,26 +55,21 @@ def _match(model: nn.Module, reference: nn.Module) -> None:
             tensors = list({id(tensor): tensor for tensor in shared.values()}.values())
             moves.append(Move(path, tensors, target.device, target.dtype, stride_of(target)))
     snapshot, transfer = Snapshot(model), Transfer(moves)
+    steps = sorted((STEPS[name] for name in STEPS), key=lambda cls: PHASES.index(cls.phase))
     with held_interrupts(may_hang=True):
         try:
-            for name, module in model.named_modules():
-                _repair_like(module, reference.get_submodule(name))
+            for cls in steps:
+                if cls.phase == "structure":
+                    cls.follow(model, reference)
             transfer.run()
+            for cls in steps:
+                if cls.phase != "structure":
+                    cls.follow(model, reference)
         except BaseException:
             with held_interrupts():
                 transfer.undo()
                 snapshot.restore()
             raise
-
-
-def _repair_like(module: nn.Module, reference: nn.Module) -> None:
-    for repair in map(find_repair, repair_names()):
-        if repair.is_repaired(reference) and repair.fits(module):
-            repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
-    if casts_of(module) != (casts := casts_of(reference)):
-        remove_casts(module)
-        if casts:
-            call_in_float32(module, casts)
 
 
 def _are_alike(tensor: Tensor, target: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""Keep the state of an optimizer in the device, dtype and strides of its parameters."""
+"""Keep the state of an optimizer on the device and in the strides of its parameters."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -31,12 +31,12 @@ class RestrideLoadedState:
 
 
 def unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """Return the innermost optimizer, which holds the state, if Accelerate or Lightning wraps it.
+    """Return the innermost optimizer, which holds the state, if Accelerate, Lightning or Lookahead wraps it.
 
     Raises:
         ConfigError: it is not an optimizer.
     """
-    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+    while inner := _wrapped(optimizer):
         optimizer = inner
     if not hasattr(optimizer, "param_groups"):
         wrong = f"{optimizer!r:.60} is not an optimizer"
@@ -44,8 +44,17 @@ def unwrap_optimizer(optimizer: Any) -> Optimizer:
     return optimizer
 
 
+def _wrapped(optimizer: Any) -> Optimizer | None:
+    """Return the optimizer in a wrapper: called so, or one with the same groups of parameters."""
+    if isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        return inner
+    held = vars(optimizer).values() if isinstance(optimizer, Optimizer) else ()
+    same = (each for each in held if isinstance(each, Optimizer))
+    return next((each for each in same if each.param_groups is optimizer.param_groups), None)
+
+
 def relayout(optimizer: Optimizer) -> Optimizer:
-    """Give the state of `optimizer` the device, dtype and strides of its parameters, in place.
+    """Give the state of `optimizer` the device and strides of its parameters, in place.
 
     For an optimizer that was not passed to `apply`, after a checkpoint of another layout was loaded into
     it: torch keeps the strides of the file, and its fused optimizers then update the wrong elements.
@@ -103,8 +112,9 @@ def mismatched_state(
 ) -> Iterator[tuple[Tensor, Move]]:
     """Yield the parameter and the move of each state tensor that differs from its parameter after `moves`.
 
-    A state tensor of its parameter's shape (a moment, a maximum) gets the parameter's device,
-    dtype and strides; integers keep their dtype, and step counters are skipped.
+    A state tensor of its parameter's shape (a moment, a maximum) gets the parameter's device and strides.
+    It follows a cast of the parameter if it had its dtype, and else keeps the dtype that its optimizer
+    gave it; step counters are skipped.
     """
     for parameter, state in optimizer.state.items():
         device, parameter_dtype, stride = _after_move(parameter, moves.get(id(parameter)))
@@ -112,19 +122,20 @@ def mismatched_state(
             like_it = isinstance(tensor, Tensor) and tensor.shape == parameter.shape
             if not like_it or not tensor.dim():
                 continue
-            dtype = parameter_dtype if tensor.is_floating_point() else tensor.dtype
+            dtype = parameter_dtype if tensor.dtype == parameter.dtype else tensor.dtype
             if (tensor.device, tensor.dtype, stride_of(tensor)) != (device, dtype, stride):
                 yield parameter, Move(f"optimizer state {name}", [tensor], device, dtype, stride)
 
 
 def same_element_order(state: Tensor, parameter: Tensor) -> bool:
-    """Compare element order, device and dtype; strides of size-1 dimensions may differ.
+    """Compare element order and device; strides of size-1 dimensions may differ.
 
     Adafactor creates its statistics of a 1x1 kernel so; only the fast kernels of foreach need exact strides.
     """
-    same_type = (state.device, state.dtype) == (parameter.device, parameter.dtype)
     strides = zip(state.shape, state.stride(), parameter.stride(), strict=True)
-    return same_type and all(size == 1 or mine == other for size, mine, other in strides)
+    return state.device == parameter.device and all(
+        size == 1 or mine == other for size, mine, other in strides
+    )
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

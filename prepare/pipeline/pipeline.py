@@ -6,6 +6,7 @@ import logging
 import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -14,6 +15,7 @@ from torch.optim import Optimizer
 
 from prepare import recipe
 from prepare.core.forward.autocast import Amp
+from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example
 from prepare.core.forward.nested import arguments
 from prepare.core.model.known_issues import REPAIR_STEP
@@ -32,6 +34,7 @@ from prepare.errors import (
     combined,
     raise_problems,
 )
+from prepare.patterns import exactly
 from prepare.pipeline.apply import Phases, all_moves, apply_steps, survey
 from prepare.pipeline.drift import Drift, optimizer_drift, plan_drift, raise_drift
 from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues
@@ -147,20 +150,30 @@ class Pipeline:
         recipe.save(path, self.to_recipe())
 
     def plan(
-        self, model: nn.Module, *, known_issues: KnownIssues = "error", amp: Amp = "none"
+        self,
+        model: nn.Module,
+        *,
+        known_issues: KnownIssues = "error",
+        amp: Amp = "none",
+        batch: int | None = None,
     ) -> Plan:
         """Return what `apply` would do to `model`; changes nothing, and works on the meta device.
 
         What `apply` would raise for a known issue of torch is in the plan's `errors`, and what it would warn
-        of in its `warnings`; `known_issues` and `amp` are as there.
+        of in its `warnings`; `known_issues` and `amp` are as there. `batch` is the number of samples of a
+        call: what is wrong at batch 1 only is a warning for more, and an error if it is not known.
 
         Raises:
             ConflictError: two tensor steps want different things of one tensor.
         """
         with held_interrupts(may_hang=True), paused_collector(), remembering():
-            work = survey(model, self._phases, known_issues, amp)
+            work = survey(model, self._phases, known_issues, amp, batch)
+            if safe := self._with_needed_repairs(work.issues, known_issues):
+                plan = safe.plan(model, known_issues=known_issues, amp=amp, batch=batch)
+                return replace(plan, warnings=[*_repaired_anyway(work.issues), *plan.warnings])
             errors = [*work.table.errors, *_known_errors(work.issues)]
-            remarks = [note for step in self.steps.values() for note in step.remarks(work.model)]
+            bound = [step.bind(self.steps.values()) for step in self.steps.values()]
+            remarks = [note for step in bound for note in step.remarks(work.model)]
             warned = [
                 match.problem()
                 for match in work.issues
@@ -177,6 +190,17 @@ class Pipeline:
                 training_errors=[*unfit, *(match.problem() for match in wrong)],
                 training_steps=None if unfit else self._repairs_of(wrong),
             )
+
+    def _with_needed_repairs(
+        self, issues: list[IssueMatch], known_issues: KnownIssues
+    ) -> Pipeline | None:
+        """Return the pipeline with repairs of what would end the process; None if it needs none."""
+        fatal = [match for match in issues if match.ends_process]
+        if known_issues != "warn" or not fatal or REPAIR_STEP in self.steps:
+            return None
+        names = dict.fromkeys(exactly(name) for match in fatal for name in match.modules)
+        options = {"include": list(names)} | max((m.repair_options for m in fatal), key=len)
+        return Pipeline([*self.steps.values(), STEPS[REPAIR_STEP].from_options(options)])
 
     def _repairs_of(self, wrong: list[IssueMatch]) -> dict[str, dict[str, Any]] | None:
         """Return the steps to add, so that no number is wrong in training; None if no step helps."""
@@ -209,7 +233,8 @@ class Pipeline:
         If this torch is known to compute wrong numbers for the model, that is an error in training mode,
         and a KnownIssueWarning in eval mode or with `known_issues="warn"`; "ignore" looks nothing up. `amp`
         is the dtype of the autocast in which it will run: torch is known to be wrong in some dtypes only.
-        Known slow cases are listed in `plan(model).warnings`.
+        Known slow cases are listed in `plan(model).warnings`. With "warn", what would end the process in
+        training is repaired, if a repair exists.
 
         With `example`, a batch before `format`, the steps whose options depend on one choose them first, as
         on the command line: `keep_layout` the calls that its layout flow names. The options chosen are those
@@ -223,13 +248,26 @@ class Pipeline:
             PartialError: a failure midway, with `low_memory`.
         """
         _check_strict(strict)
+        batch = None
         if example is not None:
             self._choose(model, example, amp)
+            batch = call_of(example).batch
         with held_interrupts(may_hang=True), remembering():
             start = time.perf_counter()
             optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
             with paused_collector():
-                work = survey(model, self._phases, known_issues, amp)
+                work = survey(model, self._phases, known_issues, amp, batch)
+            if safe := self._with_needed_repairs(work.issues, known_issues):
+                for problem in _repaired_anyway(work.issues):
+                    warnings.warn(str(problem), KnownIssueWarning, stacklevel=2)
+                return safe.apply(
+                    model,
+                    strict,
+                    optimizer=optimizer,
+                    low_memory=low_memory,
+                    known_issues=known_issues,
+                    amp=amp,
+                )
             actions, table, issues = work.actions, work.table, work.issues
             raise_problems(RefusedError, lazy_problems(table))
             if errors := [*(table.errors if strict else ()), *_known_errors(issues)]:
@@ -413,6 +451,11 @@ def _options(name: str, steps: Mapping[str, Any]) -> dict[str, Any] | None:
     if options is not None and not isinstance(options, dict):
         raise ConfigError.of([no_options(name, options)])
     return options
+
+
+def _repaired_anyway(issues: list[IssueMatch]) -> list[Problem]:
+    problems = [match.problem() for match in issues if match.ends_process]
+    return [replace(each, wrong=f"{each.wrong}; it is repaired nevertheless") for each in problems]
 
 
 def _known_errors(issues: list[IssueMatch]) -> list[ConfigError]:

@@ -14,7 +14,7 @@ from torch import Tensor
 from prepare.core.forward.float32_calls import CAST_STEP, keep_option
 from prepare.core.model.devices import wait_for
 from prepare.core.model.memory_format import canonical_stride, span
-from prepare.core.model.tensors import name_of, special_form, stored_values, with_bits_of
+from prepare.core.model.tensors import is_plain, name_of, special_form, stored_values, with_bits_of
 from prepare.core.model.threads import OneThreadWorkers
 from prepare.core.utils.signals import act_on_interrupts, held_interrupts
 from prepare.core.utils.wording import option, words
@@ -176,7 +176,8 @@ class Transfer:
         """Allocate, copy, then exchange.
 
         Raises:
-            RefusedError: a value does not fit the new dtype, or a tensor has a form that stays as it is.
+            RefusedError: a value does not fit the new dtype, or a tensor has a form that stays as it is, or
+                is shared with other processes.
             PartialError: with `low_memory`, after a failure midway.
         """
         _check_forms(self._moves)
@@ -226,6 +227,20 @@ def _check_forms(moves: Sequence[AnyMove]) -> None:
             Problem(path, f"is {form}, whose parts cannot be changed in place", remedy)
             for path, form in forms
         )
+    shared = [move.path for move in moves if _is_shared(move)]
+    if shared:
+        more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""
+        wrong = "in memory that other processes may share, and would go on using as it is"
+        remedy = "prepare the model before model.share_memory(), or prepare copy.deepcopy(model)"
+        raise RefusedError(shared[0] + more, wrong, remedy)
+
+
+def _is_shared(move: AnyMove) -> bool:
+    """Return whether a move takes a tensor out of shared memory; to another device is meant as a copy."""
+    tensor = move.tensors[0]
+    if not (is_plain(tensor) and tensor.is_cpu) or move.device != tensor.device:
+        return False
+    return tensor.untyped_storage().is_shared()
 
 
 def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple[Tensor, Tensor]]:

@@ -46,14 +46,23 @@ class Task:
     prepares: bool = True
 
 
+# The exit codes of a run, and those of the verdicts by the status of its result.
+DONE, FAILED, WRONG, NOT_VERIFIED, INTERRUPTED = 0, 1, 2, 3, 130
+_CODES = {"failed": FAILED, "verification_failed": NOT_VERIFIED}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The judgement of a stage on its run: the fields of its result, and its exit code."""
+    """The judgement of a stage on its run: the fields of its result; the status is one of `_CODES`."""
 
     status: str
     reason: str
     error: str
-    code: int
+
+    @property
+    def code(self) -> int:
+        """The exit code of the run."""
+        return _CODES[self.status]
 
 
 @dataclass(frozen=True, slots=True)

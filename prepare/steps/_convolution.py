@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.core.utils.wording import step, words
+from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.step import ModuleStep, Offer, Step, TensorStep, Want
 
@@ -56,6 +57,8 @@ class ConvolutionFormat(TensorStep):
             spatial: sum(isinstance(module, _classes(spatial)) for module in model.modules())
             for spatial in (2, 3)
         }
+        if empty := self._without_data(model):
+            return f"{name} has {counts[own]} Conv{own}d, and {_words_of_empty(empty)}"
         if counts[own]:
             return f"{name} has {counts[own]} Conv{own}d, and the patterns exclude all of them"
         if counts[other]:
@@ -65,7 +68,31 @@ class ConvolutionFormat(TensorStep):
             )
             contents = f"{name} has no Conv{own}d and {counts[other]} Conv{other}d"
             return f"{contents}; did you mean {suggestion}?"
+        in_1d = sum(isinstance(module, _classes(1)) for module in model.modules())
+        if in_1d:
+            return f"{name} has {in_1d} Conv1d, and torch has no channels-last format for those"
         return f"{name} has no Conv2d and no Conv3d{_other_parameters(model)}"
+
+    def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
+        if empty := self._without_data(model):
+            remedy = "prepare the model before it is partitioned, or inside deepspeed.zero.GatheredParameters"
+            yield Problem(f"steps.{self.name}", _words_of_empty(empty), remedy)
+
+    def _without_data(self, model: torch.nn.Module) -> list[str]:
+        """Return the names of convolution weights that hold no data, as DeepSpeed's ZeRO-3 leaves them."""
+        from torch.nn.parameter import is_lazy
+
+        classes: tuple[Any, ...] = _classes(self.spatial)
+        weights = {
+            f"{name}.weight".lstrip("."): module._parameters.get("weight")
+            for name, module in model.named_modules()
+            if isinstance(module, classes)
+        }
+        return [
+            path
+            for path, held in weights.items()
+            if held is not None and not is_lazy(held) and not held.numel() and held.dim() == 1
+        ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,6 +119,11 @@ class ForChannelsLast(ModuleStep):
             if force or self._formats_by_rank.get(rank) == last
             or (rank not in self._formats_by_rank and _has_weights_in(model, rank, last))
         }  # fmt: skip
+
+
+def _words_of_empty(paths: list[str]) -> str:
+    verb = f"and {len(paths) - 1} more hold" if len(paths) > 1 else "holds"
+    return f"{paths[0]} {verb} no data here: other ranks have it, and it is left as it is"
 
 
 def _has_weights_in(model: torch.nn.Module, rank: int, memory_format: str) -> bool:
@@ -130,4 +162,6 @@ def _other_parameters(model: torch.nn.Module) -> str:
 def _classes(spatial: int) -> tuple[type, type]:
     from torch import nn
 
+    if spatial == 1:
+        return (nn.Conv1d, nn.ConvTranspose1d)
     return (nn.Conv2d, nn.ConvTranspose2d) if spatial == 2 else (nn.Conv3d, nn.ConvTranspose3d)

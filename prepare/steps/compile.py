@@ -164,6 +164,15 @@ class Compile(ForDevice, ModelStep):
             if hasattr(module._compiled_call_impl, "prepared_as"):
                 del module._compiled_call_impl
 
+    @classmethod
+    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
+        calls = (module._compiled_call_impl for module in reference.modules())
+        options = next(
+            (made for call in calls if (made := getattr(call, "prepared_as", None))), None
+        )
+        if options is not None:
+            cls.from_options(options).act(model)
+
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         return [
             name

@@ -37,8 +37,13 @@ class InputFormat(InputStep):
     """Formats a batch: any nesting of dicts, lists, tuples, NamedTuples and dataclasses of tensors.
 
     Casts floating-point tensors, never integers or booleans. 4-d tensors become channels_last and 5-d
-    ones channels_last_3d, with canonical strides, even if `is_contiguous` already returns True. A value
+    ones channels_last_3d, with canonical strides, even if `is_contiguous` already returns True. Images of
+    shape (N, H, W, C), with at most 4 channels and more pixels, keep their strides: permuted, they lie in
+    channels-last. A finite value beyond the range of a 16-bit dtype becomes its largest number. A value
     that needs no change is returned as the same object.
+    With `attach`, forward gets the caller's own containers with formatted tensors in them while it runs:
+    what it writes into them, and into a tensor in place, reaches the caller. A compiled call leaves strides
+    to its compiler, and what it writes in place into a tensor that is cast is lost.
     Helps: required for 16-bit weights; for channels-last weights it saves the first copy.
     Hurts: with `attach`, a call that bypasses `model(...)` (`model.forward`, a submodule) is not
     formatted.
@@ -92,6 +97,15 @@ class InputFormat(InputStep):
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
         undo(model)
+
+    @classmethod
+    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
+        from prepare.core.forward.input_formatter import FormatHook
+
+        for hook in reference._forward_pre_hooks.values():
+            if isinstance(hook, FormatHook):
+                hook.install(model)
+                return
 
     @cached_property
     def _formatter(self) -> Formatter:

@@ -28,7 +28,8 @@ class KeepLayout(ForChannelsLast):
     them into its recipe, as `Pipeline.apply(model, example=batch)` does; without an example, all calls of
     `pad`, `cat`, `stack`, `clone`, `repeat`, `repeat_interleave`, `interpolate`, `avg_pool3d`, `where`,
     `softmax` and `zeros_like`. A replaced call has the same values; it returns channels-last if its operands
-    are in it, and for others it is torch's.
+    are in it; for all else it is torch's own call. A call with rarer arguments (`out`, `axis`) is left alone,
+    and so is a method whose file has been changed since it was loaded.
     `.contiguous()`, `.view()`, `.reshape()`, `.flatten()`, `sum`, `einops.rearrange`, `+` and `*` are taken
     only if they are named. The module's class becomes a subclass of the same name with rewritten methods; the
     module keeps its identity, hooks and state_dict, and can be copied, pickled, compiled and trained.
@@ -53,22 +54,49 @@ class KeepLayout(ForChannelsLast):
                 yield name
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
-        from prepare.steps.keeping.rewrite_class import rewritten_calls
+        from prepare.steps.keeping.rewrite_method import replaced_calls
 
         self._check_names(model)
         if not self.formats(model):
             return
         for name, module in model.named_modules():
-            if not set(self._names(module)) <= set(rewritten_calls(type(module))):
+            if not set(self._names(module)) <= set(replaced_calls(module)):
                 yield name
 
     def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
-        from prepare.steps.keeping.rewrite_class import rewritten, rewritten_calls
+        from prepare.steps.keeping.rewrite_method import replace_calls
 
         module = model.get_submodule(name)
-        names = {*self._names(module), *rewritten_calls(type(module))}
-        module.__class__ = rewritten(_original(module), names)
+        replace_calls(module, self._names(module))
         return {name: module}
+
+    def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
+        from prepare.core.model.replaced_method import foreign_method
+        from prepare.steps.keeping.find_calls import find_calls
+
+        if not self.formats(model):
+            return
+        changed = set()
+        for name, module in model.named_modules():
+            for call in find_calls(type(module)):
+                where = name or type(module).__name__
+                if not call.operator and call.obstacle not in changed:
+                    changed.add(call.obstacle)
+                    yield Problem(
+                        where, f"keep_layout replaces no call in {call.method}", call.obstacle
+                    )
+            foreign = {
+                call.method: foreign_method(module, call.method)
+                for call in find_calls(type(module))
+                if self._takes(call) and not call.obstacle
+            }
+            for method, runs in foreign.items():
+                if runs is not None:
+                    wrong = (
+                        f"keep_layout replaces no call in {method}: another one lies on the object"
+                    )
+                    remedy = "prepare the model first, then add hooks to it"
+                    yield Problem(where, wrong, remedy)
 
     def without_example(self) -> str:
         return "calls: auto takes all calls of operators" if self.calls == "auto" else ""
@@ -96,12 +124,20 @@ class KeepLayout(ForChannelsLast):
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
         """Give every module of `model` its own class back, in place."""
-        from prepare.steps.keeping.rewrite_class import original_class
+        from prepare.steps.keeping.rewrite_method import put_back
 
-        for module in list(model.modules()):
-            original = original_class(type(module))
-            if original is not type(module):
-                module.__class__ = original
+        for module in model.modules():
+            put_back(module)
+
+    @classmethod
+    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
+        from prepare.core.model.replaced_method import replaced_methods
+
+        for name, module in model.named_modules():
+            same = reference.get_submodule(name)
+            if type(same) is type(module):
+                ours = [each for each in replaced_methods(same) if each[1].step == cls.name]
+                vars(module).update((key, method.bound_to(module)) for key, method in ours)
 
     def _check_names(self, model: torch.nn.Module) -> None:
         known = {call.name for module in model.modules() for call in _calls(module)}
@@ -115,26 +151,19 @@ class KeepLayout(ForChannelsLast):
         raise_problems(ConfigError, problems)
 
     def _names(self, module: torch.nn.Module) -> tuple[str, ...]:
-        """Return the names of the calls to replace in the class of a module."""
+        """Return the names of the calls to replace in a module."""
+        return tuple(call.name for call in _calls(module) if self._takes(call))
+
+    def _takes(self, call: CodeCall) -> bool:
         from prepare.steps.keeping.find_calls import SAFE
 
-        return tuple(
-            call.name
-            for call in _calls(module)
-            if (call.operator in SAFE if self.calls == "auto" else call.name in self.calls)
-        )
+        return call.operator in SAFE if self.calls == "auto" else call.name in self.calls
 
 
 undo = KeepLayout.undo
 
 
 def _calls(module: torch.nn.Module) -> list[CodeCall]:
-    from prepare.steps.keeping.find_calls import find_calls
+    from prepare.steps.keeping.find_calls import calls_of
 
-    return [call for call in find_calls(_original(module)) if not call.obstacle]
-
-
-def _original(module: torch.nn.Module) -> type[torch.nn.Module]:
-    from prepare.steps.keeping.rewrite_class import original_class
-
-    return original_class(type(module))
+    return list(calls_of(module))

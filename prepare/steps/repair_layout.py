@@ -66,6 +66,14 @@ class RepairLayout(ForDevice, ForChannelsLast):
             while repair := next((repair for repair in _all() if repair.is_repaired(module)), None):
                 repair.undo(module)
 
+    @classmethod
+    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
+        for name, module in model.named_modules():
+            same = reference.get_submodule(name)
+            for repair in _all():
+                if repair.is_repaired(same) and repair.fits(module):
+                    repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
+
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         formats, useful = self.formats(model, force=self.force), self._useful(model)
         for name, module in model.named_modules():

@@ -277,3 +277,13 @@ def test_every_configured_network_loads_as_apply_prepares_it(path, name):
     assert_same(loaded, prepared.apply(original))
     assert [type(m) for m in loaded.modules()] == [type(m) for m in original.modules()]
     assert all(p.is_meta for p in build_empty(build).parameters())
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_a_model_without_tensors_is_saved_and_loaded(tmp_path, suffix):
+    path = tmp_path / f"model.{suffix}"
+    save(nn.Sequential(nn.ReLU()), path)
+    assert load(path, nn.Sequential(nn.ReLU())).missing == ()
+    torch.save({}, tmp_path / "empty.pt")
+    with pytest.raises(CheckpointError, match="does not hold a mapping of names to tensors"):
+        load(tmp_path / "empty.pt", nn.ReLU())

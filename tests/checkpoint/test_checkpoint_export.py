@@ -106,3 +106,14 @@ def test_a_model_that_cannot_be_exported_stays_prepared():
         export(model)
     assert same_state(state_of(model), before)
     assert not prepared.plan(model)
+
+
+def test_export_keeps_a_compilation_of_the_user():
+    model = Pipeline.from_config(
+        {"conv2d_memory_format": {}, "compile": {"backend": "eager"}}
+    ).apply(nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 3, 3)))
+    model[0].compile(backend="eager")
+    own = model[0]._compiled_call_impl
+    export(model)
+    assert model._compiled_call_impl is None
+    assert model[0]._compiled_call_impl is own

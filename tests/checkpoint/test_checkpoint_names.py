@@ -96,6 +96,26 @@ def test_post_load_hooks_get_the_model_with_its_values(path):
     assert told == [(model, [], [])]
 
 
+def test_names_that_a_post_load_hook_removes_are_not_refused(path):
+    save(small(), path)
+
+    def build(*, removed):
+        model = small()
+        model.register_buffer("extra", torch.ones(2))
+        model.register_load_state_dict_post_hook(lambda _, keys: keys.missing_keys.remove(removed))
+        return model
+
+    loaded = load(path, lambda: build(removed="extra"))
+    assert loaded.missing == ()
+    assert torch.equal(loaded.model.extra, torch.ones(2))
+    model = build(removed="extra")
+    model.register_buffer("other", torch.ones(2))
+    before = state_of(model)
+    with pytest.raises(CheckpointError, match="other: is not in the file"):
+        load(path, model)
+    assert same_state(state_of(model), before)
+
+
 def test_known_issues_are_errors_unless_they_are_ignored(path):
     def build():
         return nn.Sequential(

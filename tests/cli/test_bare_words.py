@@ -104,6 +104,7 @@ def test_the_help_of_one_group_lists_its_options(go):
         ("/usr/bin/prepare", "prepare"),
         ("run.py", "python run.py"),
         ("/lib/prepare/__main__.py", "python -m prepare"),
+        ("/lib/pytest/__main__.py", "prepare"),
     ],
 )
 def test_the_help_names_the_command_as_it_was_called(called, command, go, monkeypatch):

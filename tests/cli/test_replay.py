@@ -11,10 +11,11 @@ import yaml
 
 from commands import UNET3D
 from prepare.app.cli import main as cli
-from prepare.app.cli.replay import judged
+from prepare.app.cli.replay import _sides, judged
 from prepare.app.job.headline import headline
 from prepare.app.job.outcome import DONE, NOT_VERIFIED, Outcome
 from prepare.app.job.record import Result
+from prepare.app.sweep.locks import hold_folder
 from prepare.core.utils.folders import conf_dir
 
 OFF = ("verify=none", "bench=none")
@@ -76,6 +77,21 @@ def test_both_machines_are_named_where_they_differ(go, bundle):
     assert (told["code"], told["replay"]) == (0, "holds here, and was not timed")
     assert told["there_and_here"]["cpu"][0] == "a processor"
     assert Path(told["folder"]) == ran.folder.relative_to(bundle.parent)
+
+
+def test_what_is_equal_on_both_machines_is_said_once(go, bundle):
+    ran = go("replay", "bundle", "bench=none")
+    rows = [line.split() for line in ran.out.splitlines() if line.startswith("  machine")]
+    assert rows in ([["machine", "the", "same"]], [])
+    assert _sides("the same", "the same") == "the same"
+    assert _sides("2.13", "") == "there: 2.13; here: absent"
+
+
+def test_a_second_replay_into_a_folder_is_refused(go, bundle, tmp_path):
+    with hold_folder(tmp_path / "out") as held:
+        ran = go("replay", "bundle", "bench=none", f"hydra.run.dir={tmp_path / 'out'}")
+    assert (held, ran.code, [*(tmp_path / "out").iterdir()]) == (True, 2, [])
+    assert "another run is writing to " in ran.err
 
 
 def test_a_network_of_your_own_is_asked_for_again(go, bundle):

@@ -4,16 +4,19 @@ import dataclasses
 import re
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from layout_regressions import BATCH, FLAT, OF_NETWORK, OF_PREPARED, OF_RECIPE, net
+from prepare.core.utils.environment import environment
 from prepare.errors import ConfigError, ContractError, FileError, RefusedError
 from prepare.models.resnet import ResNet2d
 from prepare.models.unet import UNet2d, UNet3d
 from prepare.pipeline import Pipeline
+from prepare.stages.bench.records import VariantResult
 from prepare.stages.contract import Contract, ContractCheck, check, record
 from prepare.stages.contract.compare import compare
 from prepare.stages.contract.records import Place, TimeRatio, Tolerance
@@ -256,6 +259,18 @@ def test_the_time_is_measured_if_it_is_asked_for(monkeypatch, tmp_path):
     monkeypatch.setattr("prepare.stages.contract.observe._time", lambda *_, **__: TIME["time"])
     known = record(net(), BATCH, FLAT, time=True)
     assert check(net(), BATCH, known).today.time == TIME["time"]
+
+
+def test_a_processor_without_a_name_can_be_timed(monkeypatch):
+    observe = "prepare.stages.contract.observe"
+    monkeypatch.setattr(f"{observe}._SECONDS", 0.05)
+    here = {**environment(), "cpu": None}
+    monkeypatch.setattr(f"{observe}.environment", lambda: here)
+    row = VariantResult(name="prepared", verdict="faster", ratio=0.5, ratio_interval=(0.4, 0.6))
+    compared = SimpleNamespace(row=lambda _: row, settings={"threads": 2})
+    monkeypatch.setattr("prepare.stages.bench.compare", lambda *_, **__: compared)
+    known = record(net(), BATCH, FLAT, time=True)
+    assert known.time.machine.startswith("a processor without a name, 2 threads")
 
 
 NETWORKS = {

@@ -151,12 +151,16 @@ def test_a_repaired_module_still_meets_what_its_repair_does_not_mend():
 def test_a_plan_names_the_repair_options_that_cure_an_issue(flat):
     steps = {"half": {"dtype": "bfloat16"}} | ({"conv3d_memory_format": {}} if flat else {})
     model = nn.Sequential(nn.Conv3d(2, 2, 3))
-    (warning,) = Pipeline.from_config(steps).plan(model).warnings
-    assert "conv3d_bfloat16_small_cpu" in str(warning)
+    (warning,) = told("conv3d_bfloat16_small_cpu", steps, model)
     options = "" if flat else '"force": True'
     assert f'"repair_layout": {{{options}}}' in str(warning)
     steps["repair_layout"] = {} if flat else {"force": True}
-    assert not Pipeline.from_config(steps).plan(model).warnings
+    assert not told("conv3d_bfloat16_small_cpu", steps, model)
+
+
+def told(name, steps, model):
+    """Return the plan's warnings of one known issue."""
+    return [w for w in Pipeline.from_config(steps).plan(model).warnings if name in str(w)]
 
 
 def test_a_risk_is_a_warning_of_the_plan_in_training_too():
@@ -166,7 +170,7 @@ def test_a_risk_is_a_warning_of_the_plan_in_training_too():
     ):
         plan = Pipeline.from_config({"half": {"dtype": dtype}}).plan(nn.Sequential(conv))
         assert not plan.errors
-        assert words in str(plan.warnings[0])
+        assert any(words in str(warning) for warning in plan.warnings)
 
 
 def test_the_same_module_under_two_names_is_named_once():
@@ -200,3 +204,72 @@ def test_a_recipe_for_inference_has_no_steps_for_training():
         plan = Pipeline.from_config(steps).plan(nn.Sequential(nn.Conv2d(2, 2, 3)).eval())
         assert plan.training_steps is None
         assert plan.training_errors
+
+
+def frozen():
+    return nn.Sequential(nn.Conv2d(3, 8, 3).requires_grad_(False), nn.GroupNorm(2, 8))
+
+
+def narrow():
+    return nn.Sequential(nn.Conv2d(3, 8, 1, stride=2), nn.SiLU())
+
+
+@pytest.mark.parametrize(
+    ("build", "name"),
+    [(frozen, "group_norm_frozen_input_cpu"), (narrow, "conv2d_strided_kernel_1_cpu")],
+    ids=["group norm", "convolution"],
+)
+def test_what_ends_the_process_is_repaired_where_a_user_goes_on(build, name):
+    with pytest.raises(KnownIssueError, match=name):
+        FLAT.apply(build())
+    plan = FLAT.plan(build(), known_issues="warn")
+    assert not plan.errors
+    assert "it is repaired nevertheless" in str(plan.warnings[0])
+    assert {action.step for action in plan.actions} == {"repair_layout"}
+    model = build()
+    with pytest.warns(KnownIssueWarning, match=name):
+        FLAT.apply(model, known_issues="warn")
+    model(last(torch.randn(2, 3, 16, 16))).square().mean().backward()
+    assert not FLAT.check(model)
+    in_eval = build().eval()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        FLAT.apply(in_eval, known_issues="warn")
+    assert any(name in str(each.message) for each in said)
+    assert [type(module) for module in in_eval] == [type(module) for module in build()]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        REPAIRED.apply(build())
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        nn.Conv2d(3, 8, 1),
+        nn.Conv2d(3, 8, 3, stride=2),
+        nn.Conv2d(16, 8, 1, stride=2),
+        nn.Conv2d(4, 8, 1, stride=2, groups=2),
+        nn.Conv2d(3, 8, 1, stride=2, padding=1),
+    ],
+    ids=["no stride", "kernel 3", "16 channels", "groups", "padding"],
+)
+def test_another_convolution_writes_inside_its_memory(conv):
+    assert not FLAT.plan(nn.Sequential(conv)).errors
+
+
+@pytest.mark.parametrize(("batch", "is_error"), [(None, True), (1, True), (2, False)])
+def test_what_is_wrong_at_batch_1_is_an_error_there_only(batch, is_error):
+    plan = FLAT.plan(with_norm(nn.InstanceNorm2d(8)), batch=batch)
+    assert bool(plan.errors) is is_error
+    said = [str(w) for w in plan.warnings if "instance_norm_gradients_cpu" in str(w)]
+    assert bool(said) is not is_error
+    if said:
+        assert "this batch has 2 samples, the last batch of an epoch may have one" in said[0]
+
+
+def test_the_batch_of_an_example_decides_what_apply_refuses():
+    with pytest.raises(KnownIssueError, match="instance_norm_gradients_cpu"):
+        FLAT.apply(with_norm(nn.InstanceNorm2d(8)), example=torch.randn(1, 3, 8, 8))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        FLAT.apply(with_norm(nn.InstanceNorm2d(8)), example=torch.randn(4, 3, 8, 8))

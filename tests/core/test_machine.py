@@ -8,7 +8,7 @@ import pytest
 
 from prepare.core.utils import machine
 from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch, disturbance
+from prepare.core.utils.machine import MachineWatch, disturbance, disturbed_part
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from prepare.core.utils.machine import MachineWatch, disturbance
     [
         ({"others": 1.6, "threads": 2}, "this machine is busy (other programs use 1.6 of 2 cores)"),
         ({"others": 1.0, "threads": 1}, ""),
-        ({"others": 0.1, "threads": 2}, ""),
+        ({"others": 0.3, "threads": 2}, ""),
         ({"load_before": 3.9}, "this machine is busy (load 3.9 on 2 cores)"),
         ({"load_before": 3.9, "others": 0.0, "threads": 2}, ""),
         ({"stolen": 0.12}, "the host of this virtual machine is busy (it took 12% of the processor time)"),
@@ -93,3 +93,13 @@ def test_a_choice_of_the_user_is_kept_and_recorded(name, monkeypatch):
 def test_nothing_is_set_once_torch_is_loaded():
     machine.limit_spinning()
     assert machine.how_threads_wait() == ""
+
+
+def test_the_part_of_a_machine_is_compared_as_a_number():
+    said = [
+        disturbance({"cores_available": cores, "others": others, "threads": cores})
+        for others, cores in ((9.0, 16), (12.0, 16), (1.9, 2))
+    ]
+    held = [disturbance({"cores_available": 2, "held_back": part}) for part in (0.09, 0.11)]
+    assert sorted([*said, *held], key=disturbed_part) == [*held, *said]
+    assert disturbed_part("") == 0

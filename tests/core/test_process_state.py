@@ -18,8 +18,8 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from prepare import bench, flow
 from prepare.pipeline import Pipeline
+from prepare.stages import bench, flow
 from prepare.stages.tune import tune
 from prepare.stages.verify import verify
 

@@ -135,6 +135,8 @@ FASTER, SLOWER, SAME = ("faster", 0.8), ("slower", 1.08), ("no difference", 1.0)
         ([FASTER, FASTER, SLOWER], "up to 1.2x faster at batch 4 and below; 1.08x slower at batch 8"),
         ([FASTER, SLOWER, FASTER], "up to 1.2x faster at batch 1, batch 8; 1.08x slower at batch 4"),
         ([SAME, SAME, FASTER], "1.2x faster at batch 8; no difference at batch 4 and below"),
+        ([SLOWER, SLOWER, ("faster", 0.02, (0.002, 0.2))], "over 5x faster at batch 8; up to 1.08x slower at batch 4 and below"),
+        ([SLOWER, FASTER, ("faster", 0.02, (0.002, 0.2))], "up to 5.0x faster from batch 4 on; 1.08x slower at batch 1"),
         ([("unclear", 1.1), ("failed", None), ("slower", 4.0)], "4.0x slower at batch 8; unclear at batch 1; failed at batch 4"),
     ],
 )  # fmt: skip

@@ -17,10 +17,9 @@ from prepare.core.utils.child_process import ForkedRunner
 from prepare.errors import ConfigError, DoctorError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.doctor import Diagnosis, Finding, examine
-from prepare.stages.doctor.document import diagnosis_lines
 from prepare.stages.doctor.examination import _ask, answer, run_probe
 from prepare.stages.doctor.probes import KNOWN
-from prepare.stages.doctor.records import VERDICTS
+from prepare.stages.doctor.records import VERDICTS, diagnosis_lines
 
 ON_CPU = [issue for issue in issues() if "cpu" in issue.backend and issue.probe]
 DECIDED = [

@@ -13,7 +13,7 @@ class InProcess:
     """Answer the requests of an export as `Worker` does, without another process."""
 
     def __init__(self, function, environment):
-        load_again._load.cache_clear()
+        pass
 
     def __enter__(self):
         return self

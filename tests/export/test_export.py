@@ -60,6 +60,26 @@ def test_a_right_artefact_passes_every_stage(exported):
     assert found.worst.error < found.worst.allowed
 
 
+class Peak(nn.Module):
+    """Divides by the largest number that was ever seen."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.register_buffer("peak", torch.zeros(()))
+
+    def forward(self, x):
+        self.peak.copy_(torch.maximum(self.peak, x.abs().amax()))
+        return self.conv(x) / (self.peak + 1)
+
+
+def test_an_artefact_holds_the_state_of_the_model(exported, tmp_path):
+    model = Peak().eval()
+    found = exported("torch_export", model, {"conv2d_memory_format": {}, "input_format": {}})
+    assert (found.status, float(model.peak)) == ("pass", 0.0)
+    assert [float(b) for b in torch.export.load(tmp_path / "out/model.pt2").buffers()] == [0.0]
+
+
 def test_a_layout_that_is_answered_wrongly_fails(exported):
     found = exported("IgnoresStrides")
     assert found.status == "fail"

@@ -92,11 +92,11 @@ def test_every_kind_of_call_is_replaced_in_the_text(network):
     calls = find_calls(network.Net)
     text = patched_source(SOURCE, list(calls))
     body = text[text.index("    def forward") :]
-    assert "z = _keep_pad(_keep_clone(y), (1, 1)); x = " in body
-    assert "x = _keep_add(_keep_add(_keep_contiguous(x) , (y)) , 1)" in body
-    assert "_keep_contiguous((_keep_mul(x , 2))" in body
-    assert "_keep_repeat(z, \n            1, 1, (1), 1, 1\n        )" in body
-    assert "_keep_cat([z, _keep_cat((x, y), -1)[..., :2]], dim=-1)" in body
+    assert "z = _kept_F_pad(_kept_x_clone(y), (1, 1)); x = " in body
+    assert "x = _kept_x_add(_kept_x_add(_kept_x_contiguous(x) , (y)) , 1)" in body
+    assert "_kept_x_contiguous((_kept_x_mul(x , 2))" in body
+    assert "_kept_x_repeat(z, \n            1, 1, (1), 1, 1\n        )" in body
+    assert "_kept_torch_cat([z, _kept_torch_cat((x, y), -1)[..., :2]], dim=-1)" in body
     assert "def untouched(x):\n    return torch.cat([x])\n" in text
     space = {}
     exec(compile(text, "patched", "exec"), space)
@@ -120,7 +120,7 @@ def test_only_the_named_calls_are_in_the_diff(network):
 
 def test_the_same_code_is_replaced_at_every_line(network):
     call = next(call for call in find_calls(network.Twice) if call.operator == "clone")
-    added = [line for line in write_diff([call]).splitlines() if "_keep_clone(x)" in line]
+    added = [line for line in write_diff([call]).splitlines() if "_kept_x_clone(x)" in line]
     assert len([line for line in added if line[:1] == "+" and "def " not in line]) == 2
 
 

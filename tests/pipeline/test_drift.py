@@ -238,3 +238,50 @@ def test_like_refuses_a_model_with_other_tensors():
     with pytest.raises(RefusedError, match="the tensors of the two models differ"):
         like(nn.Conv2d(3, 8, 3), prepared())
     assert facts(other) == before
+
+
+class Doubling(nn.Module):
+    """Joins channels in its own code, for `keep_layout`."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return torch.cat([x, x], 1)
+
+
+EVERYTHING = {
+    "eval_mode": {"include": ["norms"]},
+    "repair_layout": {"force": True},
+    "keep_layout": {},
+    "half": {"dtype": "bfloat16", "keep": ["norms", "1.conv"]},
+    "conv2d_memory_format": {},
+    "compile": {"backend": "eager"},
+    "input_format": {"attach": True},
+}
+
+
+def test_like_does_in_a_copy_what_every_step_has_done():
+    pipeline = Pipeline.from_config(EVERYTHING)
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), Doubling(), nn.InstanceNorm2d(16), nn.BatchNorm2d(16))
+    average = swa_utils.AveragedModel(model, use_buffers=True)
+    pipeline.apply(model)
+    assert {drift.wanted for drift in pipeline.check(average.module)} >= EVERYTHING.keys() - {
+        "conv2d_memory_format"
+    }
+    like(average, model)
+    assert pipeline.check(average.module) == []
+    x = torch.randn(2, 3, 8, 8)
+    assert torch.equal(average(x), model(x))
+    average.update_parameters(model)
+    assert pipeline.check(average.module) == []
+
+
+def test_like_leaves_a_copy_in_evaluation_mode():
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+    average = copy.deepcopy(model).eval()
+    like(average, LAYOUT.apply(model))
+    assert model.training
+    assert not any(module.training for module in average.modules())

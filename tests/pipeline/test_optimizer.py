@@ -1,7 +1,12 @@
 """Optimizer state follows its parameters: training gives the same weights, with every torch optimizer."""
 
+import copy
+import importlib
+import importlib.util
 import inspect
 import io
+import sys
+import types
 
 import pytest
 import torch
@@ -335,3 +340,115 @@ def test_mismatched_state_is_converted_even_if_the_model_is_done():
 def test_what_is_no_optimizer_is_refused_in_one_line():
     with pytest.raises(ConfigError, match="'adam' is not an optimizer"):
         FLAT.apply(nn.Conv2d(3, 4, 3), optimizer="adam")
+
+
+@pytest.mark.parametrize(
+    ("weights", "moments"), [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)]
+)
+def test_state_keeps_the_dtype_that_its_optimizer_gave_it(weights, moments):
+    model = nn.Conv2d(3, 8, 3).to(weights)
+    optimizer = optim.AdamW(model.parameters())
+    moment = torch.randn(8, 3, 3, 3, dtype=moments)
+    optimizer.state[model.weight] = {"exp_avg": moment.clone()}
+    assert FLAT.check(FLAT.apply(model, optimizer=optimizer), optimizer=optimizer) == []
+    found = optimizer.state[model.weight]["exp_avg"]
+    assert (found.dtype, found.stride()) == (moments, model.weight.stride())
+    assert torch.equal(found, moment)
+    BACK.apply(model)
+    relayout(optimizer)
+    assert (found.dtype, found.stride()) == (moments, model.weight.stride())
+
+
+def test_tensors_in_shared_memory_are_refused():
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)).share_memory()
+    optimizer = make_shared_state(nn.Conv2d(3, 8, 3))
+    for apply in (lambda: FLAT.apply(model), lambda: relayout(optimizer)):
+        with pytest.raises(RefusedError, match="in memory that other processes may share"):
+            apply()
+    assert all(parameter.is_shared() for parameter in model.parameters())
+    FLAT.apply(copy.deepcopy(model))
+
+
+def make_shared_state(model):
+    """Return an optimizer, with state in shared memory, of a model in another layout."""
+    optimizer = optim.SGD(FLAT.apply(model).parameters(), lr=0.1)
+    shared = torch.zeros(model.weight.shape).share_memory_()
+    optimizer.state[model.weight] = {"momentum_buffer": shared}
+    return optimizer
+
+
+def timm_optimizers(monkeypatch):
+    """Return `timm.optim`, alone if the rest of timm cannot be imported (it needs torchvision)."""
+    try:
+        return importlib.import_module("timm.optim")
+    except Exception:
+        spec = importlib.util.find_spec("timm")
+        if spec is None:
+            pytest.skip("timm is not installed")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
+        monkeypatch.delitem(sys.modules, name)
+    package, models = types.ModuleType("timm"), types.ModuleType("timm.models")
+    package.__path__ = list(spec.submodule_search_locations)
+    models.group_parameters = None
+    monkeypatch.setitem(sys.modules, "timm", package)
+    monkeypatch.setitem(sys.modules, "timm.models", models)
+    return importlib.import_module("timm.optim")
+
+
+def state_dtypes(optimizer):
+    return [
+        (name, value.dtype)
+        for state in optimizer.state.values()
+        for name, value in state.items()
+        if torch.is_tensor(value)
+    ]
+
+
+def optimizers_of_timm():
+    """Return the names, from the source of `timm.optim`: the quick tier takes a few."""
+    few = ["adafactorbv", "adamp", "cadamw", "lamb", "lookahead_sgd", "muon", "sgdp"]
+    return [pytest.param(None, marks=pytest.mark.slow, id="all"), *few]
+
+
+@pytest.mark.parametrize("name", optimizers_of_timm())
+def test_optimizers_of_timm_go_on_as_with_torch_alone(name, monkeypatch):
+    module = timm_optimizers(monkeypatch)
+    for each in [name] if name else module.list_optimizers():
+        models, optimizers = zip(*(timm_pair(module, each) for _ in range(2)), strict=True)
+        if optimizers[0] is None:
+            continue
+        for model, optimizer in zip(models, optimizers, strict=True):
+            train_float32(model, optimizer)
+        dtypes = state_dtypes(optimizers[0])
+        FLAT.apply(models[0], optimizer=optimizers[0])
+        assert state_dtypes(optimizers[0]) == dtypes, each
+        states = [through_a_file(optimizer.state_dict()) for optimizer in optimizers]
+        for model, optimizer, state in zip(models, optimizers, states, strict=True):
+            optimizer.load_state_dict(state)
+            train_float32(model, optimizer)
+        assert state_dtypes(optimizers[0]) == state_dtypes(optimizers[1]), each
+        assert FLAT.check(models[0], optimizer=optimizers[0]) == [], each
+        assert worst(*models) < 1e-3, each
+
+
+def timm_pair(module, name):
+    """Return a network and its optimizer; no optimizer if it needs a GPU and another package."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Tanh(), nn.Conv2d(8, 8, 1),
+        nn.Tanh(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(4 * 64, 4),
+    )  # fmt: skip
+    try:
+        return model, module.create_optimizer_v2(model, opt=name, lr=1e-3)
+    except AssertionError as error:
+        assert "CUDA required" in str(error) or "must be installed" in str(error)
+        return model, None
+
+
+def train_float32(model, optimizer):
+    torch.manual_seed(1)
+    for _ in range(2):
+        loss = model(torch.randn(2, 3, 12, 12)).square().mean()
+        loss.backward(create_graph=getattr(optimizer, "is_second_order", False))
+        optimizer.step()
+        model.zero_grad(set_to_none=True)

@@ -9,11 +9,11 @@ from torch import nn
 
 from prepare import checkpoint
 from prepare.audit import audit
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.deep_copy import deep_copy
 from prepare.core.model.module_tree import structure
 from prepare.errors import CheckpointError, RefusedError
 from prepare.pipeline import Pipeline, like
-from prepare.stages.bench.model_state import preserved
 from prepare.stages.verify import verify
 from random_models import FORMS
 
@@ -130,7 +130,7 @@ def test_a_copy_keeps_the_bits_of_a_view():
 def test_a_bench_restores_a_buffer_that_a_forward_conjugates():
     model = conjugates()
     before = model.weight.clone()
-    with preserved(model, train=False):
+    with unchanged(model):
         model.weight.data = model.weight.data.conj()
     assert torch.equal(model.weight, before)
 

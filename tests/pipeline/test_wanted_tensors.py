@@ -132,6 +132,26 @@ def test_the_formats_of_a_pipeline_are_one_request():
         )
 
 
+def test_a_network_of_1d_convolutions_has_no_channels_last_format():
+    with pytest.raises(NothingMatchesError, match="Conv1d has 1 Conv1d, and torch has no channels"):
+        Pipeline.from_config({"conv2d_memory_format": {}}).apply(nn.Conv1d(4, 8, 3))
+
+
+@pytest.mark.parametrize("partitioned", ["all", "one"])
+def test_weights_that_hold_no_data_are_named(partitioned):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3))
+    for module in model if partitioned == "all" else model[1:]:
+        module.weight.data = torch.empty(0)  # as DeepSpeed's ZeRO-3 leaves it
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}})
+    if partitioned == "all":
+        with pytest.raises(NothingMatchesError, match="has 2 Conv2d, and 0.weight and 1 more hold"):
+            pipeline.apply(model)
+        return
+    (warning,) = pipeline.plan(model).warnings
+    assert "1.weight holds no data here" in str(warning)
+    assert pipeline.apply(model)[0].weight.stride(1) == 1
+
+
 def test_strict_false_reports_a_dead_request_and_does_the_rest():
     model = small_3d()
     pipeline = Pipeline.from_config({"half": {}, "conv2d_memory_format": {}})

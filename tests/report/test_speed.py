@@ -2,7 +2,7 @@
 
 import pytest
 
-from prepare.core.utils.numbers import interval_text, speed_text, verdict_text
+from prepare.core.utils.numbers import interval_text, pace_text, speed_text, verdict_text
 
 
 @pytest.mark.parametrize(
@@ -12,12 +12,14 @@ from prepare.core.utils.numbers import interval_text, speed_text, verdict_text
         ((0.9, 1.2), "1.20x slower to 1.11x faster"),
         ((2.8, 3.4), "2.80x to 3.40x slower"),
         ((44, 46), "44x to 46x slower"),
-        ((11.01, 35.18), ""),
-        ((0.5, 2.5), ""),
+        ((11.01, 35.18), "11x to 35x slower"),
+        ((0.0498, 0.24), "4.2x to 20x faster"),
+        ((0.002, 0.2), "5.0x to 500x faster"),
+        ((0.5, 2.5), "2.5x slower to 2.0x faster"),
         (None, ""),
     ],
 )
-def test_an_interval_beyond_sense_is_not_printed(interval, said):
+def test_every_interval_is_printed_a_wide_one_coarsely(interval, said):
     assert interval_text(interval) == said
 
 
@@ -36,7 +38,30 @@ def test_a_ratio_is_shown_within_its_interval():
     assert shown == "1.36x faster, 20.7 instead of 28.2 ms"
 
 
-def test_a_large_ratio_with_a_wide_interval_is_no_figure():
-    assert verdict_text("slower", 17.0, (16, 18)) == "17x slower"
-    assert verdict_text("slower", 17.0, (11, 35)) == "over 10x slower"
-    assert verdict_text("slower", 17.0, (2, 35)) == "slower"
+@pytest.mark.parametrize(
+    ("ratio", "interval", "said"),
+    [
+        (17.0, (16, 18), "17x slower"),
+        (17.0, (11, 35), "over 10x slower"),
+        (17.0, (2, 35), "over 2x slower"),
+        (50.0, (39, 500), "over 30x slower"),
+        (2.4, (1.29, 6), "over 1.2x slower"),
+        (2.4, (1.2, 6), "over 1.2x slower"),
+        (2.4, (1.059, 6), "over 1.05x slower"),
+        (2.4, (1.001, 6), "slower"),
+        (0.02, (0.002, 0.2), "over 5x faster"),
+        (0.02, (0.0, 0.2), "over 5x faster"),
+        (0.1, (1 / 10.9, 1 / 9.1), "10x faster"),
+    ],
+)
+def test_the_figure_of_a_wide_interval_is_its_nearer_end(ratio, interval, said):
+    assert verdict_text("faster" if ratio < 1 else "slower", ratio, interval) == said
+
+
+def test_a_wide_interval_is_said_without_times_of_one_ratio():
+    said = speed_text("faster", 0.19, (0.0498, 0.24), time=0.254)
+    assert said == "over 4x faster (95 % interval: 4.2x to 20x)"
+    said = speed_text("unclear", 0.9, (0.25, 2.0), time=0.254)
+    assert said == "unclear (95 % interval: 2.0x slower to 4.0x faster)"
+    assert pace_text(0.19, (0.0498, 0.24)) == "over 4x faster (4.2x to 20x)"
+    assert pace_text(1.25, (1.2, 1.3)) == "1.2x slower (1.20x to 1.30x)"

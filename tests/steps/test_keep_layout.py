@@ -1,7 +1,11 @@
-"""The step keep_layout: it rewrites the calls of a model's own code in a subclass, and can be undone."""
+"""The step keep_layout: it rewrites the calls of a model's own code, and can be undone."""
 
 import copy
+import functools
+import importlib.util
+import inspect
 import pickle
+from abc import ABCMeta
 
 import pytest
 import torch
@@ -9,7 +13,6 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from keeping_nets import (
-    Attending,
     CausalConv,
     Chunked,
     Decorated,
@@ -20,13 +23,14 @@ from keeping_nets import (
     image,
     video,
 )
+from prepare.core.forward.calling import calling
 from prepare.core.model.module_tree import copy_tree
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import observe, predict
 from prepare.steps import keep_layout
 from prepare.steps.keeping.find_calls import find_calls
-from prepare.steps.keeping.rewrite_class import original_class, rewritten, rewritten_calls
+from prepare.steps.keeping.rewrite_method import replace_calls, replaced_calls
 
 PAD = "CausalConv.forward: F.pad(x, (1, 1, 1, 1, 2 if last is None else 1, 0))"
 CAT = "CausalConv.forward: torch.cat([last, x], dim=2)"
@@ -70,14 +74,14 @@ def test_a_module_stays_itself_and_can_be_undone():
     modules = list(model.modules())
     assert kept(model) is model
     assert list(model.modules()) == modules
-    assert type(model) is not Chunked
-    assert isinstance(model, Chunked)
-    assert (type(model).__name__, type(model).__qualname__) == ("Chunked", "Chunked")
+    assert [type(module) for module in model.modules()] == classes
+    assert replaced_calls(model)
     assert model.state_dict().keys() == state.keys()
     model(video())
     assert len(called) == 2
     keep_layout.undo(model)
-    assert [type(module) for module in model.modules()] == classes
+    assert not any(replaced_calls(module) for module in model.modules())
+    assert "forward" not in vars(model)
 
 
 def test_a_model_can_be_pickled_and_copied_at_every_protocol():
@@ -85,8 +89,8 @@ def test_a_model_can_be_pickled_and_copied_at_every_protocol():
     expected = model(video())
     copies = [pickle.loads(pickle.dumps(model, n)) for n in range(pickle.HIGHEST_PROTOCOL + 1)]
     for other in (*copies, copy.deepcopy(model), copy.copy(model), copy_tree(model)):
-        assert type(other) is type(model)
-        assert type(other.conv) is type(model.conv)
+        assert replaced_calls(other) == replaced_calls(model)
+        assert replaced_calls(other.conv) == replaced_calls(model.conv)
         assert torch.equal(other(video()), expected)
 
 
@@ -99,17 +103,16 @@ class OwnState(CausalConv):
 
 def test_a_class_that_pickles_itself_keeps_its_way():
     model = kept(OwnState(3, 8, 3).to(memory_format=torch.channels_last_3d))
-    assert rewritten_calls(type(model))
+    assert replaced_calls(model)
     assert type(pickle.loads(pickle.dumps(model))) is OwnState
 
 
 def test_only_the_named_calls_are_replaced():
     model = kept(chunked(), calls=[PAD])
-    assert rewritten_calls(type(model.conv)) == (PAD,)
-    assert type(model) is Chunked
+    assert replaced_calls(model.conv) == (PAD,)
+    assert not replaced_calls(model)
     again = kept(model, calls=[CAT])
-    assert set(rewritten_calls(type(again.conv))) == {PAD, CAT}
-    assert original_class(type(again.conv)) is CausalConv
+    assert set(replaced_calls(again.conv)) == {PAD, CAT}
 
 
 def test_no_call_is_replaced_if_none_is_named():
@@ -132,8 +135,8 @@ def test_a_contiguous_model_is_left_alone():
 
 def test_patterns_choose_the_modules():
     model = kept(chunked(), exclude=["conv"])
-    assert type(model.conv) is CausalConv
-    assert type(model) is not Chunked
+    assert not replaced_calls(model.conv)
+    assert replaced_calls(model)
 
 
 def test_a_contiguous_on_purpose_is_not_touched():
@@ -141,7 +144,7 @@ def test_a_contiguous_on_purpose_is_not_touched():
     model = Purposeful().to(memory_format=torch.channels_last_3d)
     expected = model(video())
     assert torch.equal(kept(model)(video()), expected)
-    assert type(model) is Purposeful
+    assert not replaced_calls(model)
 
 
 def test_a_decorated_method_is_not_replaced():
@@ -167,11 +170,13 @@ def closing_over(factor):
 
 def test_closures_and_defaults_of_a_method_stay():
     cls = closing_over(3.0)
-    made = rewritten(cls, [call.name for call in find_calls(cls)])
+    made = cls()
+    replace_calls(made, [call.name for call in find_calls(cls)])
+    assert replaced_calls(made)
     x = video()
-    assert torch.equal(made()(x, plus=2.0)[1], cls()(x, plus=2.0)[1])
-    assert torch.equal(made()(x)[0], cls()(x)[0])
-    assert made.forward.__kwdefaults__ == cls.forward.__kwdefaults__
+    assert torch.equal(made(x, plus=2.0)[1], cls()(x, plus=2.0)[1])
+    assert torch.equal(made(x)[0], cls()(x)[0])
+    assert inspect.signature(made.forward) == inspect.signature(cls().forward)
 
 
 def test_an_error_names_the_line_of_the_model():
@@ -288,10 +293,10 @@ def test_sums_of_parts_and_heads_of_attention_stay_in_channels_last():
     assert_equal(gradients(model, image()), gradients(attending(), image()))
     assert model.state_dict().keys() == attending().state_dict().keys()
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert rewritten_calls(type(other)) == rewritten_calls(type(model))
+        assert replaced_calls(other) == replaced_calls(model)
         assert torch.equal(other(image()), model(image()))
     keep_layout.undo(model)
-    assert type(model) is Attending
+    assert not replaced_calls(model)
 
 
 def test_it_trains_like_the_original():
@@ -312,14 +317,14 @@ def test_an_example_chooses_the_calls_as_a_run_does(tmp_path):
     model = pipeline.apply(Chunked().eval(), example=batch)
     chosen = pipeline.steps["keep_layout"].calls
     assert len(chosen) == 2
-    assert set(rewritten_calls(type(model.conv))) == set(chosen)
-    assert not rewritten_calls(type(model))  # its cat loses nothing
+    assert set(replaced_calls(model.conv)) == set(chosen)
+    assert not replaced_calls(model)  # its cat loses nothing
     assert predict(model, pipeline.format(batch)).summary["breaks"] == 0
     assert pipeline.check(model) == []
     pipeline.save(tmp_path / "recipe.yaml")
     assert Pipeline.load(tmp_path / "recipe.yaml").steps["keep_layout"].calls == chosen
     everything = Pipeline.from_config(formats).apply(Chunked().eval())
-    assert rewritten_calls(type(everything))
+    assert replaced_calls(everything)
 
 
 def test_an_example_that_cannot_be_predicted_takes_all_calls(caplog):
@@ -331,3 +336,249 @@ def test_an_example_that_cannot_be_predicted_takes_all_calls(caplog):
     pipeline.apply(Branching().eval(), example=torch.randn(2, 3, 2, 6, 7))
     assert pipeline.steps["keep_layout"].calls == "auto"
     assert "steps.keep_layout.calls: auto takes all calls" in caplog.text
+
+
+REGISTRY: dict[str, type] = {}
+
+
+class Registered(nn.Module):
+    """Registers its subclasses, and wants to know their key."""
+
+    def __init_subclass__(cls, *, key, **options):
+        super().__init_subclass__(**options)
+        assert key not in REGISTRY
+        REGISTRY[key] = cls
+
+
+class Meta(ABCMeta):
+    """Registers its classes."""
+
+    def __init__(cls, name, bases, members, **options):
+        super().__init__(name, bases, members)
+        REGISTRY["meta " + name] = cls
+
+
+class Exact(Registered, key="exact", metaclass=Meta):
+    """Reads its own class in every way."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        classes = {type(self), self.__class__, Exact, REGISTRY["exact"], REGISTRY["meta Exact"]}
+        if len(classes) > 1 or super(type(self), self).extra_repr():
+            raise TypeError(classes)
+        return torch.cat([self.conv(x), torch.zeros(x.shape[0], 4, 3, 5)], 1)
+
+    def __reduce__(self):
+        return _made, (type(self), self.state_dict())
+
+
+def _made(cls, state):
+    assert cls is Exact
+    made = cls()
+    made.load_state_dict(state)
+    return made
+
+
+def test_the_class_of_the_user_stays_what_it_is():
+    before, known = dict(REGISTRY), Registered.__subclasses__()
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "keep_layout": {}})
+    model, x = Exact().eval(), torch.randn(2, 3, 5, 7)
+    expected = model(x)
+    assert pipeline.plan(model)
+    pipeline.apply(model)
+    assert replaced_calls(model)
+    assert before == REGISTRY
+    assert Registered.__subclasses__() == known
+    assert Exact.__subclasses__() == []
+    torch.testing.assert_close(model(x), expected)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        torch.testing.assert_close(other(x), expected)
+
+
+class Dense(nn.Sequential):
+    """Names its own class, as old code does."""
+
+    def __init__(self):
+        super(Dense, self).__init__(  # noqa: UP008
+            nn.Conv2d(3, 4, 3, padding=1), nn.ReLU()
+        )
+
+    def forward(self, x):
+        return torch.cat([x, super(Dense, self).forward(x)], 1)  # noqa: UP008
+
+
+def local_dense():
+    class Local(Dense):
+        def forward(self, x):
+            return torch.cat([super(Local, self).forward(x)] * 2, 1)  # noqa: UP008
+
+    return Local()
+
+
+@pytest.mark.parametrize("build", [Dense, local_dense])
+def test_a_method_may_name_its_own_class(build):
+    model, x = build().eval(), image()
+    expected = model(x)
+    Pipeline.from_config({"conv2d_memory_format": {}, "keep_layout": {}}).apply(model)
+    assert replaced_calls(model)
+    torch.testing.assert_close(model(x), expected)
+
+
+EDITED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def forward(self, x):
+        x = self.conv(x)
+        return torch.cat([x, {}], 1)
+"""
+
+
+def edited(folder, then):
+    """Return a model whose file is written anew after it was loaded."""
+    (file := folder / "edited_net.py").write_text(EDITED.format("x"))
+    spec = importlib.util.spec_from_file_location("edited_net", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    file.write_text(then)
+    return module.Net().eval()
+
+
+@pytest.mark.parametrize(
+    "then", [EDITED.format("x * 100"), "\n" + EDITED.format("x"), "", "class :"]
+)
+def test_a_file_that_was_edited_is_not_read(tmp_path, then):
+    model, x = edited(tmp_path, then), image()
+    expected = model(x)
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "keep_layout": {}})
+    said = [str(warning) for warning in pipeline.plan(model).warnings]
+    assert len([text for text in said if "edited_net.py" in text]) == bool(then)
+    pipeline.apply(model)
+    assert not replaced_calls(model)
+    torch.testing.assert_close(model(x), expected)
+
+
+def test_code_that_is_exchanged_is_replaced_anew(tmp_path):
+    model, other = edited(tmp_path, EDITED.format("x")), EDITED.format("x * 2")
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "keep_layout": {}})
+    assert pipeline.plan(model).actions
+    (tmp_path / "edited_net.py").write_text(other)
+    space = {"__name__": "edited_net"}
+    exec(compile(other, str(tmp_path / "edited_net.py"), "exec"), space)
+    type(model).forward.__code__ = space["Net"].forward.__code__  # as IPython's autoreload does
+    expected = model(image())
+    pipeline.apply(model)
+    assert replaced_calls(model)
+    torch.testing.assert_close(model(image()), expected)
+
+
+def hook(module):
+    """Replace the forward of an object, as accelerate's hooks do."""
+    module._old_forward = module.forward
+
+    def new_forward(module, *args, **kwargs):
+        return module._old_forward(*args, **kwargs)
+
+    made = functools.partial(new_forward, module)
+    module.forward = functools.update_wrapper(made, module._old_forward)
+
+
+def test_a_forward_on_the_object_is_left_alone():
+    model = chunked()
+    hook(model)
+    pipeline = Pipeline.from_config({"keep_layout": {}})
+    said = [str(warning) for warning in pipeline.plan(model, known_issues="ignore").warnings]
+    assert [text for text in said if "another one lies on the object" in text] == said
+    assert len(said) == 1
+    kept(model)
+    assert not replaced_calls(model)
+    assert replaced_calls(model.conv)
+    assert torch.equal(model(video()), chunked()(video()))
+
+
+def test_a_model_that_is_hooked_after_it_can_be_undone():
+    model = kept(chunked())
+    hook(model)
+    assert breaks(model) == 0
+    expected = model(video())
+    keep_layout.undo(model)
+    assert not replaced_calls(model)
+    assert breaks(model) > 0
+    assert torch.equal(model(video()), expected)
+
+
+class Coder(nn.Module):
+    """Its forward joins, and so does another method."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+
+    def decode(self, x):
+        return torch.cat([self.conv(x)] * 2, 1)
+
+    def forward(self, x):
+        return torch.cat([self.decode(x)] * 2, 1)
+
+
+def test_a_view_that_calls_another_method_calls_it():
+    model = Coder().eval()
+    kept(model.to(memory_format=torch.channels_last))
+    assert len(replaced_calls(model)) == 2
+    assert model(image()).shape[1] == 16
+    assert calling(model, "decode")(image()).shape[1] == 8
+
+
+class Shares(nn.Module):
+    """Calls what its module may exchange."""
+
+    def forward(self, x):
+        return pad_of(x, (1, 1))
+
+
+pad_of = nn.functional.pad
+
+
+def test_a_function_that_is_exchanged_runs(monkeypatch):
+    model, x = Shares(), image()
+    replace_calls(model, [call.name for call in find_calls(Shares)])
+    assert replaced_calls(model)
+    assert model(x).shape[-1] == x.shape[-1] + 2
+    monkeypatch.setitem(globals(), "pad_of", lambda x, size: "exchanged")
+    assert model(x) == "exchanged"
+
+
+class Softly(nn.Module):
+    """Changes what an operator returns."""
+
+    def forward(self, x):
+        return torch.softmax(x, 1)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_results_may_be_changed_in_place(grad):
+    model, x = Softly(), image().requires_grad_(grad)
+    replace_calls(model, [call.name for call in find_calls(Softly)])
+    found = model(x)
+    assert found.stride()[1] == 1
+    with torch.no_grad():
+        frozen = model(x)
+    frozen += found
+    torch.testing.assert_close(frozen, 2 * x.softmax(1))
+    assert not found.detach_().requires_grad
+
+
+def test_a_deleted_part_of_a_copy_does_not_matter():
+    model = kept(chunked())
+    copied = copy.copy(model)
+    expected = model(video())
+    del model
+    assert torch.equal(copied(video()), expected)

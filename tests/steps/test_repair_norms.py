@@ -388,3 +388,24 @@ def test_an_inplace_activation_can_follow_in_training(act, batch):
     for actual, expected in zip(model.parameters(), reference.parameters(), strict=True):
         scale = max(1e-3, float(expected.grad.abs().max()))
         assert (actual.grad - expected.grad).abs().max() < 1e-4 * scale
+
+
+@pytest.mark.parametrize("groups", [2, 8])
+@pytest.mark.parametrize("shape", [(2, 8, 16, 16), (2, 8, 1, 1), (1, 8, 4, 4, 4)], ids=str)
+@pytest.mark.parametrize("sliced", [False, True])
+def test_a_repaired_group_norm_takes_frozen_inputs(shape, groups, sliced):
+    torch.manual_seed(0)
+    norm, given = nn.GroupNorm(groups, 8), torch.randn(shape)
+    last = torch.channels_last if len(shape) == 4 else torch.channels_last_3d
+    x = (
+        torch.cat([given, given], 1).to(memory_format=last)[:, :8]
+        if sliced
+        else given.to(memory_format=last)
+    )
+    exact = copy.deepcopy(norm).double()
+    find_repair("group_norm").repair(norm, {})
+    gradient = torch.randn(shape).to(memory_format=last)
+    norm(x).backward(gradient)
+    exact(given.double()).backward(gradient.double())
+    torch.testing.assert_close(norm.weight.grad.double(), exact.weight.grad, rtol=1e-3, atol=2e-3)
+    torch.testing.assert_close(norm.bias.grad.double(), exact.bias.grad, rtol=1e-4, atol=1e-4)

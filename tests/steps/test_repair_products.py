@@ -170,3 +170,51 @@ def test_torchs_convolution_runs_where_a_product_does_not_apply(monkeypatch):
     assert not calls
     repaired_conv(x)
     assert calls
+
+
+@pytest.mark.parametrize("laid", [True, False], ids=["channels_last", "contiguous"])
+@pytest.mark.parametrize("trained_input", [True, False])
+@pytest.mark.parametrize(
+    ("channels", "stride", "shape"),
+    [(3, 2, (2, 3, 128, 128)), (7, (1, 2), (1, 7, 32, 32)), (1, 3, (4, 1, 33, 33))],
+)
+def test_a_narrow_strided_convolution_is_repaired_exactly(
+    channels, stride, shape, trained_input, laid
+):
+    torch.manual_seed(0)
+    module = nn.Conv2d(channels, 8, 1, stride=stride)
+    exact = copy.deepcopy(module).double()
+    module.to(memory_format=torch.channels_last)
+    conv2d.REPAIR.repair(module, NAMES)
+    given = torch.randn(shape)
+    x = given.to(memory_format=torch.channels_last) if laid else given.clone()
+    double = given.double().requires_grad_(trained_input)
+    out, right = module(x.requires_grad_(trained_input)), exact(double)
+    gradient = torch.randn_like(right)
+    out.backward(gradient.float())
+    right.backward(gradient)
+    assert out.is_contiguous(memory_format=torch.channels_last) or channels == 1
+    pairs = [
+        (out, right),
+        *((p.grad, q.grad) for p, q in zip(module.parameters(), exact.parameters(), strict=True)),
+    ]
+    pairs += [(x.grad, double.grad)] if trained_input else []
+    for found, expected in pairs:
+        torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_repaired_strided_convolution_compiles_in_one_graph():
+    module = nn.Conv2d(3, 8, 1, stride=2).to(memory_format=torch.channels_last)
+    conv2d.REPAIR.repair(module, NAMES)
+    x = torch.randn(2, 3, 32, 32).to(memory_format=torch.channels_last)
+    compiled = torch.compile(module, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x), module(x))
+    compiled(x).sum().backward()
+
+
+def test_a_strided_convolution_that_is_not_trained_runs_torchs_code(monkeypatch):
+    monkeypatch.setattr(conv2d.F, "avg_pool2d", None)
+    module = nn.Conv2d(3, 8, 1, stride=2).requires_grad_(False)
+    conv2d.REPAIR.repair(module, NAMES)
+    x = torch.randn(2, 3, 32, 32).to(memory_format=torch.channels_last)
+    assert module(x).shape == (2, 8, 16, 16)

@@ -88,10 +88,6 @@ def interrupt_at(line, places=None):
     def trace(frame, event, arg):
         return local if frame.f_code.co_filename.startswith(SOURCES) else None
 
-    # A shell that starts this in the background may have made it ignore the signal.
-    shell = signal.getsignal(signal.SIGINT)
-    if shell is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
     before, state = sys.gettrace(), thread_state()
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     sys.settrace(trace)
@@ -102,4 +98,3 @@ def interrupt_at(line, places=None):
         assert thread_state() == state, f"line {line}"
         now = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
         assert now == handlers, f"line {line}"
-        signal.signal(signal.SIGINT, shell)

@@ -42,8 +42,11 @@ NAMES = ",".join(f"sample_nets.{name}" for name in MIXED)
 
 
 def needs(launcher: str) -> None:
-    if importlib.util.find_spec(f"hydra_plugins.{NEEDS[launcher]}") is None:
-        pytest.skip(f"hydra_plugins.{NEEDS[launcher]} is not installed")
+    plugin = f"hydra_plugins.{NEEDS[launcher]}"
+    # Without any plugin there is no `hydra_plugins` to look into.
+    found = importlib.util.find_spec("hydra_plugins") and importlib.util.find_spec(plugin)
+    if found is None:
+        pytest.skip(f"{plugin} is not installed")
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)

@@ -47,6 +47,11 @@ def test_rows_timed_on_a_busy_machine_are_named(sweep):
     )
 
 
+def test_the_busiest_row_is_named_by_its_number(sweep):
+    summary = sweep(timed("a", 0.5, others=9.0), timed("b", 0.9, others=12.0))
+    assert "12.0 of 2 cores) at #0, #1; " in [*conclusions(summary, rank(summary))][-1]
+
+
 def test_a_row_whose_interval_overlaps_the_best_is_named(sweep):
     summary = sweep(timed("a", 0.50), timed("b", 0.51), timed("c", 0.9))
     (said,) = conclusions(summary, rank(summary))

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,20 @@ def test_a_row_that_depends_on_its_number_runs_again(sweep, folder):
     assert ran.statuses == ["ok", "ok"], ran.err
     sweep("a", number, "seed=0,1", "resume=true")
     assert built(folder) == ["a"] * 4
+
+
+def test_an_identity_covers_the_packages_of_every_plugin(monkeypatch):
+    class Distribution:
+        name = "a-package"
+
+    def identity(*groups):
+        points = [metadata.EntryPoint("own", "own:Own", group) for group in groups]
+        found = metadata.EntryPoints(point._for(Distribution()) for point in points)
+        monkeypatch.setattr(metadata, "entry_points", lambda: found)
+        return identity_of({}, {})
+
+    for group in ("prepare.steps", "prepare.stages", "prepare.exporters", "torch_dynamo_backends"):
+        assert identity(group) != identity() == identity("console_scripts")
 
 
 def test_an_identity_covers_packages_in_the_current_folder(folder, monkeypatch):

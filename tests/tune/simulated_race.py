@@ -4,7 +4,7 @@ import math
 import random
 from collections import Counter
 
-from clocks import Clock, noisy
+from clocks import Clock, bursts, noisy
 from prepare.stages.tune.candidates import Candidate
 from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
 from prepare.stages.tune.race import Race
@@ -32,11 +32,13 @@ class SimulatedRace:
 
     def __init__(
         self, means, *, budget=100.0, spread=0.01, steps=None, checks=(), starts=(), breaks=(),
-        seed=0, capacity=1000, checking=0.0,
+        seed=0, capacity=1000, checking=0.0, disturbed=None, slow_first=(),
     ):  # fmt: skip
         self.clock, self.checked, self.alive, self.most = Clock(), [], Counter(), 0
-        self._means, self._spread, self._seed, self._checking = means, spread, seed, checking
+        self.means, self._spread, self._seed, self._checking = means, spread, seed, checking
         self._checks, self._starts, self._breaks = dict(checks), dict(starts), dict(breaks)
+        self._slow_first = {name: [*each] for name, each in dict(slow_first).items()}
+        self._slower = bursts(self.clock, seed, **disturbed) if disturbed else lambda: 1.0
         made = {UNPREPARED: {}} | {name: {"some_step": {}} for name in list(means)[1:]}
         made |= steps or {}
         self.race = Race(
@@ -53,9 +55,17 @@ class SimulatedRace:
         live = [each.name for each in self.race.standings.live()]
         self.most = max(self.most, len({UNPREPARED, *live, candidate.name}))
         order = random.Random(f"{self._seed} {candidate.name}")
-        spent = noisy(self._means[candidate.name], self._spread, order.random())
+
+        def spent():
+            factor, calls = slow_first = self._slow_first.setdefault(candidate.name, [1.0, 0])
+            slow_first[1] -= 1
+            return alone() * self._slower() * (factor if calls > 0 else 1.0)
+
+        alone = noisy(self.means[candidate.name], self._spread, order.random())
         return ScriptedRunner(
-            self.clock, spent, breaks_at=self._breaks.get(candidate.name, math.inf)
+            self.clock,
+            spent,
+            breaks_at=self._breaks.get(candidate.name, math.inf),
         )
 
     def check(self, candidate, runner):

@@ -1,6 +1,8 @@
 """The cache of tunings: when a winner is taken from it, and when it is measured again."""
 
+import json
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -104,6 +106,26 @@ def test_a_cached_winner_that_fails_is_measured_again(timed, tmp_path, monkeypat
     again = found_with(timed, {}, small().eval(), **how)
     assert (again.from_cache, again.winner) == (False, UNPREPARED)
     assert "the cached winner channels_last was not used: outputs: off" in again.notes
+
+
+def test_a_cached_winner_that_is_slower_is_not_used(timed, tmp_path, monkeypatch):
+    monkeypatch.setattr(caching, "_MAX_NOISE", 100.0)  # on a busy machine there are few rounds
+    how = {"cache": tmp_path}
+    found_with(timed, {"channels_last": 0.05}, small().eval(), **how)
+    (file,) = tmp_path.iterdir()
+    stored = json.loads(file.read_text())
+    stored["rows"][0] |= {"ratio": 1.06, "ratio_interval": [1.03, 1.08]}
+    file.write_text(json.dumps(stored))
+    again = found_with(timed, {}, small().eval(), **how)
+    assert not again.from_cache
+    said = (
+        "the winner was not shown to be faster than the unprepared model, so the cache was not used"
+    )
+    assert said in again.notes
+    other = caching.Cache(str(tmp_path / "other"))
+    other.store(replace(again, winner=again.rows[-1].name, noise=1.01))
+    assert [note for note in other.notes if "not cached: the winner was not shown" in note]
+    assert not (tmp_path / "other").exists()
 
 
 def test_an_unusable_cache_is_a_note_not_an_error(timed, tmp_path):

@@ -119,6 +119,14 @@ from prepare.stages.tune.session import TuningSession
 from sample_nets import small
 
 rank, file, wrong = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "wrong"
+
+
+def stopped(self):
+    raise KeyboardInterrupt("stopped by Ctrl-C")
+
+
+if sys.argv[3] == "stopped":
+    TuningSession.run = stopped
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 if rank:
@@ -127,14 +135,14 @@ torch.manual_seed(rank)
 try:
     found = module.tune(small(), torch.ones(2, 2 if wrong else 3, 12, 12), budget=0.5, cache=False)
     print(found.winner, found.seconds, sorted(found.recipe))
-except Exception as error:
+except (Exception, KeyboardInterrupt) as error:
     print(type(error).__name__, error)
 dist.barrier()
 dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("how", ["right", pytest.param("wrong", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["right", "stopped", pytest.param("wrong", marks=pytest.mark.slow)])
 def test_rank_0_decides_for_all_ranks(tmp_path, how):
     command = [sys.executable, "-c", RANK]
     ranks = [
@@ -149,6 +157,9 @@ def test_rank_0_decides_for_all_ranks(tmp_path, how):
     first, second = (out for out, _ in said)
     if how == "right":
         assert first == second != ""
+    elif how == "stopped":
+        assert first.startswith("KeyboardInterrupt stopped by Ctrl-C")
+        assert second.startswith("KeyboardInterrupt rank 0 was stopped: ")
     else:
         assert first.startswith("ModelError the unprepared model: forward of 0")
         assert second.startswith("RefusedError rank 0: the unprepared model: forward of 0")

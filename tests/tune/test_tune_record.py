@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from prepare.core.document import ReportContext
+from prepare.core.document import USE_RECIPE, ReportContext
 from prepare.errors import TuneError
 from prepare.stages.tune import CandidateResult, Tuning
-from prepare.stages.tune.document import tune_document, tune_sentence
+from prepare.stages.tune.document import tune_charts, tune_document, tune_sentence
 from prepare.stages.tune.records import UNPREPARED
 from shown_records import show
 
@@ -85,3 +85,31 @@ def test_a_busy_machine_is_said_only_if_the_noise_is_large():
     assert "busy" not in said(1.02)
     assert said(1.2).count("this machine is busy") + said(1.2).count("This machine is busy") == 2
     assert "busy" in said(None)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "interval", "kind", "holds"),
+    [
+        (0.5, (0.48, 0.52), "good", True),
+        (1.06, (1.03, 1.08), "bad", False),
+        (0.97, (0.9, 1.05), "warn", False),
+    ],
+)
+def test_only_a_faster_winner_is_ticked_and_advised(ratio, interval, kind, holds):
+    rows = record().rows
+    found = record(rows=(replace(rows[0], ratio=ratio, ratio_interval=interval), *rows[1:]))
+    document = tune_document(ReportContext(found={"tune": found}))
+    assert (found.holds, document.answers[0].kind) == (holds, kind)
+    assert any(each.answer == USE_RECIPE.answer for each in document.advice) == holds
+    (bar,) = [bar for bar in tune_charts(found)[0].rows if bar.label == "bfloat16"]
+    assert (bar.mark == "better") == holds
+    assert record(winner=UNPREPARED).holds
+
+
+@pytest.mark.parametrize("winner", ["bfloat16", UNPREPARED])
+def test_the_first_screen_says_that_an_answer_is_cached(winner):
+    said = "from the cache, measured on 2026-01-01 at 00:00"
+    for cached in (True, False):
+        found = record(from_cache=cached, winner=winner)
+        answer = tune_document(ReportContext(found={"tune": found})).answers[0]
+        assert (said in answer.line, said in answer.remark) == (cached, cached)

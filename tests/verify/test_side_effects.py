@@ -5,6 +5,8 @@ import torch
 from torch import nn
 
 from prepare.stages.verify import verify
+from prepare.stages.verify.execution import budget
+from stateful_nets import STATEFUL
 from verify_checks import FLAT, check, prepared
 
 BATCH = torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0))
@@ -41,7 +43,19 @@ def test_a_model_that_is_wrong_in_every_second_call_does_not_pass(level, mode, f
     reference, model, pipeline = changed(forward)
     result = verify(reference, model, BATCH, pipeline=pipeline, level=level, mode=mode)
     assert result.status == "cannot tell"
-    assert "the prepared model differs from call to call" in result.reason
+    assert "the prepared model differs between its own calls" in result.reason
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2, 7])
+def test_a_model_that_is_wrong_in_one_call_of_three_does_not_pass(wrong):
+    calls = iter(range(1000))
+
+    def forward(own, x):
+        number = next(calls)
+        return own(x) * (1.01 if number % 3 == wrong or number == wrong else 1.0)
+
+    reference, model, pipeline = changed(forward)
+    assert verify(reference, model, BATCH, pipeline=pipeline).status != "pass"
 
 
 def test_nan_in_every_second_call_is_named():
@@ -112,3 +126,68 @@ def test_a_model_that_returns_its_own_tensors_is_right():
     model = Returns(nn.Conv2d(3, 4, 3))
     model.register_buffer("anchors", torch.ones(4))
     assert check(model, FLAT, BATCH).status == "pass"
+
+
+class RaisesBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.view(-1).view(gradient.shape)
+
+
+def test_a_backward_that_raises_is_no_wrong_forward_in_eval():
+    class Net(nn.Sequential):
+        def forward(self, x):
+            return self[1](RaisesBackward.apply(self[0](x)))
+
+    reference = Net(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+    found = check(reference, FLAT, BATCH)
+    assert found.status == "pass"
+    assert kinds(found, "skipped") >= {"input gradients", "parameter gradients"}
+    assert any("the backward of the prepared model raises" in item.note for item in found.checks)
+    assert check(reference, FLAT, BATCH, mode="train").status == "fail"
+
+
+class Heads(nn.Module):
+    """Two modules share one list, as in MONAI's networks with deep supervision."""
+
+    def __init__(self, heads):
+        super().__init__()
+        self.conv, self.heads = nn.Conv2d(4, 4, 1), heads
+
+    def forward(self, x):
+        self.heads[0] = self.conv(x)
+        return x
+
+
+class Supervised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = [torch.zeros(1)]
+        self.stem, self.skip = nn.Conv2d(3, 4, 1), Heads(self.heads)
+
+    def forward(self, x):
+        x = self.skip(self.stem(x))
+        return torch.stack([x, self.heads[0]], 1)
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_modules_that_share_a_list_are_verified(mode):
+    assert check(Supervised(), FLAT, BATCH, mode=mode).status == "pass"
+
+
+def test_a_model_whose_cost_cannot_be_estimated_is_verified(monkeypatch):
+    def fails(*_, **__):
+        raise ValueError("no estimate")
+
+    monkeypatch.setattr(budget, "_count", fails)
+    assert check(net(), FLAT, BATCH).status == "pass"
+
+
+@pytest.mark.parametrize("name", sorted(set(STATEFUL) - {"Draws", "InPlaceInput", "Flags"}))
+def test_a_model_that_changes_its_own_values_is_right(name):
+    reference = nn.Sequential(nn.Conv2d(3, 4, 1), STATEFUL[name](), nn.Conv2d(4, 4, 1)).eval()
+    assert check(reference, FLAT, BATCH, gradients=False).status == "pass"

@@ -46,6 +46,28 @@ def test_outputs_that_are_all_zero_are_replaced_by_modules_alone(mode):
         assert "outputs: they are all zero, so nothing can be compared; each module" in text
 
 
+class Frozen(nn.Module):
+    """A norm whose statistics are buffers."""
+
+    def __init__(self, variance):
+        super().__init__()
+        self.register_buffer("var", torch.tensor(variance)[:, None, None])
+        self.register_buffer("scale", torch.tensor([1.0, 1.0, 1e-4, 1.0])[:, None, None])
+
+    def forward(self, x):
+        return x * (self.scale * self.var.rsqrt())
+
+
+def test_the_culprit_is_the_module_that_lost_its_value():
+    reference = nn.Sequential(nn.Conv2d(3, 4, 1), Frozen([1.0, 1.0, 2e-8, 1.0]), nn.Conv2d(4, 4, 1))
+    found = check(
+        reference, {"half": {"keep": ["norms"]}, "input_format": {}}, torch.randn(2, 3, 8, 8)
+    )
+    assert (found.status, found.culprit) == ("fail", "1")
+    assert "1 of 4 numbers of 1.var became 0 in float16" in found.advice
+    assert '"keep": ["norms", "1"]' in found.advice
+
+
 def test_outputs_that_are_all_zero_in_each_module_are_cannot_tell():
     model = nn.Conv2d(3, 4, 3)
     for parameter in model.parameters():

@@ -145,6 +145,21 @@ def test_verifications_that_share_exact_runs_compute_them_once(monkeypatch):
     assert any("gradient" in check.what for check in third.checks)
 
 
+def test_a_shared_exact_run_in_float32_is_judged_like_the_first():
+    class InFloat32(nn.Module):
+        def forward(self, x):
+            if x.dtype == torch.float64:
+                raise TypeError("float32 only")
+            return x
+
+    reference, batch = nn.Sequential(nn.Conv2d(3, 4, 3), InFloat32()), torch.randn(2, 3, 8, 8)
+    pipeline, model = prepared(reference, FLAT)
+    options = {"pipeline": pipeline, "gradients": False, "_exact_runs": {}}
+    found = [verify(reference, model, batch, **options) for _ in range(2)]
+    assert found[0].reference == "float32"
+    assert len({tuple((c.what, c.status) for c in each.checks) for each in found}) == 1
+
+
 def test_full_finds_gradients_that_are_wrong_for_one_sample_only():
     reference, _ = flat_norm(nn.SiLU())
     batch = torch.randn(2, 3, 12, 12)

@@ -252,7 +252,8 @@ def as_called(text: str) -> str:
     called = Path(sys.argv[0])
     if called.suffix == ".py" and called.name != "__main__.py":
         return text
-    command = "python -m prepare" if called.name == "__main__.py" else "prepare"
+    as_module = called.parts[-2:] == ("prepare", "__main__.py")
+    command = "python -m prepare" if as_module else "prepare"
     # The text beside a command stays in its column.
     pad = " " * (len(_FROM_A_CHECKOUT) - len(command))
     text = re.sub(rf"{_FROM_A_CHECKOUT} (\w[^\n]*?)(?=  )", rf"{command} \1{pad}", text)

@@ -95,7 +95,7 @@ def _run_single(config: DictConfig, about: DictConfig) -> None:
     state = STATE.get()
     overwrite = config.get("overwrite") is True
     held = state is not None and state.held is not None
-    with nullcontext() if held else _claimed(spec.folder, overwrite=overwrite, begun=True):
+    with nullcontext() if held else claimed(spec.folder, overwrite=overwrite, begun=True):
         output = RunOutput(spec.folder, verbose=is_verbose())
         outcome = run_job(spec, stage=no_stage if is_quiet() else stage, show=output.show)
         output.end(outcome)
@@ -112,7 +112,7 @@ def _told(outcome: Outcome, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _claimed(folder: Path, *, overwrite: bool, begun: bool = False) -> Iterator[None]:
+def claimed(folder: Path, *, overwrite: bool, begun: bool = False) -> Iterator[None]:
     """Claim the folder of a run within the block; exit if it is in use, or holds another record.
 
     `begun` says that Hydra has written its files there.
@@ -167,12 +167,12 @@ class Checks(Callback):
             _exit_if_any([*problems, *resume_problems(config, sweep=False)])
             # Hydra writes its own files before the task begins.
             if (folder := run_folder(config)) is not None:
-                claimed = ExitStack()
-                claimed.enter_context(_claimed(folder, overwrite=config.get("overwrite") is True))
+                claims = ExitStack()
+                claims.enter_context(claimed(folder, overwrite=config.get("overwrite") is True))
                 if (state := STATE.get()) is not None:
-                    state.held = claimed  # until the command ends
+                    state.held = claims  # until the command ends
                 else:
-                    claimed.close()
+                    claims.close()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""

@@ -13,12 +13,12 @@ from typing import Any
 from prepare.app.cli.answer import is_quiet, no_stage, tell
 from prepare.app.cli.compose_config import Composer, composing
 from prepare.app.cli.given_recipe import steps_of
-from prepare.app.cli.hydra_app import instantiated
+from prepare.app.cli.hydra_app import claimed, instantiated
 from prepare.app.cli.resolve_config import resolved
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.headline import Headline, headline
 from prepare.app.job.outcome import DONE, FAILED, NOT_VERIFIED, Outcome
-from prepare.app.job.record import NOTHING_CHANGED, Job, Record, files_in, used_folder
+from prepare.app.job.record import NOTHING_CHANGED, Job, Record, files_in
 from prepare.app.report.compare_runs import Change, read_differences
 from prepare.app.report.pages.write_pages import write_pages
 from prepare.app.report.sentences import timing_text
@@ -27,7 +27,7 @@ from prepare.core.utils import files, plain_yaml
 from prepare.core.utils.plain_yaml import short_repr
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import line, printable
-from prepare.errors import ConfigError, PrepareError, raise_problems
+from prepare.errors import ConfigError, PrepareError
 
 _CONFIG = ".hydra/config.yaml"
 _REMEDY = "give the folder that a run has written"
@@ -64,15 +64,14 @@ def replay(argv: list[str]) -> int:
         except PrepareError as error:
             raise ConfigError.of(error.problems) from error
         out = Path(given.get("hydra.run.dir") or composer.compose([]).hydra.run.dir)
-    raise_problems(ConfigError, used_folder(out))
     job = Job(None, None, ["replay", str(folder)], choices)
     spec = JobSpec(config=config, job=job, folder=out, build=instantiated, pages=write_pages)
-    outcome = run_job(spec, stage=no_stage if is_quiet() else stage)
+    with claimed(out, overwrite=False):
+        outcome = run_job(spec, stage=no_stage if is_quiet() else stage)
     text, code = judged(headline(recorded.figures), outcome)
     line(printable(text))
     told = _side_by_side(folder, out) if outcome.results is not None else {}
-    sides = "there: {}; here: {}"
-    texts = {name: sides.format(*(side or "absent" for side in told[name])) for name in told}
+    texts = {name: _sides(*told[name]) for name in told}
     texts["record"] = str(out)
     for name, shown in texts.items():
         line(printable(f"  {name:{max(map(len, texts))}}  {shown}"))
@@ -104,6 +103,11 @@ def judged(there: Headline, outcome: Outcome) -> tuple[str, int]:
     if {*verdicts.values()} - {"faster", "no difference"}:
         return f"right, and unclear whether faster here{speeds}", DONE
     return f"holds here{speeds or ', and was not timed'}", DONE
+
+
+def _sides(there: str, here: str) -> str:
+    """Return `there: 2.13.0; here: absent`, and what is equal once."""
+    return there if there == here else f"there: {there or 'absent'}; here: {here or 'absent'}"
 
 
 def _side_by_side(folder: Path, out: Path) -> dict[str, list[str]]:

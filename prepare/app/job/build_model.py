@@ -139,9 +139,10 @@ def read_into(
         _read(settings, model, pipeline)
 
 
-def plan_of(settings: Settings, model: nn.Module, pipeline: Pipeline) -> Plan:
+def plan_of(settings: Settings, model: nn.Module, pipeline: Pipeline, batch: int | None) -> Plan:
     """Plan for a model whose weights may not be loaded yet, as if they were on the CPU."""
-    plan = pipeline.plan(model, known_issues=settings.known_issues, amp=settings.amp)
+    amp, known_issues = settings.amp, settings.known_issues
+    plan = pipeline.plan(model, known_issues=known_issues, amp=amp, batch=batch)
     if settings.weights is None:
         return plan
     tensors = [t._replace(old=_on_cpu(t.old), new=_on_cpu(t.new)) for t in plan.tensors]

@@ -6,6 +6,7 @@ import re
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.record import NOTHING_CHANGED, Record, Result
@@ -23,11 +24,18 @@ from prepare.errors import (
     StepError,
 )
 from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    NOT_VERIFIED,  # noqa: F401  the codes are compared with that of an outcome
+    WRONG,
+    Verdict,
+)
 
 if TYPE_CHECKING:
     from prepare.app.job.results import Results
 
-DONE, FAILED, WRONG, NOT_VERIFIED, INTERRUPTED = 0, 1, 2, 3, 130
 # The reason and the exit code of each of our errors, and whether its traceback is kept; the first that fits.
 _REASONS: tuple[tuple[type[PrepareError], str, int, bool], ...] = (
     (KnownIssueError, "known issue", WRONG, False),
@@ -59,15 +67,16 @@ def finished(results: Results) -> Outcome:
     if results.stopped:
         stopped = Result("interrupted", "interrupted", results.stopped, **about)
         return Outcome(stopped, INTERRUPTED, results)
-    for cls in ordered_stages():
-        if verdict := cls.verdict(results.found):
-            found = Result(verdict.status, verdict.reason, verdict.error, **about)
-            return Outcome(found, verdict.code, results)
-    for cls in ordered_stages():
-        for word in {*results.fail_on} & {*cls.fails}:
-            if wrong := cls.failure(word, results.found):
-                found = Result("verification_failed", f"fail_on={word}", wrong, **about)
-                return Outcome(found, NOT_VERIFIED, results)
+    given = (cls.verdict(results.found) for cls in ordered_stages())
+    asked = (
+        Verdict(status="verification_failed", reason=f"fail_on={word}", error=wrong)
+        for cls in ordered_stages()
+        for word in {*results.fail_on} & {*cls.fails}
+        if (wrong := cls.failure(word, results.found))
+    )
+    if verdict := next(filter(None, chain(given, asked)), None):
+        found = Result(verdict.status, verdict.reason, verdict.error, **about)
+        return Outcome(found, verdict.code, results)
     same = NOTHING_CHANGED if results.unchanged else None
     return Outcome(Result("ok", same, **about), DONE, results)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -22,11 +21,12 @@ from prepare.app.job.build_model import (
 from prepare.app.job.model_target import locate_named, without_method
 from prepare.app.job.results import ExampleRun, Results
 from prepare.audit import audit
+from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_examples
 from prepare.core.forward.nested import arguments
-from prepare.core.forward.run_example import Forward, count_layouts, run_example
-from prepare.core.forward.workload import Workload, head_of, naming
+from prepare.core.forward.run_example import count_layouts, own_changes, run_example
+from prepare.core.forward.workload import Workload, head_of, naming, sizes_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.progress import stage_if
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
@@ -81,12 +81,16 @@ def _begun(
         steps = dict(stage.steps(settings, steps))
     applies = tasks()[settings.task].prepares or not stages
     declared = Pipeline.from_config(steps) if applies else Pipeline([])
+    workload = _workload(settings)
+    batches = [call_of(each).batch for _, each in sizes_of(workload)] if workload else []
+    batch = min((size for size in batches if size is not None), default=None)
     with stage_if(applies, progress, "planning"):
-        plan = plan_of(settings, model, declared)
+        plan = plan_of(settings, model, declared, batch)
     # Without `strict` only the errors that are known to give wrong numbers.
     if errors := [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]:
         raise combined(errors)
-    workload = _workload(settings)
+    if plan.steps != declared.to_config():  # with the repairs of what would end the process
+        declared = Pipeline.from_config(plan.steps)
     work = StageContext(
         model=model,
         settings=settings,
@@ -109,7 +113,7 @@ def _begun(
         work.pipeline = chosen
         chosen = stage.choose(work) or chosen
     if chosen is not declared:
-        work.pipeline, work.plan = chosen, plan_of(settings, model, chosen)
+        work.pipeline, work.plan = chosen, plan_of(settings, model, chosen, batch)
     work.formatted = formatted = (
         _formatted(example, work.pipeline) if example and formats else example
     )
@@ -229,19 +233,18 @@ def _run_example(work: StageContext) -> tuple[ExampleRun | None, float | tuple[f
         with work.progress("compiling at the first call"):
             run_example(work.model, work.formatted, amp=work.amp)
 
-    def timed(formatted: Example) -> tuple[Forward, float]:
-        start = time.perf_counter()
-        forward = run_example(work.model, formatted, amp=work.amp)
-        return forward, time.perf_counter() - start
-
     took: float | tuple[float, ...]
     with work.progress("running the example input"):
-        forward, took = timed(work.formatted)
+        forward = run_example(work.model, work.formatted, amp=work.amp)
+        took = forward.seconds
         if isinstance(work.workload, Workload):
             took = ()
             for size, example in work.workload:
                 with naming(size):
-                    took += (timed(_formatted(example, work.pipeline))[1],)
+                    formatted = _formatted(example, work.pipeline)
+                    took += (run_example(work.model, formatted, amp=work.amp).seconds,)
+    if note := own_changes(work.model, forward):
+        work.notes.append(note)
     formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
     convolutions = count_layouts(forward.calls, formats)
     return ExampleRun(forward.inputs, forward.output, convolutions), took

@@ -27,6 +27,8 @@ _KIND = json_records.Kind(
 )
 # Options that change how a job is executed, not its result.
 _WITHOUT_EFFECT = ("isolate", "resume", "overwrite")
+# The groups of entry points whose packages take part in a job.
+_PLUGINS = ("prepare.", "torch_dynamo_backends")
 _LENGTH = 16
 
 
@@ -107,12 +109,13 @@ def is_running(folder: Path, identity: str | None) -> bool:
 def identity_of(config: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
     """Return the identity of a job with this resolved configuration and these choices in the groups.
 
-    It covers the configuration, the versions of torch, prepare and packages that register steps, and
+    It covers the configuration, the versions of torch, prepare and the packages of plugins, and
     the code of the model and of the plugins: the file of each, or every file of its package if that is
     in the current folder, and the accelerator: CUDA, cuDNN, driver, architectures, HIP, macOS. It does
     not cover other files that this code imports, or the processor.
     """
-    points = metadata.entry_points(group="prepare.steps")
+    groups = [each for each in metadata.entry_points().groups if each.startswith(_PLUGINS)]
+    points = [point for group in groups for point in metadata.entry_points(group=group)]
     packages = {"torch", "torch-prepare", *(point.dist.name for point in points if point.dist)}
     facts = {
         "config": {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT},

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare.app.job.headline import Headline, headline
+from prepare.app.job.outcome import DONE, FAILED, NOT_VERIFIED
 from prepare.app.job.record import Record, without_result
 from prepare.app.sweep.manifest import SweepManifest, is_led, is_running, read_sweep_manifest
 from prepare.core.utils import files
@@ -47,11 +48,11 @@ class Summary:
     varying: list[str]
 
     def exit_code(self) -> int:
-        """Return 1 if a row is not done, failed or crashed; else 3 if one failed verification; else 0."""
+        """Return that of a row that is not done, failed or crashed; else of one that failed verification."""
         statuses = {row.status for row in self.rows}
         if statuses & set(_NOT_DONE):
-            return 1
-        return 3 if "verification_failed" in statuses else 0
+            return FAILED
+        return NOT_VERIFIED if "verification_failed" in statuses else DONE
 
 
 def read_summary(folder: Path) -> Summary:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from functools import cache
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -53,6 +54,22 @@ def _subclass(cls: Any, method: str) -> Any:
         return getattr(self, method)(*args, **kwargs)  # by its name: a step may replace the method
 
     forward.__signature__ = inspect.signature(getattr(cls, method))  # type: ignore[attr-defined]
-    members = {"forward": forward, "__module__": cls.__module__, "__doc__": cls.__doc__}
+    members = {"forward": _First(forward), "__module__": cls.__module__, "__doc__": cls.__doc__}
     members["__qualname__"] = cls.__qualname__
     return make_class(cls.__name__, (cls,), members, class_calling, cls, method)
+
+
+class _First:
+    """A function of a class that comes before what a step has put on the module under this name."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __get__(self, module: Any, _: Any = None) -> Any:
+        return self._function if module is None else MethodType(self._function, module)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        vars(module)["forward"] = value
+
+    def __delete__(self, module: Any) -> None:
+        del vars(module)["forward"]

@@ -8,11 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prepare.core.forward.loan import lend, take_back
 from prepare.core.forward.nested import map_tensors
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_tree import remove_hooks
 from prepare.core.model.scripting import NotScriptable
 from prepare.core.model.transforms import is_transformed, rows_copied
+
+# A tensor whose last dimension is longer is no image with its channels there.
+_MOST_IMAGE_CHANNELS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,24 +32,25 @@ class Formatter:
 
     def __call__(self, batch: Any) -> Any:
         """Return the formatted batch; the same object if nothing changes."""
-        return map_tensors(self.tensor, batch)
+        done: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor, so that its id stays its own
+
+        def change(tensor: Tensor) -> Tensor:
+            if id(tensor) not in done:
+                done[id(tensor)] = tensor, self.tensor(tensor)
+            return done[id(tensor)][1]
+
+        return map_tensors(self.tensor if torch.compiler.is_compiling() else change, batch)
 
     def tensor(self, tensor: Tensor) -> Tensor:
         """Return the formatted tensor; the same object if nothing changes. Differentiable."""
-        device, dtype = tensor.device, tensor.dtype
-        if self.device is not None and not _is_on(device, self.device):
-            device = self.device
-        if self.dtype is not None and tensor.is_floating_point():
-            dtype = self.dtype
-        same = device == tensor.device and dtype == tensor.dtype
-        memory_format = self._format(tensor.dim())
-        if memory_format is None or tensor.layout is not torch.strided or tensor.is_nested:
-            if same:
-                return tensor
-            return tensor.to(device, dtype, non_blocking=_may_run_on(tensor, device))
+        memory_format = self.format_of(tensor)
+        if memory_format is None:
+            return self.cast(tensor)
+        device, dtype = self._target(tensor)
         stride = canonical_stride(tensor.shape, memory_format)
-        if same and tensor.stride() == stride:
+        if (device, dtype, stride) == (tensor.device, tensor.dtype, tensor.stride()):
             return tensor
+        tensor = _within_range(tensor, dtype)
         if torch.jit.is_tracing():  # a trace loses the copy into new memory, and reads garbage
             name = "contiguous_format" if memory_format == "contiguous" else memory_format
             return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, name))
@@ -58,11 +63,30 @@ class Formatter:
         source = tensor.resolve_neg()
         return fresh.copy_(source, non_blocking=_may_run_on(source, device))
 
-    def _format(self, rank: int) -> str | None:
+    def cast(self, tensor: Tensor) -> Tensor:
+        """Return the tensor with the device and dtype, and its own strides; the same if nothing changes."""
+        device, dtype = self._target(tensor)
+        if (device, dtype) == (tensor.device, tensor.dtype):
+            return tensor
+        tensor = _within_range(tensor, dtype)
+        return tensor.to(device, dtype, non_blocking=_may_run_on(tensor, device))
+
+    def format_of(self, tensor: Tensor) -> str | None:
+        """Return the memory format for the tensor; None leaves its strides as they are."""
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            return None
         for dims, memory_format in self.formats:
-            if dims in (rank, 0):
-                return memory_format
+            if dims in (tensor.dim(), 0):
+                return None if dims and _channels_are_last(tensor.shape) else memory_format
         return None
+
+    def _target(self, tensor: Tensor) -> tuple[torch.device, torch.dtype]:
+        device, dtype = tensor.device, tensor.dtype
+        if self.device is not None and not _is_on(device, self.device):
+            device = self.device
+        if self.dtype is not None and tensor.is_floating_point():
+            dtype = self.dtype
+        return device, dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,11 +101,11 @@ class FormatHook(NotScriptable):
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Any, Any] | None:
-        new_args, new_kwargs = self.formatter(args), self.formatter(kwargs)
-        if new_args is args and new_kwargs is kwargs:
-            return None
-        return new_args, new_kwargs
+    ) -> tuple[Any, Any]:
+        change, cast = self.formatter.tensor, self.formatter.cast
+        # A compiler chooses layouts itself; a program that is exported gets them.
+        traced = change if torch.compiler.is_exporting() else cast
+        return lend(module, args, kwargs, change=change, change_in_trace=traced)
 
     def is_on(self, model: nn.Module) -> bool:
         """Return whether `model` has a hook equal to this one."""
@@ -91,11 +115,58 @@ class FormatHook(NotScriptable):
         """Register the hook before all others, and remove any other formatting hook."""
         FormatHook.remove(model)
         model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
+        model.register_forward_hook(TakeBackHook(), always_call=True)
 
     @staticmethod
     def remove(model: nn.Module) -> None:
         """Remove every formatting hook from `model`."""
-        remove_hooks(model, FormatHook)
+        remove_hooks(model, FormatHook, TakeBackHook)
+
+
+@dataclasses.dataclass(frozen=True)
+class TakeBackHook(NotScriptable):
+    """A forward hook that gives the caller its arguments back, with what forward has written into them."""
+
+    step = "input_format"
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        take_back(module)
+
+
+def _channels_are_last(shape: torch.Size) -> bool:
+    """Return whether a shape reads as (N, *spatial, C): in memory it lies as a convolution wants it.
+
+    A network that takes it permutes it at its start. A shape that is not known yet, of a captured
+    program, reads as (N, C, *spatial).
+    """
+    if not all(isinstance(size, int) for size in shape):
+        return False
+    return shape[-1] <= _MOST_IMAGE_CHANNELS and shape[-1] < min(shape[1:-1])
+
+
+def _within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the tensor with finite values beyond the range of `dtype` as its largest number.
+
+    torch's cast makes inf of them: of a mask of `finfo(float32).min`, whose rows then become NaN.
+    """
+    limit = torch.finfo(dtype).max if dtype.is_floating_point else 0.0
+    if not limit or not tensor.numel() or limit >= torch.finfo(tensor.dtype).max:
+        return tensor
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor
+    if _may_look(tensor):
+        low, high = tensor.detach().aminmax()
+        if -limit <= low.item() and high.item() <= limit:
+            return tensor
+    return torch.where(tensor.isinf(), tensor, tensor.clamp(-limit, limit))
+
+
+def _may_look(tensor: Tensor) -> bool:
+    """Return whether values can be read at once: not on an accelerator, nor of a tensor without values."""
+    is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.is_cpu
+    return is_plain and not (
+        torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
+    )
 
 
 def _may_run_on(tensor: Tensor, device: torch.device) -> bool:

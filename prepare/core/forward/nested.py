@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-_LEAVES = (str, bytes, bool, int, float, complex, type(None))
+LEAVES = (str, bytes, bool, int, float, complex, type(None))
 
 
 def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
@@ -37,7 +37,7 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in `value`, also in nested lists, tuples, mappings and dataclasses."""
     if isinstance(value, Tensor):
         yield value
-    for _, item in _items(value):
+    for _, item in items_of(value):
         yield from tensors_in(item)
 
 
@@ -45,7 +45,7 @@ def named_tensors_in(value: Any, name: str = "output") -> Iterator[tuple[str, Te
     """Yield the tensors in `value` as `tensors_in` does, named `output[0].logits`."""
     if isinstance(value, Tensor):
         yield name, value
-    for key, item in _items(value):
+    for key, item in items_of(value):
         place = f"[{key}]" if isinstance(value, list | tuple) else f".{key}"
         yield from named_tensors_in(item, name + place)
 
@@ -58,29 +58,36 @@ def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     """
     if isinstance(value, Tensor):
         return change(value)
-    if isinstance(value, _LEAVES):
+    if isinstance(value, LEAVES):
         return value
-    before = dict(_items(value))
+    before = dict(items_of(value))
     after = {key: map_tensors(change, item) for key, item in before.items()}
     changed = {key: item for key, item in after.items() if item is not before[key]}
     if not before:
-        _report_unknown(value)
-    return _with(value, after, changed) if changed else value
+        report_unknown(value)
+    return replace_items(value, after, changed) if changed else value
 
 
-def _items(value: Any) -> Iterable[tuple[Any, Any]]:
+def is_container(value: Any) -> bool:
+    """Return whether `items_of` goes into a value of this kind, empty or not."""
+    return isinstance(value, Mapping | list | tuple) or (
+        is_dataclass(value) and not isinstance(value, type)
+    )
+
+
+def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
     """Return the items of a container with their keys, indices or fields; nothing for another value."""
     if isinstance(value, Mapping):
         return value.items()
     if isinstance(value, list | tuple):
         return enumerate(value)
-    if is_dataclass(value) and not isinstance(value, type):
+    if is_container(value):
         names = (field.name for field in fields(value))
         return ((name, getattr(value, name)) for name in names if hasattr(value, name))
     return ()
 
 
-def _with(value: Any, items: dict[Any, Any], changed: dict[Any, Any]) -> Any:
+def replace_items(value: Any, items: dict[Any, Any], changed: dict[Any, Any]) -> Any:
     """Return a container like `value` that holds `items`, of which only some have `changed`."""
     kind: Any = type(value)
     if isinstance(value, tuple):
@@ -89,19 +96,27 @@ def _with(value: Any, items: dict[Any, Any], changed: dict[Any, Any]) -> Any:
         return kind(items)
     fresh = copy.copy(value)
     for key, item in changed.items():
-        if isinstance(value, list | Mapping):
-            fresh[key] = item
-        else:  # not dataclasses.replace: it runs __init__ again, and cannot set every field
-            object.__setattr__(fresh, key, item)
+        set_item(fresh, key, item)
     return fresh
 
 
-def _report_unknown(value: Any) -> None:
+def set_item(container: Any, key: Any, item: Any) -> None:
+    """Set the item of a list, a mapping or a dataclass, also of a frozen one."""
+    if isinstance(container, list | MutableMapping):
+        container[key] = item
+    else:  # not dataclasses.replace: it runs __init__ again, and cannot set every field
+        object.__setattr__(container, key, item)
+
+
+def report_unknown(value: Any) -> None:
+    """Warn once for each class of a value, which is no container, that has tensors in its attributes."""
     held = getattr(value, "__dict__", {})
     if isinstance(held, dict) and any(isinstance(item, Tensor) for item in held.values()):
-        # All types warn from this line, so Python's filter shows each text once.
-        warnings.warn(
-            f"the tensors in a {type(value).__qualname__} stay as they are; "
-            "give a dict, list, tuple or dataclass",
-            stacklevel=2,
-        )
+        report_left(value, "give a dict, list, tuple or dataclass")
+
+
+def report_left(value: Any, reason: str) -> None:
+    """Warn that the tensors in `value` are left as they are."""
+    # All types warn from this line, so Python's filter shows each text once.
+    kind = type(value).__qualname__
+    warnings.warn(f"the tensors in a {kind} stay as they are; {reason}", stacklevel=2)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -10,13 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.compiled import contains_compiled
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import describe
+from prepare.core.forward.unchanged import OF_HOOKS, unchanged, without_gradients
 from prepare.core.model.memory_format import FORMATS, satisfied, takes
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
+from prepare.core.model.tensors import computed_names
+from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils.text import plural
 
 if TYPE_CHECKING:
     from prepare.core.forward.example_input import Example
@@ -46,6 +52,26 @@ class LayoutCount:
     gave: int
     of: int
     ambiguous: int
+
+
+def own_changes(model: nn.Module, forward: Forward) -> str:
+    """Return a sentence on the values that the model changes in its own calls; empty if there are none.
+
+    Left out are weights that are computed anew, and the running statistics of torch's norms in training.
+    """
+    found = {}
+    for name, module in model.named_modules():
+        left_out = {*computed_names(module), *vars(nn.Module()), OF_HOOKS}
+        if module.training and isinstance(module, _NormBase):
+            left_out |= {*module._buffers}
+        if names := [each for each in forward.changed.get(name, ()) if each not in left_out]:
+            found[name or type(module).__name__] = names
+    if not found:
+        return ""
+    first, names = next(iter(found.items()))
+    more = f", and {plural(len(found) - 1, 'more module')}" if len(found) > 1 else ""
+    what = f"{', '.join(names)} of {first}{more}"
+    return f"a call changes values that the model keeps: {what}; the calls of a run are undone"
 
 
 @contextmanager
@@ -108,41 +134,39 @@ def _count(calls: list[ConvCall], name: str) -> LayoutCount:
 
 @dataclass(frozen=True)
 class Forward:
-    """The inputs and the output of one forward, in words, and the calls of its convolutions."""
+    """The inputs and the output of one forward, in words, and the calls of its convolutions.
+
+    `changed` holds the attributes and tensors that the forward gave other values, by the names of modules.
+    """
 
     inputs: str
     output: str
     calls: list[ConvCall]
+    changed: Mapping[str, list[str]]
+    seconds: float
 
 
 def run_example(model: nn.Module, example: Example, *, amp: str = "none") -> Forward:
-    """Run one forward without gradients, under autocast to `amp`, and record its convolutions.
+    """Run one forward under autocast to `amp`, record its convolutions, and restore the model and its input.
 
-    The values of buffers are kept.
+    It runs without gradients or, if it raises so, with them, as a forward that differentiates needs.
 
     Raises:
         ModelError: the forward raised; names the innermost module and the likely cause.
     """
     inputs = describe([*example.args, *example.kwargs.values()])
-    with watch(model) as calls, _keeping_buffers(model):
-        try:
-            with torch.no_grad(), autocast(amp, device_of([model])):
-                output = model(*example.args, **example.kwargs)
-        except (MemoryError, torch.OutOfMemoryError):
-            raise
-        except Exception as error:
-            raise explained(model, error) from error
-    return Forward(inputs, describe(output), calls)
 
+    def run() -> Forward:
+        with held_interrupts(), unchanged(model, example.args, example.kwargs) as state:
+            begin = time.perf_counter()
+            with watch(model) as calls, autocast(amp, device_of([model])):
+                output = interruptible(model, *example.args, **example.kwargs)
+            seconds, words = time.perf_counter() - begin, describe(output)
+        return Forward(inputs, words, calls, state.changed, seconds)
 
-@contextmanager
-def _keeping_buffers(model: nn.Module) -> Iterator[None]:
-    """Restore the values of buffers: a forward in training mode updates the running statistics."""
-    training = any(module.training for module in model.modules())
-    before = [(b, b.detach().clone()) for b in model.buffers()] if training else []
     try:
-        yield
-    finally:
-        with torch.no_grad():
-            for buffer, values in before:
-                buffer.copy_(values)
+        return without_gradients(run)
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise explained(model, error) from error

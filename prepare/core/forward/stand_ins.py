@@ -1,9 +1,8 @@
-"""Run a model on replacements for its tensors, so that the model stays unchanged."""
+"""Make replacements for the tensors of a model or of its inputs, with the same values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,46 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
-from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.tensors import is_expanded, is_plain
-
-
-@contextmanager
-def standing_in(
-    model: nn.Module, stand_in: Callable[[Tensor], Tensor]
-) -> Iterator[dict[int, Tensor]]:
-    """Replace every tensor by `stand_in(tensor)` inside the block; restore the model afterwards.
-
-    Tables, attributes, hooks and training mode are restored, also if the forward raises or assigns.
-    Yields the stand-ins by the id of their originals. Not torch.func.functional_call: it does not
-    replace plain attributes (an LSTM's list of weights) and rejects scripted modules. Scripted
-    modules keep their tensors here, and the values and gradients of these are restored.
-    """
-    snapshot, stand_ins = Snapshot(model), dict[int, Tensor]()
-    parameters = [(p, p.grad) for p in model.parameters()]
-    scripted = [(t, t.detach().clone()) for t in _scripted_buffers(model)]
-
-    def swap(value: Any) -> Any:
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in stand_ins:
-            stand_ins[id(value)] = stand_in(value)
-        return stand_ins[id(value)]
-
-    try:
-        for parameter, _ in parameters:
-            parameter.grad = None
-        for module in model.modules():
-            if not isinstance(module, torch.jit.ScriptModule):
-                _swap_all(module, swap)
-        yield stand_ins
-    finally:
-        snapshot.restore()
-        with torch.no_grad():
-            for buffer, values in scripted:
-                buffer.copy_(values)
-        for parameter, gradient in parameters:
-            parameter.grad = gradient
 
 
 def lazy_parameter(model: nn.Module) -> str | None:
@@ -81,20 +41,3 @@ def copy_of(tensor: Tensor) -> Tensor:
 def stand_ins_for(values: Any, stand_in: Callable[[Tensor], Tensor]) -> Any:
     """Return the same nested lists, tuples and mappings, with every tensor replaced."""
     return tree_map(lambda leaf: stand_in(leaf) if isinstance(leaf, Tensor) else leaf, values)
-
-
-def _swap_all(module: nn.Module, swap: Callable[[Any], Any]) -> None:
-    for table in (module._parameters, module._buffers):
-        table.update({name: swap(tensor) for name, tensor in table.items()})
-    attributes = vars(module)
-    for key, value in list(attributes.items()):
-        if isinstance(value, Tensor):
-            attributes[key] = swap(value)
-        elif type(value) is list and any(isinstance(item, Tensor) for item in value):
-            attributes[key] = [swap(item) for item in value]
-
-
-def _scripted_buffers(model: nn.Module) -> Iterator[Tensor]:
-    for module in model.modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            yield from module.buffers()

@@ -85,6 +85,10 @@ def _saved(settings: Iterable[_Setting]) -> Callable[[], None]:
 def _equal(now: Any, before: Any) -> bool:
     if isinstance(before, list):  # of random states
         return now is not None and all(map(_equal, now, before))
+    if isinstance(before, dict):  # the state of NumPy, with an array in it
+        return all(_equal(now[key], value) for key, value in before.items())
+    if hasattr(before, "tobytes"):
+        return now.tobytes() == before.tobytes()
     return torch.equal(now, before) if isinstance(before, torch.Tensor) else bool(now == before)
 
 
@@ -117,6 +121,31 @@ def _set_nhwc(value: bool | None) -> None:  # noqa: FBT001
         os.environ[_NHWC] = str(int(value))
 
 
+def _numpy_state() -> Any:
+    numpy = sys.modules.get("numpy")
+    return None if numpy is None else numpy.random.get_state(legacy=False)
+
+
+def _set_numpy_state(state: Any) -> None:
+    if state is not None:
+        sys.modules["numpy"].random.set_state(state)
+
+
+def _autocast() -> tuple[tuple[bool, torch.dtype], ...]:
+    return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES)
+
+
+def _set_autocast(values: tuple[tuple[bool, torch.dtype], ...]) -> None:
+    for device, (enabled, dtype) in zip(_DEVICES, values, strict=True):
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
+def _attention(kernel: str) -> _Setting:
+    cuda = torch.backends.cuda
+    return _Setting(getattr(cuda, f"{kernel}_sdp_enabled"), getattr(cuda, f"enable_{kernel}_sdp"))
+
+
 def _device_states() -> list[torch.Tensor] | None:
     return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
 
@@ -136,6 +165,7 @@ _SWITCHES = {
     "cudnn_tf32": _attribute(torch.backends.cudnn, "allow_tf32"),
     "miopen_nhwc": _Setting(_nhwc, _set_nhwc),
 }
+_DEVICES = ("cpu", "cuda")
 _SETTINGS = (
     _Setting(torch.get_default_dtype, torch.set_default_dtype),
     _Setting(torch.is_grad_enabled, torch.set_grad_enabled),
@@ -145,4 +175,9 @@ _SETTINGS = (
     _Setting(torch.get_rng_state, torch.set_rng_state),
     _Setting(_device_states, _set_device_states),
     _Setting(random.getstate, random.setstate),
+    _Setting(_numpy_state, _set_numpy_state),
+    _Setting(_autocast, _set_autocast),
+    _Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    _Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
+    *map(_attention, ("flash", "mem_efficient", "math", "cudnn")),
 )

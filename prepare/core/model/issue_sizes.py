@@ -13,6 +13,8 @@ _MANY_ROWS, _LARGE_BATCH = 1 << 12, 1 << 17
 _MIN_WEIGHT_ELEMENTS = 1 << 18
 # With fewer output channels per output pixel than this, oneDNN's kernels gain more than the reordering costs.
 _MIN_CHANNELS_PER_PIXEL = 8
+# oneDNN's blocks of input channels, with the widest registers.
+CHANNEL_BLOCK = 16
 
 
 def has_large_weight(module: Any) -> bool:
@@ -20,6 +22,17 @@ def has_large_weight(module: Any) -> bool:
     size = module.in_channels * module.out_channels * prod(module.kernel_size)
     plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
     return plain and module.groups == 1 and size >= _MIN_WEIGHT_ELEMENTS
+
+
+def is_narrow_strided(module: Any) -> bool:
+    """Return whether a convolution has kernel 1, a stride, no padding, and few input channels."""
+    return (
+        all(size == 1 for size in module.kernel_size)
+        and any(step > 1 for step in module.stride)
+        and module.padding in (0, (0, 0), "valid")
+        and module.groups == 1
+        and module.in_channels < CHANNEL_BLOCK
+    )
 
 
 def has_few_pixels(module: Any, shape: Sequence[int]) -> bool:
@@ -58,7 +71,13 @@ def _input_is_smaller_than_kernel(module: Any, shape: Sequence[int]) -> bool | N
 
 
 def _is_batch_of_one(module: Any, shape: Sequence[int]) -> bool | None:
-    return len(shape) == len(module.kernel_size) + 1 or shape[0] == 1
+    spatial = len(getattr(module, "kernel_size", "ij" + "k" * type(module).__name__.endswith("3d")))
+    return len(shape) == spatial + 1 or shape[0] == 1
+
+
+def _may_be_misread(module: Any, shape: Sequence[int]) -> bool | None:
+    # A batch norm misreads one sample only; an instance norm also rows of (H, W, N, C).
+    return False if "Batch" in type(module).__name__ and shape[0] != 1 else None
 
 
 def _is_unknown(module: Any, shape: Sequence[int]) -> bool | None:  # noqa: ARG001
@@ -100,6 +119,9 @@ SIZES = {
     ),
     "large_conv3d": SizePredicate("at large sizes", _is_large),
     "over_2_31": SizePredicate("from 2^31 elements on", _is_over_2_31, in_plan=False),
+    "gradient_of_tokens": SizePredicate(
+        "where its gradient comes from tokens", _may_be_misread, in_plan=False
+    ),
     "compiled": SizePredicate("with torch.compile", _is_unknown, in_plan=False),
     "overflow": SizePredicate("after an overflow", _is_unknown, in_plan=False),
     "unknown": SizePredicate("at sizes that are not known", _is_unknown),

@@ -94,7 +94,7 @@ class CallIssues:
         issues, weight = self._by_class.get(type(module).__name__), getattr(module, "weight", None)
         if not issues or weight is None or is_repaired(module):
             return []
-        formats, dtypes = _formats_of(weight), [name_of(weight.dtype)]
+        formats, dtypes = formats_of(weight), [name_of(weight.dtype)]
         return [
             issue
             for issue in issues
@@ -110,7 +110,7 @@ def describe(issue: Issue) -> str:
     return f"wrong on this device {sizes}, as in this call: {issue.what} [{issue.name}]"
 
 
-def _formats_of(weight: Tensor) -> list[str]:
+def formats_of(weight: Tensor) -> list[str]:
     """Return the formats that the strides of a weight satisfy; all of them for another rank."""
     names = _FORMATS.get(weight.dim())
     if names is None:

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from prepare.core.model.issue_sizes import SIZES
+from prepare.core.model.issue_sizes import SIZES, is_narrow_strided
 from prepare.core.utils import plain_yaml
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -30,6 +30,7 @@ ONLY: dict[str, Callable[[Any], bool]] = {
     "large_kernel": lambda module: any(size != 1 for size in module.weight.shape),
     "dilated_bias": lambda module: module.bias is not None and any(n != 1 for n in module.dilation),
     "padded": lambda module: module.padding not in (0, (0, 0)),
+    "narrow_strided": is_narrow_strided,
 }
 
 
@@ -127,6 +128,8 @@ def standing(
 
     machine = accelerator() if machine is None else machine
     kind = device.partition(":")[0]
+    if kind == "cpu":
+        machine = {**machine, "architectures": [torch.backends.cpu.get_cpu_capability().lower()]}
     backend = "rocm" if kind == "cuda" and machine.get("hip") else kind
     version = torch_version or torch.__version__
     return [issue for issue in issues() if issue.stands(backend, version, machine)]

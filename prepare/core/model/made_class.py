@@ -1,9 +1,12 @@
 """Classes that are made while the program runs, and are pickled by the function that makes them."""
 
 import copyreg
+from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
+
+from torch import nn
 
 _MADE_BY = "_prepare_made_by"
 
@@ -15,10 +18,23 @@ def make_class(
     by: Callable[..., Any],
     *args: Any,
 ) -> Any:
-    """Return a class like the first of `bases`; a pickle of it calls `by(*args)`, which makes it again."""
-    made = {**members, _MADE_BY: (by, args)}
+    """Return a class like the first of `bases`; a pickle of it calls `by(*args)`, which makes it again.
+
+    Neither `__init_subclass__` of the bases runs nor the code of a metaclass, which may keep registries.
+    """
     kind: Any = type(bases[0])  # a class is hashable, which mypy denies
-    return _metaclass(kind)(name, bases, made)
+    python: Any = ABCMeta if issubclass(kind, ABCMeta) else type
+    with_members = {**members, _MADE_BY: (by, args)}
+    made = python.__new__(_metaclass(kind), name, (_Unnoticed, *bases), with_members)
+    made.__bases__ = bases
+    return made
+
+
+class _Unnoticed(nn.Module):
+    """A first base for as long as a class is made: that of the others does not run."""
+
+    def __init_subclass__(cls, **_: Any) -> None:
+        pass
 
 
 def made_of(cls: type) -> tuple[Any, ...]:
@@ -29,7 +45,7 @@ def made_of(cls: type) -> tuple[Any, ...]:
 @cache
 def _metaclass(kind: Any) -> Any:
     """Return a metaclass, a subclass of `kind`, whose classes are pickled by what makes them."""
-    made = type(kind.__name__, (kind,), {})
+    made = type.__new__(type(kind), kind.__name__, (kind,), {})
     copyreg.pickle(made, _reduce)
     return made
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from prepare.core.model.replaced_method import replaced_methods
 from prepare.core.model.tensors import is_strided, named_modules, named_tensors
 
 # A subclass may not allow changes or copies (diffusers' configurations are frozen dictionaries).
@@ -35,6 +36,8 @@ def copy_tree(
     tables: tuple[dict[str, Any], ...] = (clone._parameters, clone._buffers)
     for table in tables:
         table.update((name, tensor(held)) for name, held in table.items() if held is not None)
+    for name, method in replaced_methods(clone):
+        vars(clone)[name] = method.bound_to(clone)
     for name, child in module._modules.items():
         if child is not None:
             clone._modules[name] = copy_tree(child, tensor, _copied=copied)
@@ -50,11 +53,16 @@ def clone_of(tensor: Tensor) -> Tensor:
 
 def remove_hooks(module: nn.Module, *kinds: type) -> None:
     """Remove the forward hooks and pre-hooks of these classes from `module` itself."""
+    flags = (
+        module._forward_pre_hooks_with_kwargs,
+        module._forward_hooks_with_kwargs,
+        module._forward_hooks_always_called,
+    )
     for table in (module._forward_pre_hooks, module._forward_hooks):
         for key, hook in list(table.items()):
             if isinstance(hook, kinds):
-                del table[key]
-                module._forward_pre_hooks_with_kwargs.pop(key, None)
+                for each in (table, *flags):
+                    each.pop(key, None)
 
 
 class Snapshot:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 
 Interval = tuple[float, float] | None
-# A wider interval, as a factor between its ends, is not printed.
+# The figure of a wider interval, as a factor between its ends, is its nearer end: `over 4x`.
 _WIDEST = 4.0
-# From this ratio on, a figure is printed only if its interval is narrower than this factor.
+# An interval that reaches this ratio is wide from this factor on.
 _BEYOND, _NARROW = 10.0, 1.5
 # What records say, and what people read.
 _DOUBTS = {
@@ -60,16 +60,23 @@ def small(value: float | None) -> str:
 def verdict_text(verdict: str, ratio: float | None, interval: Interval = None) -> str:
     """Return `1.5x faster` or `1.2x slower`; another verdict in the words of readers.
 
-    A large ratio with a wide interval is not a figure: `over 10x slower`, or the verdict alone. It has two
-    places, `1.36x`, where one would lie outside of the interval.
+    Of a wide interval it is the end nearer to 1, rounded down: `over 4x faster`, or the verdict alone if that
+    end is 1. A figure has two places, `1.36x`, where one would lie outside of the interval.
     """
     if ratio is None or verdict not in ("faster", "slower"):
         return doubt(verdict)
-    if verdict == "slower" and ratio >= _BEYOND and interval and not _is_shown(interval):
-        return f"over {_BEYOND:g}x slower" if interval[0] >= _BEYOND else verdict
-    factor, *ends = (r if verdict == "slower" else 1 / r for r in (ratio, *(interval or ())))
+    factor, *ends = (r if verdict == "slower" else _inverse(r) for r in (ratio, *(interval or ())))
+    if interval and is_wide(interval):
+        return f"{_over(min(ends))}{verdict}"
     is_outside = bool(ends) and not min(ends) <= round(factor, 1) <= max(ends)
     return f"{_times(factor, fine=is_outside)} {verdict}"
+
+
+def pace_text(ratio: float, interval: Interval = None) -> str:
+    """Return a ratio of times with its interval, whatever it is worth: `1.3x slower (1.22x to 1.37x)`."""
+    verdict = "faster" if ratio < 1 else "slower"
+    shown = interval_text(interval, verdict)
+    return verdict_text(verdict, ratio, interval) + (f" ({shown})" if shown else "")
 
 
 def speed_text(
@@ -82,13 +89,13 @@ def speed_text(
 ) -> str:
     """Return the verdict with its figures: `1.3x faster, 163 instead of 214 ms (95 % interval: ...)`.
 
-    `time` are the seconds that belong to the ratio. `unclear` has no times; a wide interval is left out, and
-    any without `confidence`.
+    `time` are the seconds that belong to the ratio. `unclear` has no times, and a wide interval none that
+    would say one ratio. Without `confidence` the interval is left out.
     """
     text = verdict_text(verdict, ratio, interval)
     if ratio is None or verdict not in ("faster", "slower", "no difference", "unclear"):
         return text
-    if time is not None and verdict != "unclear":
+    if time is not None and verdict != "unclear" and not (interval and is_wide(interval)):
         before = time / ratio
         text += f", {seconds(before) if verdict == 'no difference' else instead(time, before)}"
     if confidence is None or not (shown := interval_text(interval, verdict)):
@@ -106,16 +113,24 @@ def instead(after: float, before: float) -> str:
 def interval_text(interval: Interval, verdict: str = "") -> str:
     """Return an interval of ratios: `1.22x to 1.37x faster`, `1.05x slower to 1.1x faster`.
 
-    It is empty if it says nothing, and leaves out the word that `verdict` says.
+    It leaves out the word that `verdict` says, and is empty for None.
     """
-    if interval is None or not _is_shown(interval):
+    if interval is None:
         return ""
-    low, high = interval
+    (low, high), fine = interval, not is_wide(interval)
     if high <= 1 or low >= 1:
-        word, ends = ("faster", (1 / high, 1 / low)) if high <= 1 else ("slower", interval)
-        text = " to ".join(_times(end, fine=True) for end in ends)
+        word = "faster" if high <= 1 else "slower"
+        ends = (_inverse(high), _inverse(low)) if high <= 1 else interval
+        text = " to ".join(_times(end, fine=fine) for end in ends)
         return text if word == verdict else f"{text} {word}"
-    return f"{_times(high, fine=True)} slower to {_times(1 / low, fine=True)} faster"
+    return f"{_times(high, fine=fine)} slower to {_times(_inverse(low), fine=fine)} faster"
+
+
+def is_wide(interval: tuple[float, float]) -> bool:
+    """Return whether an interval of ratios is too wide for one figure."""
+    low, high = interval
+    reaches = max(high, _inverse(low)) >= _BEYOND
+    return high > low * (_NARROW if reaches else _WIDEST)
 
 
 def doubt(status: str) -> str:
@@ -132,10 +147,17 @@ def noise_text(noise: float | None) -> str:
     return f"differences below {100 * (noise - 1):.1f} % are noise"
 
 
-def _is_shown(interval: tuple[float, float]) -> bool:
-    """Return whether an interval is narrow enough to say something."""
-    low, high = interval
-    return high <= low * (_NARROW if high >= _BEYOND else _WIDEST)
+def _inverse(ratio: float) -> float:
+    return 1 / ratio if ratio else math.inf
+
+
+def _over(factor: float) -> str:
+    """Return `over 4x ` for 4.9, `over 1.2x ` for 1.29, `over 30x ` for 39; empty below 1.01."""
+    if not 1.01 <= factor < math.inf:
+        return ""
+    unit = 0.01 if factor < 1.1 else 0.1 if factor < 2 else 10.0 ** math.floor(math.log10(factor))
+    # A tiny part more: 1.2 / 0.1 is less than 12.
+    return f"over {math.floor(factor / unit + 1e-9) * unit:,.12g}x "
 
 
 def _times(factor: float, *, fine: bool = False) -> str:

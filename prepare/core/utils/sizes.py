@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import le
-from typing import Any
+from typing import Any, NamedTuple
 
-from prepare.core.utils.numbers import verdict_text
+from prepare.core.utils.numbers import is_wide, verdict_text
 
 _ORDER = ("faster", "slower", "no difference", "unclear", "failed", "not compared")
 
@@ -38,29 +38,41 @@ def without_empty_sizes(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return {key: value for key, value in items if value or key not in ("size", "sizes", "better")}
 
 
-def is_mixed(found: Sequence[tuple[Size, str, float | None]]) -> bool:
+class SizeVerdict(NamedTuple):
+    """The verdict at a size, with the ratio of times and its interval; None if they are not known."""
+
+    size: Size
+    verdict: str
+    ratio: float | None
+    interval: tuple[float, float] | None = None
+
+
+def is_mixed(found: Sequence[SizeVerdict]) -> bool:
     """Return whether sizes have different verdicts."""
-    return len({verdict for _, verdict, _ in found}) > 1
+    return len({each.verdict for each in found}) > 1
 
 
-def verdicts_text(found: Sequence[tuple[Size, str, float | None]]) -> str:
-    """Return the verdicts of sizes, each (size, verdict, ratio of times), by what they say.
+def verdicts_text(found: Iterable[tuple[Any, ...]]) -> str:
+    """Return the verdicts of sizes, each with the fields of a `SizeVerdict`, by what they say.
 
     >>> sizes = [Size(f"batch {count}", 1.0, count) for count in (1, 4, 8)]
     >>> verdicts = [("slower", 1.08), ("faster", 0.8), ("faster", 0.5)]
     >>> verdicts_text([(size, *each) for size, each in zip(sizes, verdicts)])
     'up to 2.0x faster from batch 4 on; 1.08x slower at batch 1'
     """
-    ordered = sorted(found, key=lambda each: each[0].elements)
-    every = [size for size, _, _ in ordered]
-    groups = groupby(sorted(ordered, key=lambda e: _ORDER.index(e[1])), key=lambda e: e[1])
+    ordered = sorted((SizeVerdict(*each) for each in found), key=lambda each: each.size.elements)
+    every = [each.size for each in ordered]
+    groups = groupby(
+        sorted(ordered, key=lambda e: _ORDER.index(e.verdict)), key=lambda e: e.verdict
+    )
     parts = []
     for verdict, members in groups:
         group = list(members)
-        ratios = [ratio for _, _, ratio in group if ratio is not None]
-        text = _figure(verdict, ratios)
         several = len(group) > 1 and verdict in ("faster", "slower")
-        parts.append(f"{'up to ' * several}{text} {place([e[0] for e in group], every)}")
+        text = _largest(verdict, group) if several else verdict
+        if len(group) == 1 and verdict in ("faster", "slower"):
+            text = verdict_text(verdict, group[0].ratio, group[0].interval)
+        parts.append(f"{text} {place([each.size for each in group], every)}")
     return "; ".join(parts)
 
 
@@ -77,7 +89,13 @@ def place(sizes: Sequence[Size], every: Sequence[Size]) -> str:
     return f"at {', '.join(names)}"
 
 
-def _figure(verdict: str, ratios: Sequence[float]) -> str:
-    if not ratios or verdict not in ("faster", "slower"):
-        return verdict
-    return verdict_text(verdict, min(ratios) if verdict == "faster" else max(ratios))
+def _largest(verdict: str, group: Sequence[SizeVerdict]) -> str:
+    """Return `up to 2.0x faster`; a wide interval counts with its end nearer to 1."""
+    faster = verdict == "faster"
+    ratios = [
+        each.ratio if not each.interval or not is_wide(each.interval) else each.interval[faster]
+        for each in group
+        if each.ratio is not None
+    ]
+    largest = (min if faster else max)(ratios, default=None)
+    return f"up to {verdict_text(verdict, largest)}" if largest else verdict

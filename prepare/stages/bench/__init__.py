@@ -118,9 +118,11 @@ def compare(
             is on another one; or `within_budget` is set and the calls take too long.
     """
     from prepare.core.forward.autocast import check_amp
+    from prepare.core.forward.nested import arguments
     from prepare.core.forward.torch_state import isolated
+    from prepare.core.forward.unchanged import unchanged
     from prepare.core.utils.signals import held_interrupts, interruptible
-    from prepare.stages.bench.model_state import check_independent, preserved
+    from prepare.stages.bench.model_state import check_independent, set_mode
     from prepare.stages.bench.session import BenchOptions, BenchSession
     from prepare.stages.bench.variant import Variant, make_pool
 
@@ -141,9 +143,11 @@ def compare(
     models = {id(model): model for variant in timed.values() for model in variant.modules}
     session = BenchSession(timed, str(baseline), options, progress, _clock)
     with held_interrupts(), ExitStack() as stack:
-        stack.enter_context(isolated())
+        stack.enter_context(isolated())  # of functions without a model, too
+        given = () if callable(batch) else arguments(batch)
         for model in models.values():
-            stack.enter_context(preserved(model, train=train))
+            stack.enter_context(unchanged(model, given))
+            set_mode(model, train=train)
         return interruptible(session.run, make_pool(batch, seed=seed), device)
 
 

@@ -188,7 +188,7 @@ def _by_size(case: Case, comparison: Comparison, busy: str, *, wrong: bool) -> A
     """Return at which sizes it is faster, where they differ; the whole is the remark."""
     text, row = verdicts_text(comparison.verdicts), case.row
     remark = f"{speed_text(row.verdict, row.ratio, row.ratio_interval)} for all sizes together"
-    slower = any(v == "slower" and size.weight for size, v, _ in comparison.verdicts)
+    slower = any(v.verdict == "slower" and v.size.weight for v in comparison.verdicts)
     return Answer(
         question=FASTER,
         kind="plain" if wrong else "warn" if slower else _KINDS.get(row.verdict, "plain"),
@@ -222,8 +222,7 @@ def _remark(row: VariantResult) -> str:
     """Return the interval of the change of the time, or why the verdict is unclear."""
     if row.verdict == "unclear":
         return row.reason or "the interval is too wide"
-    shown = interval_text(row.ratio_interval, row.verdict)
-    return f"95 % interval: {shown}" if shown else "the interval is wide"
+    return f"95 % interval: {interval_text(row.ratio_interval, row.verdict) or 'not known'}"
 
 
 def _advice(bench: Bench) -> Iterator[Advice]:

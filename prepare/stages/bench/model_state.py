@@ -1,28 +1,18 @@
-"""Find the models behind the variants of a bench, and restore them afterwards."""
+"""Find the models behind the variants of a bench, check that they are independent, and set their modes."""
 
 from __future__ import annotations
 
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from types import CellType
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prepare.core.forward.stand_ins import lazy_parameter
-from prepare.core.model.module_tree import Snapshot
-from prepare.core.model.tensors import (
-    inner_data,
-    is_plain,
-    is_strided,
-    named_tensors,
-    unregistered_tensors,
-)
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.model.tensors import is_plain, named_tensors
 from prepare.errors import RefusedError
 
 
@@ -58,34 +48,13 @@ def check_independent(variants: Mapping[str, Any]) -> None:
                 raise _sharing_error(owner, name, owner_path)
 
 
-@contextmanager
-def preserved(model: nn.Module, *, train: bool) -> Iterator[None]:
-    """Set training or evaluation mode and remove gradients; restore the model on exit.
-
-    Attributes, hooks, modes, gradients and the values of all tensors are restored: a forward may write
-    into buffers (BatchNorm) and parameters (Embedding's max_norm). Their copies are in main memory. With
-    `train`, a model that is in training mode keeps the mode of each submodule (frozen BatchNorms).
-    """
-    snapshot = Snapshot(model)
-    modes = [(module, module.training) for module in model.modules()]
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    values = _saved_values(model)
-    try:
-        for parameter, _ in gradients:
-            parameter.grad = None
-        _set_mode(model, train=train)
-        yield
-    finally:
-        with held_interrupts(), torch.no_grad():
-            snapshot.restore()
-            # The snapshot does not reach the mode of a scripted module.
-            for module, mode in modes:
-                if module.training != mode:
-                    module.training = mode
-            for tensor, alias, copy in values:
-                _restore_values(tensor, alias, copy)
-            for parameter, gradient in gradients:
-                parameter.grad = gradient
+def set_mode(model: nn.Module, *, train: bool) -> None:
+    """Set training or evaluation mode; with `train`, a model in training mode keeps its frozen submodules."""
+    if train and model.training:
+        return
+    # The mode of an exported program is fixed, and setting it raises.
+    with contextlib.suppress(NotImplementedError):
+        model.train(train)
 
 
 def _references(call: Any) -> list[Any]:
@@ -131,40 +100,3 @@ def _sharing_error(first: str, second: str, path: str) -> RefusedError:
         "build the model once for each, or copy.deepcopy it before it is prepared; "
         "to call one model in two ways, give a function for each",
     )
-
-
-def _set_mode(model: nn.Module, *, train: bool) -> None:
-    if train and model.training:
-        return
-    # The mode of an exported program is fixed, and setting it raises.
-    with contextlib.suppress(NotImplementedError):
-        model.train(train)
-
-
-def _saved_values(model: nn.Module) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Return each tensor once, with an alias of its memory and a copy of its values."""
-    registered = [place.tensor for place in named_tensors(model)]
-    unregistered = [tensor for _, tensor in unregistered_tensors(model)]
-    distinct = {id(tensor): tensor for tensor in (*registered, *unregistered)}.values()
-    with_values = (
-        tensor
-        for tensor in distinct
-        # torchao cannot compare quantized weights, and no forward or backward writes into them.
-        if is_strided(tensor) and not tensor.is_meta and not inner_data(tensor)
-    )
-    return [
-        (tensor, tensor.detach(), tensor.detach().to("cpu", copy=True)) for tensor in with_values
-    ]
-
-
-def _restore_values(tensor: Tensor, alias: Tensor, copy: Tensor) -> None:
-    if is_plain(tensor) and _memory_of(tensor) != _memory_of(alias):
-        tensor.data = alias
-    # Only if the values differ: a write would invalidate a graph whose backward has yet to run.
-    if not torch.equal(alias.to("cpu"), copy):
-        alias.copy_(copy)
-
-
-def _memory_of(tensor: Tensor) -> tuple[object, ...]:
-    bits = tensor.is_conj(), tensor.is_neg()
-    return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), *bits

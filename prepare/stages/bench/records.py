@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.machine import disturbance
 from prepare.core.utils.numbers import finite
-from prepare.core.utils.sizes import Size  # noqa: TC001  read at run time
+from prepare.core.utils.sizes import Size, SizeVerdict
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
 from prepare.stages.bench.statistics import Estimate
@@ -116,10 +116,14 @@ class Comparison(Readable):
         return combine_sizes([replace(comparison, size=size) for size, comparison in found])
 
     @property
-    def verdicts(self) -> list[tuple[Size, str, float | None]]:
-        """Each size with the verdict and the ratio of the first variant that is not the baseline."""
+    def verdicts(self) -> list[SizeVerdict]:
+        """Each size with the verdict on the first variant that is not the baseline."""
         each = ((c.size, Case(what="", comparison=c).row) for c in self.sizes)
-        return [(size, row.verdict, row.ratio) for size, row in each if size]
+        return [
+            SizeVerdict(size, row.verdict, row.ratio, row.ratio_interval)
+            for size, row in each
+            if size
+        ]
 
     @property
     def noise(self) -> float | None:

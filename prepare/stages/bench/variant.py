@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import arguments, map_tensors, tensors_in
 from prepare.core.forward.stand_ins import copy_of
+from prepare.core.forward.unchanged import without_gradients
 from prepare.core.model.devices import wait_for
 from prepare.core.model.tensors import is_expanded, is_plain
 from prepare.core.utils.process_state import paused_collector
@@ -46,6 +48,8 @@ class Variant:
         buffers = (b for module in self.modules for b in module.buffers())
         self._devices = {tensor.device for tensor in (*self._parameters, *buffers)}
         self._gradients: list[Tensor] = []
+        # Whether the forward needs gradients in evaluation mode too; None before its first call.
+        self._differentiates: bool | None = None
         self.page_faults = 0.0
         """Page faults per call, in the last timing."""
 
@@ -111,11 +115,14 @@ class Variant:
             raise RefusedError("its format", f"raised {_describe(error)}") from error
 
     def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with torch.inference_mode(mode=False), torch.set_grad_enabled(self._train):
-            if not self._train:
-                with self._autocast(args, kwargs):
-                    self._call(*args, **kwargs)
-                return
+        if not self._train:
+            if self._differentiates is None:
+                self._differentiates = without_gradients(partial(self._forward, args, kwargs))
+            else:
+                with torch.set_grad_enabled(self._differentiates):
+                    self._forward(args, kwargs)
+            return
+        with torch.inference_mode(mode=False), torch.enable_grad():
             self.clear()
             with self._autocast(args, kwargs):
                 output = self._call(*args, **kwargs)
@@ -128,6 +135,14 @@ class Variant:
                 self._scaler.backward(roots, self._gradients_of(roots))
             else:
                 torch.autograd.backward(roots, self._gradients_of(roots))
+
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Call it in the present grad mode, which is returned."""
+        enabled = torch.is_grad_enabled()
+        grad_mode = torch.set_grad_enabled(enabled)
+        with torch.inference_mode(mode=False), grad_mode, self._autocast(args, kwargs):
+            self._call(*args, **kwargs)
+        return enabled
 
     def _autocast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager:
         if self._device is None:

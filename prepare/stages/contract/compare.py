@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from prepare.core.utils.numbers import pace_text
 from prepare.stages.contract.records import (
     BETTER,
     BROKEN,
@@ -149,8 +150,8 @@ def _time(contract: Contract, today: Contract) -> Iterator[ContractChange]:
     if after is None:
         yield ContractChange(NOTE, what, "", "not measured")
         return
-    text = f"{before.ratio:.2f} ({before.low:.2f} to {before.high:.2f}) before, "
-    text += f"{after.ratio:.2f} ({after.low:.2f} to {after.high:.2f}) now"
+    text = f"{pace_text(before.ratio, (before.low, before.high))} before, "
+    text += f"{pace_text(after.ratio, (after.low, after.high))} now"
     if before.machine != after.machine:
         yield ContractChange(NOTE, what, "", f"{text}, on another machine")
     elif disturbed := after.disturbed or before.disturbed:

@@ -277,7 +277,8 @@ def _time(
     where = environment()
     low, high = row.ratio_interval
     threads = f"{found.settings.get('threads', where['threads'])} threads"
-    machine = ", ".join([where["cpu"], threads, *where["devices"]])
+    processor = where["cpu"] or "a processor without a name"
+    machine = ", ".join([processor, threads, *where["devices"]])
     disturbed = disturbance(found.settings)
     return TimeRatio(ratio=row.ratio, low=low, high=high, machine=machine, disturbed=disturbed)
 

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
 
 TASK = "contract"
-NOT_VERIFIED = 3
 
 
 @stage(TASK)
@@ -82,7 +81,7 @@ class ContractStage(Stage):
             return None
         first = check.changes[0]
         wrong = f"{first.what}: {first.where}: {first.text}"
-        return Verdict(status="verification_failed", reason=TASK, error=wrong, code=NOT_VERIFIED)
+        return Verdict(status="verification_failed", reason=TASK, error=wrong)
 
     @classmethod
     def document(cls, shown: ReportContext) -> Document | None:

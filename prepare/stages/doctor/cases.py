@@ -36,8 +36,8 @@ _MIN_ROUNDS, _MAX_ROUNDS, _SECONDS = 9, 60, 1.0
 class OperationCase:
     """A module, the shape of its input, and how both are prepared.
 
-    `mean` is added to the input. With `against_contiguous`, errors that the contiguous format has too are
-    allowed. `repeats` equal calls must all be right.
+    `mean` is added to the input; `trained_input`: whether it needs a gradient. With `against_contiguous`,
+    errors that the contiguous format has too are allowed. `repeats` equal calls must all be right.
     """
 
     build: Callable[[], nn.Module]
@@ -45,6 +45,7 @@ class OperationCase:
     format: str = "contiguous"
     dtype: str = "float32"
     mean: float = 0.0
+    trained_input: bool = True
     against_contiguous: bool = False
     repeats: int = 3
     allowed: float | None = None
@@ -179,7 +180,7 @@ def _timer(
 
 def _run(case: OperationCase, module: nn.Module, given: Tensor) -> dict[str, Tensor]:
     """Return outputs, gradients and buffers of one forward and backward, in float64 on a CPU."""
-    given = given.detach().requires_grad_()
+    given = given.detach().requires_grad_(case.trained_input)
     out = module(given)
     torch.manual_seed(1)
     gradient = torch.randn(out.shape).to(getattr(torch, case.dtype)).to(out)

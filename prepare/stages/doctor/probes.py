@@ -81,6 +81,20 @@ def _computed_weight(device: str) -> Iterator[CaseOutcome]:
     yield CaseOutcome("" if kept else "slow here", text)
 
 
+def _gradient_of_tokens(device: str) -> Iterator[CaseOutcome]:
+    """Give a contiguous batch norm a gradient that comes through tokens, and one that is contiguous."""
+    torch.manual_seed(0)
+    given, right = torch.randn(1, 16, 8, 8, device=device), torch.randn(1, 16, 8, 8, device=device)
+    tokens = right.flatten(2).transpose(1, 2).contiguous().transpose(1, 2).unflatten(2, (8, 8))
+    found: list[Any] = []
+    for gradient in (right, tokens):
+        norm = nn.BatchNorm2d(16).to(device)
+        found += torch.autograd.grad(norm(given), norm.bias, gradient)
+    worst = float((found[1] - found[0]).abs().max() / found[0].abs().max())
+    text = f"the same gradient in another layout changes that of bias by {worst:.1e} of its size"
+    yield CaseOutcome("" if worst < 1e-4 else "wrong here", text)
+
+
 def _large_conv3d(device: str) -> Iterator[CaseOutcome]:
     """Run the reported size, and judge its first, middle and last slices; a small one on a CPU."""
     shape = _SMALL if device == "cpu" else _LARGE
@@ -171,6 +185,23 @@ KNOWN: dict[str, Probe] = {
         _judged(
             OperationCase(partial(nn.GroupNorm, 4, 8), (1, 8, 32, 32), _FLAT, mean=1000.0,
                  against_contiguous=True)
+        ),
+    ),
+    "group_norm_frozen_input_cpu": Probe(
+        "GroupNorm of an input without a gradient",
+        _judged(OperationCase(partial(nn.GroupNorm, 2, 8), (2, 8, 8, 8), _FLAT, trained_input=False)),
+    ),
+    "conv2d_strided_kernel_1_cpu": Probe(
+        "Conv2d, kernel 1 and stride 2, of few channels",
+        _judged(OperationCase(partial(nn.Conv2d, 3, 64, 1, stride=2), (2, 3, 128, 128), _FLAT, repeats=20)),
+    ),
+    "norm_gradient_of_tokens_cpu": Probe("BatchNorm2d below tokens, at batch 1", _gradient_of_tokens),
+    "conv_bfloat16_avx2_cpu": Probe(
+        "Conv2d in bfloat16",
+        _timed(
+            2.0, "float32",
+            OperationCase(partial(nn.Conv2d, 32, 32, 3), (2, 32, 32, 32), _FLAT, _BFLOAT16),
+            dtype="float32",
         ),
     ),
     "batch_norm_sums_cpu": Probe(

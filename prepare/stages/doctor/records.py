@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
-from prepare.core.model.known_issues import VERDICTS, WRONG
+from prepare.core.document import Document, Items
+from prepare.core.model.known_issues import FINE, INEXACT, NOT_PROBED, SLOW, VERDICTS, WRONG
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
+from prepare.core.utils.text import plural
 from prepare.errors import DoctorError
-
-if TYPE_CHECKING:
-    from prepare.core.document import Document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +48,35 @@ class Diagnosis(JsonRecord, Readable):
 
     def document(self) -> Document:
         """Return what is shown of it."""
-        from prepare.stages.doctor.document import diagnosis_document
-
-        return diagnosis_document(self)
+        answers = plural(len(self.findings), "answer")
+        counts = ", ".join(f"{len(self.of(verdict))} {verdict}" for verdict in VERDICTS)
+        return Document(
+            name="findings",
+            title=f"Findings: {answers}",
+            line=f"{answers} for {self.device}: {counts}; {self.seconds:.0f} s",
+            parts=lambda: [Items(texts=tuple(diagnosis_lines(self)))],
+        )
 
     def check(self) -> None:
         """Raise ValueError if a verdict is none."""
         for each in self.findings:
             if each.verdict not in VERDICTS:
                 raise ValueError(f"{each.verdict!r} is not a verdict")
+
+
+def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
+    """Yield a line for each finding, what to do once below those that it helps, and the others together."""
+    by_remedy: dict[str, list[Finding]] = {}
+    for verdict in (WRONG, INEXACT, SLOW):
+        for finding in diagnosis.of(verdict):
+            by_remedy.setdefault(finding.remedy, []).append(finding)
+    for remedy, findings in by_remedy.items():
+        yield from (f"{f.verdict}: {f.where} [{f.name}]: {f.reason}" for f in findings)
+        yield f"    {remedy}"
+    by_reason: dict[str, list[str]] = {}
+    for finding in diagnosis.of(NOT_PROBED):
+        by_reason.setdefault(finding.reason, []).append(finding.name)
+    for reason, names in by_reason.items():
+        yield f"{NOT_PROBED}: {', '.join(names)}: {reason}"
+    if fine := diagnosis.of(FINE):
+        yield f"{FINE}: {', '.join(finding.name for finding in fine)}"

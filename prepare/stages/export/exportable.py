@@ -1,24 +1,23 @@
-"""Make a copy of a prepared model that can be captured, capture it, and describe the inputs that it takes."""
+"""Make a copy of a prepared model that can be captured: only what the format can hold is left in it."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.input_formatter import FormatHook
 from prepare.core.forward.nested import map_tensors, tensors_in
-from prepare.core.model.tensors import name_of
-from prepare.core.utils.process_state import ignored_warnings
+from prepare.core.forward.unchanged import unchanged
+from prepare.core.model.replaced_method import replaced_methods
 from prepare.registry import STEPS
 from prepare.stages.export.layout_checks import contiguous
-from prepare.stages.export.records import InputContract, TakenOut
+from prepare.stages.export.records import TakenOut
 from prepare.step import TensorStep
 
 if TYPE_CHECKING:
@@ -62,8 +61,8 @@ def _converted(tensor: Tensor, formatter: Formatter, *, strides: bool) -> Tensor
     """Convert dtype and strides by operations whose result does not depend on the strides at capture."""
     if formatter.dtype is not None and tensor.is_floating_point():
         tensor = tensor.to(formatter.dtype)
-    wanted = formatter._format(tensor.dim()) if strides else None
-    if wanted is None or tensor.layout is not torch.strided:
+    wanted = formatter.format_of(tensor) if strides else None
+    if wanted is None:
         return tensor
     name = "contiguous_format" if wanted == "contiguous" else wanted
     return tensor.contiguous(memory_format=getattr(torch, name))
@@ -87,10 +86,10 @@ def take_out(model: nn.Module, exporter: Exporter, pipeline: Pipeline) -> Iterat
     for step, cls in STEPS.items():
         if step in exporter.keeps or not cls.only_layouts:
             continue
-        before = {name: type(module) for name, module in model.named_modules()}
+        before = {name: _code_of(module) for name, module in model.named_modules()}
         cls.undo(model)
         after = dict(model.named_modules())
-        changed = tuple(name for name, cls in before.items() if type(after[name]) is not cls)
+        changed = tuple(name for name, code in before.items() if _code_of(after[name]) != code)
         if changed:
             yield TakenOut(step=step, modules=changed, reason=_NO_LAYOUTS)
     if exporter.contiguous_weights and (changed := _made_contiguous(model)):
@@ -101,6 +100,11 @@ def take_out(model: nn.Module, exporter: Exporter, pipeline: Pipeline) -> Iterat
         ]
         step = ", ".join(steps) or "channels-last weights"
         yield TakenOut(step=step, modules=changed, reason=_CONTIGUOUS_WEIGHTS)
+
+
+def _code_of(module: nn.Module) -> tuple[Any, ...]:
+    """Return what a step may have changed of the code that a module runs."""
+    return type(module), *dict(replaced_methods(module))
 
 
 def _made_contiguous(model: nn.Module) -> tuple[str, ...]:
@@ -135,50 +139,6 @@ def with_format(
     wrapped = WithFormat(model, formatter, strides=strides)
     if formatter.dtype is not None or (strides and formatter.formats):
         return wrapped, True
-    with torch.no_grad():
+    with unchanged(model, call.args, call.kwargs), torch.no_grad():
         plain = is_plain_output(model(*call.args, **call.kwargs))
     return (model if plain else wrapped), False
-
-
-def capture(model: nn.Module, call: Call, dynamic: Sequence[int]) -> torch.export.ExportedProgram:
-    """Return the program of `model`; the dimensions `dynamic` of its inputs may change."""
-
-    def marks(value: Any) -> dict[int, Any] | None:
-        if not isinstance(value, Tensor):
-            return None
-        return dict.fromkeys(_changing(value, call, dynamic), torch.export.Dim.DYNAMIC) or None
-
-    shapes = pytree.tree_map(marks, _bound(model, call)) if dynamic else None
-    with ignored_warnings(), torch.no_grad():
-        return torch.export.export(
-            model, call.args, call.kwargs, dynamic_shapes=shapes, strict=False
-        )
-
-
-def inputs_of(model: nn.Module, call: Call, dynamic: Sequence[int]) -> tuple[InputContract, ...]:
-    """Return the name, shape, dtype and strides of each tensor in a call."""
-    inputs = []
-    for path, value in pytree.tree_flatten_with_path(_bound(model, call))[0]:
-        if isinstance(value, Tensor):
-            free = _changing(value, call, dynamic)
-            names = (str(getattr(key, "key", getattr(key, "idx", key))) for key in path)
-            inputs.append(
-                InputContract(
-                    name=".".join(names),
-                    shape=tuple(None if d in free else n for d, n in enumerate(value.shape)),
-                    dtype=name_of(value.dtype),
-                    strides=value.stride(),
-                )
-            )
-    return tuple(inputs)
-
-
-def _bound(model: nn.Module, call: Call) -> dict[str, Any]:
-    """Return the arguments of a call by the names of the parameters."""
-    return dict(inspect.signature(model.forward).bind(*call.args, **call.kwargs).arguments)
-
-
-def _changing(tensor: Tensor, call: Call, dynamic: Iterable[int]) -> list[int]:
-    """Return the dimensions of a tensor that may change; the first only if it is that of the batch."""
-    is_batch = tensor.dim() > 0 and len(tensor) == call.batch
-    return [each for each in dynamic if each < tensor.dim() and (each or is_batch)]

@@ -101,7 +101,7 @@ class Exporter:
 
     def capture(self, model: nn.Module, call: Call) -> Any:
         """Return the program of `model` as torch.export sees it."""
-        from prepare.stages.export.exportable import capture
+        from prepare.stages.export.captured import capture
 
         return capture(model, call, self.dynamic)
 

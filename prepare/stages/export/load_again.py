@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import importlib
-import json
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -84,7 +82,7 @@ def answer(request: list[Any]) -> dict[str, Any]:
     """
     asked, path = request
     try:
-        exporter, loaded = _load(json.dumps(asked))
+        exporter, loaded = _load(asked)
         if path is None:
             return {"error": "", "metadata": exporter.metadata(Path(asked["artefact"]))}
         # A file of our own: the parent wrote it a moment ago.
@@ -98,10 +96,8 @@ def answer(request: list[Any]) -> dict[str, Any]:
     return {"error": ""}
 
 
-@cache
-def _load(asked: str) -> tuple[Exporter, Loaded]:
-    """Return the exporter and the artefact, which a process loads once."""
-    request = json.loads(asked)
+def _load(request: dict[str, Any]) -> tuple[Exporter, Loaded]:
+    """Return the exporter and the artefact, anew for each call: it may keep state from one to the next."""
     torch.set_num_threads(request["threads"])
     importlib.import_module(request["module"])  # it registers the exporter
     exporter = EXPORTERS[request["exporter"]].from_options(request["options"])

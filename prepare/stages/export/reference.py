@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.nested import tensors_in
+from prepare.core.forward.unchanged import unchanged
 from prepare.stages.verify.check_model import default_memory
 from prepare.stages.verify.execution.budget import Budget, estimate
 from prepare.stages.verify.execution.determinism import training_flags
@@ -95,10 +97,16 @@ def _judged(found: Sequence[Deviation]) -> Judgement:
 
 
 def outputs_of(function: Callable[..., Any], call: Call) -> list[Tensor]:
-    """Call a function with copies of the tensors of a call; return the tensors that it returns."""
+    """Call a function with copies of the tensors of a call; return the tensors that it returns.
+
+    A module is restored afterwards.
+    """
     copied = call.map(_same_strides)
-    with torch.no_grad():
-        return [each.detach() for each in tensors_in(function(*copied.args, **copied.kwargs))]
+    kept = unchanged(function) if isinstance(function, nn.Module) else nullcontext()
+    with kept, torch.no_grad():
+        return [
+            each.detach().clone() for each in tensors_in(function(*copied.args, **copied.kwargs))
+        ]
 
 
 def _same_strides(tensor: Tensor) -> Tensor:

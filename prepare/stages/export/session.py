@@ -28,7 +28,8 @@ from prepare.errors import ConfigError, FileError, PrepareError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare
 from prepare.stages.bench.records import PREPARED, UNPREPARED, Comparison
-from prepare.stages.export.exportable import inputs_of, take_out, with_format
+from prepare.stages.export.captured import inputs_of
+from prepare.stages.export.exportable import take_out, with_format
 from prepare.stages.export.exporter import EXPORTERS, Exporter
 from prepare.stages.export.layout_checks import (
     CONTIGUOUS,
@@ -83,7 +84,7 @@ def export(
         batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example; or a Workload:
             the largest size is captured, the dimensions in which the sizes differ are dynamic, and the
             artefact has to take every size.
-        to: the name of an exporter (`prepare.export.EXPORTERS` lists them), or an exporter.
+        to: the name of an exporter (`prepare.stages.export.EXPORTERS` lists them), or an exporter.
         folder: the folder for the artefact; nothing is written outside of it.
         pipeline: prepares a copy of the model; without one, the model is exported as it is.
         prepared: the model that `pipeline` has prepared, if there is one already.

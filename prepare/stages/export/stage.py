@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
 
 TASK = "export"
-FAILED, NOT_VERIFIED = 1, 3
 
 
 @stage(TASK)
@@ -109,11 +108,10 @@ class ExportTask(Stage):
     @classmethod
     def verdict(cls, found: Mapping[str, Any]) -> Verdict | None:
         export = found.get(TASK)
-        known = {"fail": ("verification_failed", NOT_VERIFIED), "refused": ("failed", FAILED)}
+        known = {"fail": "verification_failed", "refused": "failed"}
         if export is None or export.status not in known:
             return None
-        status, code = known[export.status]
-        return Verdict(status=status, reason=TASK, error=export.reason, code=code)
+        return Verdict(status=known[export.status], reason=TASK, error=export.reason)
 
     @classmethod
     def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:

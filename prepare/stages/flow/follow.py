@@ -20,9 +20,8 @@ from prepare.core.forward.stand_ins import (
     lazy_parameter,
     real_stand_in,
     stand_ins_for,
-    standing_in,
 )
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.model.issues_here import CallIssues, describe
 from prepare.core.model.module_kinds import class_before_repair, is_repaired
 from prepare.core.utils.signals import held_interrupts, interruptible
@@ -72,35 +71,47 @@ def predict(
         RefusedError: `amp` is unknown, or `device` is neither here nor `cuda`.
     """
     check_amp(amp)
-    watcher = _watcher_for(model, wanted)
-    layouts, builder = watcher.states.wanted, watcher.builder
-    present = device_of([model], tensors_in(example))
-    target = Target.of(present, device)
-    watcher.as_cuda, builder.device = target.is_elsewhere, str(target.device)
-    if target.note:
-        builder.add_note(target.note)
-    if name := lazy_parameter(model):
-        reason = f"{name} has no shape yet; run one forward first"
+
+    def run() -> Flow:
+        watcher = _watcher_for(model, wanted)
+        layouts, builder = watcher.states.wanted, watcher.builder
+        present = device_of([model], tensors_in(example))
+        target = Target.of(present, device)
+        watcher.as_cuda, builder.device = target.is_elsewhere, str(target.device)
+        if target.note:
+            builder.add_note(target.note)
+        if name := lazy_parameter(model):
+            reason = f"{name} has no shape yet; run one forward first"
+            return builder.build(model, "predict", layouts, reason)
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        # The cache is global to the process, and a convolution's strides depend on the number of threads.
+        fake.cache_enabled = False
+
+        def stand_in(tensor: Tensor) -> Tensor:
+            if device is None and not tensor.is_meta:
+                return fake.from_tensor(tensor, static_shapes=True)
+            return target.stand_in(fake, tensor)
+
+        reason = ""
+        try:
+            with held_interrupts(may_hang=True), _watching(model, example, watcher, stand_in):
+                inputs = stand_ins_for(arguments(example), stand_in)
+                _run(model, inputs, watcher, backward=backward, fake=fake, amp=amp)
+        except Exception as error:  # the model's code may raise anything on tensors without data
+            if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+                raise
+            reason = explain_failure(model, error)
         return builder.build(model, "predict", layouts, reason)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    # The cache is global to the process, and a convolution's strides depend on the number of threads.
-    fake.cache_enabled = False
 
-    def stand_in(tensor: Tensor) -> Tensor:
-        if device is None and not tensor.is_meta:
-            return fake.from_tensor(tensor, static_shapes=True)
-        return target.stand_in(fake, tensor)
-
-    reason = ""
-    try:
-        with held_interrupts(may_hang=True), _watching(model, watcher, stand_in):
-            inputs = stand_ins_for(arguments(example), stand_in)
-            _run(model, inputs, watcher, backward=backward, fake=fake, amp=amp)
-    except Exception as error:  # the model's code may raise anything on tensors without data
-        if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-            raise
-        reason = explain_failure(model, error)
-    return builder.build(model, "predict", layouts, reason)
+    if backward:
+        return run()
+    with torch.no_grad():
+        flow = run()
+    if flow.reason:  # a forward that differentiates cannot run so
+        with torch.enable_grad():
+            again = run()
+        return flow if again.reason else again
+    return flow
 
 
 def observe(
@@ -113,9 +124,8 @@ def observe(
 ) -> Flow:
     """Observe the flow of one real forward; the arguments are those of `predict`.
 
-    Gradients are enabled only with `backward`. The model runs on the values of its own parameters, and on
-    copies of its buffers and of the example. Random states, gradients, attributes, hooks and training mode
-    are restored afterwards.
+    Gradients are enabled only with `backward`, and for a forward that differentiates. The model, the example
+    and all global state are as before afterwards, see `prepare.core.forward.unchanged`.
 
     Raises:
         ConfigError: `wanted` does not name a layout.
@@ -123,19 +133,23 @@ def observe(
         ModelError: the forward or backward raised; names the innermost module.
     """
     check_amp(amp)
-    watcher = _watcher_for(model, wanted)
-    watcher.builder.device = str(device_of([model], tensors_in(example)))
-    if name := lazy_parameter(model):
-        raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
-    try:
-        with held_interrupts(), _watching(model, watcher, real_stand_in):
-            inputs = stand_ins_for(arguments(example), copy_of)
-            _run(model, inputs, watcher, backward=backward, fake=None, amp=amp)
-    except Exception as error:
-        if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-            raise
-        raise explained(model, error) from error
-    return watcher.builder.build(model, "observe", watcher.states.wanted)
+
+    def run() -> Flow:
+        watcher = _watcher_for(model, wanted)
+        watcher.builder.device = str(device_of([model], tensors_in(example)))
+        if name := lazy_parameter(model):
+            raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
+        try:
+            with held_interrupts(), _watching(model, example, watcher, real_stand_in):
+                inputs = stand_ins_for(arguments(example), copy_of)
+                _run(model, inputs, watcher, backward=backward, fake=None, amp=amp)
+        except Exception as error:
+            if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+                raise
+            raise explained(model, error) from error
+        return watcher.builder.build(model, "observe", watcher.states.wanted)
+
+    return run() if backward else without_gradients(run)
 
 
 def _watcher_for(model: nn.Module, wanted: Mapping[int, str] | str | None) -> OperatorWatcher:
@@ -147,17 +161,17 @@ def _watcher_for(model: nn.Module, wanted: Mapping[int, str] | str | None) -> Op
 
 @contextmanager
 def _watching(
-    model: nn.Module, watcher: OperatorWatcher, stand_in: Callable[[Tensor], Tensor]
+    model: nn.Module, example: Any, watcher: OperatorWatcher, stand_in: Callable[[Tensor], Tensor]
 ) -> Iterator[None]:
     """Set up a run: isolated global state, stand-ins for the model's tensors, hooks on its modules."""
     hooks = _ModuleHooks(watcher, CallIssues(watcher.builder.device.partition(":")[0]))
     watcher.stack.on_enter, watcher.stack.on_exit = hooks.enter, hooks.exit
     with ExitStack() as contexts:
-        contexts.enter_context(isolated())
         contexts.enter_context(eager_if_compiled(model))
+        state = contexts.enter_context(unchanged(model, arguments(example), stand_in=stand_in))
         for tensor in (*model.parameters(), *model.buffers()):
             watcher.states.register(tensor, "weight", "a parameter")
-        for tensor in contexts.enter_context(standing_in(model, stand_in)).values():
+        for tensor in state.stand_ins.values():
             watcher.states.register(tensor, "weight", "a parameter")
         contexts.enter_context(watcher.stack)
         yield
@@ -179,7 +193,8 @@ def _run(
     # Without data it is quick, and torch's own code is not safe from an interrupt there.
     call = _at_once if fake else interruptible
     # The FakeTensorMode is below the watcher: it computes what the watcher dispatches.
-    with torch.inference_mode(mode=False), torch.set_grad_enabled(backward):
+    enabled = backward or torch.is_grad_enabled()
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(enabled):
         cast = autocast(amp, device_of([model], given))
         with fake or contextlib.nullcontext(), watcher, cast:
             output = call(model, *args, **kwargs)

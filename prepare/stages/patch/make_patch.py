@@ -11,20 +11,15 @@ from collections.abc import Iterable, Iterator
 from itertools import accumulate, groupby, takewhile
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.model import transforms
 from prepare.stages.flow.call_sites import short_path
 from prepare.stages.patch.records import Patch, PatchedCall, UnpatchedBreak
-from prepare.steps.keeping import operators
+from prepare.steps.keeping import memory_order, operators
 from prepare.steps.keeping.choose_calls import ChosenCalls, calls_of_place, cost_of
-from prepare.steps.keeping.find_calls import (
-    CodeCall,
-    find_calls,
-    method_source,
-    operator_of,
-    value_of,
-)
+from prepare.steps.keeping.find_calls import CodeCall, find_calls, operator_of, value_of
+from prepare.steps.keeping.method_source import method_source
 from prepare.steps.repairs import base
 
 if TYPE_CHECKING:
@@ -32,9 +27,10 @@ if TYPE_CHECKING:
 
     from prepare.stages.flow.records import Event
 
-_PREFIX = "_keep_"
+# Of the operators in a patch, and of the calls of them.
+_PREFIX, _CALL = "_keep_", "_kept_"
 # Where the operators and what they use of ours are defined, that of a value before its use.
-_SOURCES = transforms, base, operators
+_SOURCES = transforms, base, memory_order, operators
 # What the operators use of their own module, as any other module can write it.
 _WRITTEN = {"F": "torch.nn.functional", "Tensor": "torch.Tensor", "FORMATS": f"{_PREFIX}formats"}
 _HEADER = """
@@ -116,12 +112,13 @@ def patched_source(source: str, calls: list[CodeCall]) -> str:
     starts = list(accumulate(map(len, lines), initial=0))
     text = b"".join(lines)[:-1]
     edits: list[tuple[int, int, bytes]] = []
-    tree = ast.parse(source)
+    tree, used = ast.parse(source), dict[str, str]()
     wanted = {(call.name, call.lines[0]): call for call in calls}
     for call in wanted.values():
-        for node, is_method in _nodes(tree, call):
-            edits += _edits(node, call.operator, text, starts, is_method=is_method)
-    used = {call.operator for call in calls}
+        for node, function in _nodes(tree, call):
+            name = _CALL + (function.replace(".", "_") or f"x_{call.operator}")
+            used[name] = f"{_PREFIX}otherwise({_PREFIX}{call.operator}, {_else(node, function)})"
+            edits += _edits(node, name, text, starts, is_function=bool(function))
     at = starts[_last_import(tree)]
     has_torch = any(
         isinstance(node, ast.Import)
@@ -129,7 +126,10 @@ def patched_source(source: str, calls: list[CodeCall]) -> str:
         for node in tree.body
     )
     head = "" if has_torch else "import torch\n"
-    edits.append((at, at, f"{head}{_HEADER}\n\n{_definitions(used)}\n".encode()))
+    helpers = {"otherwise", "method"} if used else set()
+    definitions = _definitions({*helpers, *(call.operator for call in calls)})
+    written = "".join(f"{name} = {value}\n" for name, value in used.items())
+    edits.append((at, at, f"{head}{_HEADER}\n\n{definitions}\n\n\n{written}".encode()))
     # From the end, so that the places of the others stay; at one place the inner call comes first.
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
@@ -137,22 +137,30 @@ def patched_source(source: str, calls: list[CodeCall]) -> str:
     return text.decode()
 
 
-def _nodes(tree: ast.Module, call: CodeCall) -> Iterator[tuple[ast.expr, bool]]:
-    """Yield the nodes of the file that a call names, and whether each is a method of a tensor."""
-    source = method_source(vars(call.owner)[call.method])
+def _nodes(tree: ast.Module, call: CodeCall) -> Iterator[tuple[ast.expr, str]]:
+    """Yield the nodes of the file that a call names, and the function in it, if it is none of an object."""
+    source = method_source(call.owner, call.method)
     assert source is not None  # the call was found in it
-    function, code = source[0], call.name.partition(": ")[2]
+    code = call.name.partition(": ")[2]
     for node in ast.walk(tree):
         if not isinstance(node, ast.expr) or (node.lineno, node.end_lineno) != call.lines:
             continue
-        if operator_of(node, function) == call.operator and ast.unparse(node) == code:
-            yield node, isinstance(node, ast.Call) and value_of(node.func, function) is None
+        if operator_of(node, source) == call.operator and ast.unparse(node) == code:
+            is_function = isinstance(node, ast.Call) and value_of(node.func, source) is not None
+            yield node, ast.unparse(node.func) if isinstance(node, ast.Call) and is_function else ""
+
+
+def _else(node: Any, function: str) -> str:
+    """Return the code of what runs where an operator does not serve a call."""
+    if isinstance(node, ast.BinOp):
+        return f"lambda a, b: a {'+' if isinstance(node.op, ast.Add) else '*'} b"
+    return function or f'{_PREFIX}method("{node.func.attr}")'
 
 
 def _edits(
-    node: ast.expr, operator: str, text: bytes, starts: list[int], *, is_method: bool
+    node: ast.expr, name: str, text: bytes, starts: list[int], *, is_function: bool
 ) -> Iterator[tuple[int, int, bytes]]:
-    """Yield the edits (first byte, last byte, new text) that make a node a call of an operator."""
+    """Yield the edits (first byte, last byte, new text) that make a node a call of `name`."""
 
     def first(part: ast.expr | ast.keyword) -> int:
         return starts[part.lineno - 1] + part.col_offset
@@ -162,7 +170,7 @@ def _edits(
         assert part.end_col_offset is not None
         return starts[part.end_lineno - 1] + part.end_col_offset
 
-    begin = f"{_PREFIX}{operator}".encode()
+    begin = name.encode()
     if isinstance(node, ast.BinOp):
         sign = text.index(b"+" if isinstance(node.op, ast.Add) else b"*", last(node.left))
         yield first(node), first(node), begin + b"("
@@ -170,7 +178,7 @@ def _edits(
         yield last(node), last(node), b")"
         return
     assert isinstance(node, ast.Call)
-    if not is_method:
+    if is_function:
         yield first(node.func), last(node.func), begin
         return
     assert isinstance(node.func, ast.Attribute)
@@ -205,9 +213,9 @@ def _definitions(names: Iterable[str]) -> str:
 
 
 def _top_level(module: ModuleType) -> Iterator[tuple[str, ast.stmt]]:
-    """Yield the functions and values that a module defines."""
+    """Yield the functions, classes and values that a module defines."""
     for node in ast.parse(inspect.getsource(module)).body:
-        if isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
             yield node.name, node
         elif isinstance(node, ast.Assign) and isinstance(target := node.targets[0], ast.Name):
             yield target.id, node
@@ -219,9 +227,10 @@ def _written(definition: ast.stmt, renamed: dict[str, str]) -> str:
     for node in ast.walk(definition):
         if isinstance(node, ast.arg):
             node.annotation = None
-        elif isinstance(node, ast.FunctionDef):
+        if isinstance(node, ast.FunctionDef):
             node.returns = None
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
             node.name = renamed.get(node.name, node.name)
-        elif isinstance(node, ast.Name) and node.id in renamed and node.id not in own:
+        if isinstance(node, ast.Name) and node.id in renamed and node.id not in own:
             node.id = renamed[node.id]
     return ast.unparse(definition)

@@ -36,6 +36,7 @@ _MACHINE = (
 )
 # With more noise than this factor the result is not cached: the next tuning may be more precise.
 _MAX_NOISE = 1.25
+_UNSHOWN = "the winner was not shown to be faster than the unprepared model"
 _UNITS = ((86400, "day"), (3600, "hour"), (60, "minute"), (1, "second"))
 
 
@@ -86,7 +87,10 @@ class Cache:
         except PrepareError as error:
             self.notes.append(f"the cache was not used: {error.problems[0]}")
             return None
-        return tuning if tuning.conditions == conditions and tuning.budget >= budget else None
+        fits = tuning.conditions == conditions and tuning.budget >= budget
+        if fits and not tuning.holds:
+            self.notes.append(f"{_UNSHOWN}, so the cache was not used")
+        return tuning if fits and tuning.holds else None
 
     def store(self, tuning: Tuning) -> None:
         """Write a tuning, atomically, unless the machine was too busy for a reliable result."""
@@ -95,6 +99,9 @@ class Cache:
             return
         if left_out := tuning.pipeline.left_out():
             self.notes.append(f"the result was not cached: {left_out[0].where} {left_out[0].wrong}")
+            return
+        if not tuning.holds:
+            self.notes.append(f"the result was not cached: {_UNSHOWN}")
             return
         if tuning.noise is None or tuning.noise > _MAX_NOISE:
             self.notes.append("the result was not cached: too much noise, or too little time")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from prepare.core.forward.unchanged import ModelState
 from prepare.core.model.devices import free_memory
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line, size
@@ -25,7 +26,6 @@ from prepare.stages.verify.inputs import user_formatter
 if TYPE_CHECKING:
     from prepare.pipeline.known_issue_checks import KnownIssues
     from prepare.stages.tune.candidates import Candidate
-    from prepare.stages.tune.session import TuningSession
 
 # Seconds: longer calls need no untimed call first: the state of the caches matters less.
 _WARM_BELOW = 0.05
@@ -36,8 +36,9 @@ _MIN_CHECK_MEMORY, _MIN_CHECK_SECONDS, _MEMORY_PART = 4 * 2**30, 30.0, 0.5
 class PreparedCandidate:
     """A copy of the tuned model, prepared by a candidate; `turn` times it on one of the inputs of each size.
 
-    `pools` are the inputs of each size. With `like`, a turn times as many calls in a row as one of that
-    candidate. `parts` are the seconds of a call of each size, in the last turn.
+    `tuning` is the `TuningSession`, which imports this file; `pools` are the inputs of each size. With
+    `like`, a turn times as many calls in a row as one of that candidate. `parts` are the seconds of a call
+    of each size, in the last turn.
 
     Raises:
         CandidateError: the candidate cannot be prepared, or does not run.
@@ -45,7 +46,7 @@ class PreparedCandidate:
 
     def __init__(
         self,
-        tuning: TuningSession,
+        tuning: Any,
         candidate: Candidate,
         pools: list[list[Any]],
         *,
@@ -58,7 +59,8 @@ class PreparedCandidate:
             # In training a known issue would make wrong gradients.
             known_issues: KnownIssues = "error" if train else "ignore"
             self.pipeline.apply(self.model, known_issues=known_issues, amp=tuning.amp)
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in self.model.buffers()]
+        self._before = ModelState(self.model)
+        self._before.begin()
         formatter = user_formatter(self.pipeline)
         # One for each size: the gradients of outputs are made once, for their shape.
         variants = [
@@ -90,13 +92,11 @@ class PreparedCandidate:
         return sum(map(mul, weights, self.parts)) / sum(weights)
 
     def check(self, exact: dict[Any, Any]) -> CheckResult:
-        """Verify the prepared copy, with its buffers as they were before it was timed.
+        """Verify the prepared copy, with all its values as they were before it was timed.
 
         `exact` caches results of the unprepared model for the next candidate.
         """
-        with torch.no_grad():
-            for buffer, values in self._buffers:
-                buffer.copy_(values)
+        self._before.restore()
         free, tuning = free_memory(torch.device("cpu")) or 0, self._tuning
         try:
             with ignored_warnings():
@@ -136,10 +136,10 @@ class PreparedCandidate:
 
 
 def capacity(model: nn.Module, device: torch.device) -> int:
-    """Return how many copies, each with gradients, fit into half of the free memory."""
+    """Return how many copies, each with gradients and a copy to restore, fit into half of the free memory."""
     size = sum(t.nbytes for each in (model.parameters(), model.buffers()) for t in each)
     free = free_memory(device)
-    return 1000 if free is None else int(_MEMORY_PART * free / max(1, 2 * size))
+    return 1000 if free is None else int(_MEMORY_PART * free / max(1, 3 * size))
 
 
 @contextlib.contextmanager

@@ -5,14 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from prepare.core.utils.numbers import interval_text, verdict_text
+from prepare.core.utils.numbers import verdict_text
 from prepare.stages.bench import statistics
 from prepare.stages.bench.statistics import Estimate, Scatter
 
 if TYPE_CHECKING:
-    from prepare.stages.tune.candidate_run import PreparedCandidate
     from prepare.stages.tune.candidates import Candidate
     from prepare.stages.tune.records import KeptModule
 
@@ -28,6 +27,8 @@ _RIVAL_CONFIDENCE = 0.8
 _LOOKS = 6
 # From so many rounds on, an interval may rest on the scatter of all ratios; an exact one needs more.
 _FEW_ROUNDS, _EXACT_ROUNDS = 3, 20
+# A recipe that looked slower than this, as a factor, in few rounds is slower: other programs rarely do that.
+_DISTURBED = 2.0
 _UNKNOWN = Estimate(math.inf, None)
 
 
@@ -49,13 +50,15 @@ class CheckResult:
 class Contestant:
     """A candidate in the race, with its time in each round.
 
-    `parts` are those of each size of a workload. `seconds` is the shortest time of a turn so far. `status`
-    is empty while it can still win; then `reason` says why it lost, and `eliminated_by` is the faster
-    contestant, if it lost to one. `kept` are the modules that were found to need float32.
+    `runner` is its `PreparedCandidate` while it is in the race. `parts` are those of each size of a
+    workload. `seconds` is the shortest time of a turn so far. `status` is empty while it can still win;
+    then `reason` says why it lost, and `eliminated_by` is the faster contestant, if it lost to one. Its
+    times count from the round `since` on, the one in which it came back because its elimination may have
+    been noise. `kept` are the modules that were found to need float32.
     """
 
     candidate: Candidate
-    runner: PreparedCandidate | None = None
+    runner: Any = None
     seconds: float = 0.0
     times: dict[int, float] = field(default_factory=dict)
     parts: dict[int, tuple[float, ...]] = field(default_factory=dict)
@@ -63,6 +66,7 @@ class Contestant:
     status: str = ""
     reason: str = ""
     eliminated_by: Contestant | None = None
+    since: int = 0
     peak: int | None = None
     first_seconds: float | None = None
     kept: tuple[KeptModule, ...] = ()
@@ -73,10 +77,10 @@ class Contestant:
         return self.candidate.name
 
     def timed(self, size: int | None) -> dict[int, float]:
-        """Return its time in each round: of one call of a size, or of the whole."""
+        """Return its time in each round that counts: of one call of a size, or of the whole."""
         if size is None:
-            return self.times
-        return {number: parts[size] for number, parts in self.parts.items()}
+            return {n: time for n, time in self.times.items() if n >= self.since}
+        return {n: parts[size] for n, parts in self.parts.items() if n >= self.since}
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +139,7 @@ class Standings:
         its own few early rounds may not be representative, but in these it was compared with others.
         """
         to_winner = self._ratio(contestant, winner, self.confidence)
-        early = contestant.times and len(contestant.times) < len(winner.times)
+        early = 0 < len(contestant.timed(None)) < len(winner.timed(None))
         if self.base in (winner, contestant) or not early or to_winner == _UNKNOWN:
             return self.ratio(contestant)
         value, interval = self.ratio(winner).value, to_winner.interval
@@ -143,24 +147,56 @@ class Standings:
         return Estimate(to_winner.value * value, scaled)
 
     def compared(self, contestant: Contestant, other: Contestant) -> Estimate:
-        """Estimate the ratio of two times, with more confidence if it can eliminate the unprepared model."""
-        confidence = self.confidence if contestant is self.base else _RIVAL_CONFIDENCE
-        return self._ratio(contestant, other, confidence)
+        """Estimate the ratio of two times, with more confidence if it can eliminate the unprepared model.
+
+        A contestant that came back is compared with that confidence too.
+        """
+        sure = contestant is self.base or contestant.since > 0
+        return self._ratio(contestant, other, self.confidence if sure else _RIVAL_CONFIDENCE)
+
+    def doubtful(self) -> list[Contestant]:
+        """Return those whose elimination may be noise, the most promising first; each comes back once."""
+        best = min(self.live(), key=self.speed, default=self.base)
+        lost = [each for each in self.contestants[1:] if each.status in ("slower", "not faster")]
+        ratios = {each: self._surely(each, best) for each in lost if not each.since}
+        found = [
+            each
+            for each, ratio in ratios.items()
+            if self._may_be_disturbed(each, ratio)
+            or not ratio.interval
+            or (ratio.interval[0] < 1 and ratio.precision > PRECISION)
+        ]
+        return sorted(found, key=lambda each: ratios[each].value)
+
+    def _may_be_disturbed(self, contestant: Contestant, ratio: Estimate) -> bool:
+        """Return whether an interval of few rounds is not trusted: a disturbance may last longer."""
+        return ratio.value < _DISTURBED and len(contestant.timed(None)) < _EXACT_ROUNDS
+
+    def _surely(self, contestant: Contestant, best: Contestant) -> Estimate:
+        """Compare with high confidence, through the unprepared model if both ran in too few rounds."""
+        ratio = self._ratio(contestant, best, self.confidence)
+        own, other = self.ratio(contestant), self.ratio(best)
+        if ratio.interval or not own.interval or not other.interval:
+            return ratio
+        ends = own.interval[0] / other.interval[1], own.interval[1] / other.interval[0]
+        return Estimate(own.value / other.value, ends)
 
     def speed(self, contestant: Contestant) -> float:
         """Return the median ratio to the unprepared model's time: the lower, the faster."""
         return self.ratio(contestant).value
 
-    def is_better(self, contestant: Contestant) -> bool:
-        """Return whether it is significantly faster than the unprepared model."""
+    def is_better(self, contestant: Contestant, size: int | None = None) -> bool:
+        """Return whether it is significantly faster than the unprepared model, of a workload at a size."""
         noise = statistics.noise(self.control_ratio())
-        return statistics.verdict(self.ratio(contestant), noise) == "faster"
+        return statistics.verdict(self.ratio(contestant, size), noise) == "faster"
 
     def is_slower(self, contestant: Contestant, best: Contestant) -> bool:
         """Return whether it is probably slower; if it is the simpler recipe, by more than 2 %."""
         if contestant in (best, self.base):
             return False
         ratio = self.compared(contestant, best)
+        if contestant.since and self._may_be_disturbed(contestant, ratio):
+            return False
         simpler = best is not self.base and contestant.candidate.cost < best.candidate.cost
         slower = ratio.interval is not None and ratio.interval[0] > 1
         slower = slower and (ratio.value > 1 + PRECISION or not simpler)
@@ -188,9 +224,13 @@ class Standings:
 
     def second(self, winner: Contestant) -> Contestant | None:
         """Return the one that makes the whole fastest beside a winner that is too slow at a size."""
-        late = self._lags(winner, self.confidence)
-        found = {id(each): each for each in map(self.leader, late)}
-        return min(found.values(), key=lambda each: self._together(winner, each), default=None)
+        found = []
+        for size in self._lags(winner, self.confidence):
+            leader = self.leader(size)
+            leader = leader if self.is_better(leader, size) else self.base
+            if self.ratio(leader, size).value < self.ratio(winner, size).value:
+                found.append(leader)
+        return min(found, key=lambda each: self._together(winner, each), default=None)
 
     def _together(self, *recipes: Contestant) -> float:
         """Return the time of the whole if each size runs with the faster of the recipes."""
@@ -219,10 +259,11 @@ class Standings:
     def simplest(self) -> Contestant:
         """Return the unprepared model while it is live, else the simplest within 2 % of the fastest.
 
-        Of a workload it is one of those that are not slower than another one at a size, if there is one.
+        It is one of those that are significantly faster than the unprepared model, and of a workload of those
+        that are not slower than another one at a size, if there is one.
         """
-        live = self.live()
-        if self.base in live or not live:
+        live = [each for each in self.live() if self.is_better(each)]
+        if not self.base.status or not live:
             return self.base
         live = [each for each in live if not self._lags(each)] or live
         fastest = min(map(self.speed, live))
@@ -231,15 +272,18 @@ class Standings:
 
     def summary(self) -> str:
         """Say which live contestant is ahead; empty before the first round."""
-        timed = [each for each in self.live() if each.times]
+        timed = [each for each in self.live() if each.timed(None)]
         if not timed:
             return ""
         return f"{self.best_text(min(timed, key=self.speed))}, "
 
     def best_text(self, best: Contestant) -> str:
         """Return `best so far channels_last (1.8x faster)`."""
-        speed = "" if best is self.base else f" ({pace(self.speed(best))})"
-        return f"best so far {best.name}{speed}"
+        if best is self.base:
+            return f"best so far {best.name}"
+        ratio = self.ratio(best)
+        speed = verdict_text("faster" if ratio.value < 1 else "slower", *ratio)
+        return f"best so far {best.name} ({speed})"
 
     def _ratio(
         self,
@@ -262,17 +306,6 @@ class Standings:
         """Return how ratios to the unprepared model scatter between rounds, over all contestants."""
         others = (self.control, *self.contestants[1:])
         return statistics.scatter([_ratios(each, self.base, size) for each in others])
-
-
-def pace(ratio: float) -> str:
-    """Return a ratio of times in words, `1.3x faster` or `1.2x slower`, whatever it is worth."""
-    return verdict_text("faster" if ratio < 1 else "slower", ratio)
-
-
-def pace_text(estimate: Estimate) -> str:
-    """Return the ratio with its interval: `1.3x slower (1.22x to 1.37x slower)`."""
-    shown = interval_text(estimate.interval, "faster" if estimate.value < 1 else "slower")
-    return pace(estimate.value) + (f" ({shown})" if shown else "")
 
 
 def _ratios(contestant: Contestant, other: Contestant, size: int | None = None) -> list[float]:

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 _SECTION = "tune"
 _MARKS = {"winner": "better", "wrong": "wrong"}
+_KINDS = {"faster": "good", "slower": "bad"}
 # What the statuses of recipes mean; others say it themselves.
 _RESULTS = {"slower": "slower than another recipe", "not faster": "unclear against the winner"}
 # Statuses that the figures in the table do not explain.
@@ -108,6 +109,12 @@ def tune_sentence(tuning: Tuning) -> str:
     return f"unclear, as no recipe was shown to be correct and faster; {counted}; {why}"
 
 
+def cached_text(tuning: Tuning) -> str:
+    """Return `from the cache, measured on 2026-11-25 at 16:25`; empty if it was measured now."""
+    day, _, time = tuning.made.partition("T")
+    return f"from the cache, measured on {day} at {time[:5]}" if tuning.from_cache else ""
+
+
 def better_text(tuning: Tuning) -> str:
     """Return the two recipes with the sizes that each is for: `unprepared at batch 1; half at batch 4`."""
     every = sorted(tuning.sizes, key=lambda size: size.elements)
@@ -134,12 +141,9 @@ def kept_rows(tuning: Tuning) -> list[KeptRow]:
 def _faster(tuning: Tuning) -> Answer:
     row, sentence, line = tuning.row(tuning.winner), "", ""
     if tuning.better:
-        text = f"Two recipes are better: {better_text(tuning)}"
-        alone = f"the best alone is {tune_sentence(tuning)}"
-        return Answer(
-            question=FASTER, kind="warn", answer=text, remark=alone, section=_SECTION, line=text
-        )
-    if row.name == UNPREPARED and not tuning.is_clear:
+        kind, answer = "warn", f"Two recipes are better: {better_text(tuning)}"
+        remark, line = f"the best alone is {tune_sentence(tuning)}", answer
+    elif row.name == UNPREPARED and not tuning.is_clear:
         kind, answer, remark = "warn", UNCLEAR, "no recipe was shown to be correct and faster"
         sentence = "Speed unclear"
     elif row.name == UNPREPARED or row.ratio is None:
@@ -147,9 +151,12 @@ def _faster(tuning: Tuning) -> Answer:
     else:
         answer = f"{row.name} is {_speed(row, tuning, confidence=None)}"
         between = interval_text(row.ratio_interval, tuning.verdict(row))
-        kind, remark = "good", f"95 % interval: {between}" if between else ""
+        kind, remark = _KINDS.get(tuning.verdict(row), "warn"), f"95 % interval: {between}"
         line = f"{_speed(row, tuning)}, with {row.name}"
-    if busy := busy_sentence(tuning.environment, tuning.noise):
+    if cached := cached_text(tuning):
+        line = f"{line or f'{answer.lower()}: {remark}'}; {cached}"
+        remark = f"{remark}; {cached}"
+    if (busy := busy_sentence(tuning.environment, tuning.noise)) and not tuning.better:
         sentence = f"{sentence or answer}. {capitalized(busy)}"
     return Answer(
         question=FASTER,
@@ -179,7 +186,7 @@ def _right(tuning: Tuning) -> Answer:
 
 
 def _advice(tuning: Tuning) -> Iterator[Advice]:
-    if tuning.winner != UNPREPARED:
+    if tuning.winner != UNPREPARED and tuning.holds:
         yield replace(USE_RECIPE, rank=65)
     elif not tuning.is_clear:
         answer, remark = "Tune it longer with tune.budget", "best on an idle machine"
@@ -355,7 +362,8 @@ def _mark(row: CandidateResult, tuning: Tuning) -> str:
     """Return the colour: as on other pages, slower is than the unprepared model, not than the winner."""
     if row.name == UNPREPARED:
         return "baseline"
-    return _MARKS.get(row.status, "worse" if tuning.verdict(row) == "slower" else "same")
+    mark = "worse" if tuning.verdict(row) == "slower" else "same"
+    return mark if row.status == "winner" and not tuning.holds else _MARKS.get(row.status, mark)
 
 
 def _short_cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
@@ -394,6 +402,8 @@ def _result(row: CandidateResult, tuning: Tuning) -> str:
     """Return the result of one recipe in a few words: `winner`, `slower than another recipe`."""
     if row.name == UNPREPARED == tuning.winner and not tuning.is_clear:
         return "kept, as no other is clearly faster"
+    if row.status == "winner" and not tuning.holds:
+        return "not shown to be faster"
     return printable(_RESULTS.get(row.status, doubt(row.status)))
 
 

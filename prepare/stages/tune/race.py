@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from prepare.core.utils.numbers import pace_text
 from prepare.errors import ModelError
 from prepare.stages.bench import statistics
 from prepare.stages.tune.compare_candidates import (
@@ -15,8 +16,6 @@ from prepare.stages.tune.compare_candidates import (
     CheckResult,
     Contestant,
     Standings,
-    pace,
-    pace_text,
 )
 
 if TYPE_CHECKING:
@@ -34,6 +33,9 @@ _COMPILE_PART = 0.6
 _REFUND_PART = 0.5
 # The part of the remaining budget that a search for modules to keep in float32 may use.
 _CORRECT_PART = 0.5
+# Eliminated recipes come back, so many at a time, when the race is clear; or when this part of its budget is
+# left, if that is enough for so many rounds.
+_FINALS_PART, _FINALISTS, _FINAL_ROUNDS = 0.5, 2, 40
 # There has to be time for so many rounds before another contestant is started.
 _WORTHWHILE_ROUNDS = 3
 
@@ -88,11 +90,13 @@ class Race:
         while self._left() > 0:
             self._admit()
             if not self.standings.is_clear():
+                if self._left() < _FINALS_PART * self._budget:
+                    self._bring_back(_FINAL_ROUNDS)
                 self._run_block()
                 self._eliminate_slower()
             elif self._start_order.next(self._left()):
                 self._settle()  # makes room
-            elif self._passes(self.standings.simplest()):
+            elif self._passes(self.standings.simplest()) and not self._bring_back():
                 break
         return self._conclude()
 
@@ -101,6 +105,7 @@ class Race:
         base = self.standings.base
         right = [each for each in self.standings.live() if each.checked and each.times]
         right = [each for each in right if each.checked and each.checked.status == "pass"]
+        right = [each for each in right if self.standings.is_better(each)]
         winner = min(right, key=self.standings.speed, default=base)
         for each in self.contestants:
             if not each.status:
@@ -139,7 +144,7 @@ class Race:
 
     def _extend_budget_for(self, contestant: Contestant) -> None:
         """Leave enough rounds to a contestant whose compilation or verification took long."""
-        needed = statistics.min_values(self.standings.confidence) + 1 - len(contestant.times)
+        needed = statistics.min_values(self.standings.confidence) + 1 - len(contestant.timed(None))
         seconds = needed * self._start_order.round_seconds()
         self._budget = max(self._budget, self._budget - self._left() + seconds)
 
@@ -174,6 +179,7 @@ class Race:
         eliminate an unverified recipe at once; that comes back if the winner later fails its verification.
         """
         standings, base = self.standings, self.standings.base
+        self._restore_unprepared()
         while True:
             live = standings.live()
             best = min(live, key=standings.speed)
@@ -188,7 +194,7 @@ class Race:
             self._passes(min(unverified, key=standings.speed))
         for each, faster in losers.items():
             ratio = standings.compared(each, faster)
-            self._eliminate(each, "slower", f"{pace_text(ratio)} than {faster.name}", faster)
+            self._eliminate(each, "slower", f"{pace_text(*ratio)} than {faster.name}", faster)
 
     def _eliminate(
         self, contestant: Contestant, status: str, reason: str, by: Contestant | None = None
@@ -200,21 +206,34 @@ class Race:
     def _restore(self, contestant: Contestant) -> None:
         contestant.status, contestant.reason, contestant.eliminated_by = "", "", None
 
-    def _disqualify(self, contestant: Contestant, status: str, reason: str) -> None:
-        """Drop a contestant that cannot win, and restore those that it had eliminated.
+    def _restore_unprepared(self) -> None:
+        """Restore the unprepared model, which runs in every round, unless a live recipe is faster."""
+        standings = self.standings
+        if standings.base.status and not any(map(standings.is_better, standings.live())):
+            self._restore(standings.base)
 
-        Restore the unprepared model as well, unless its elimination still holds: the recipe that
-        eliminated it is live, or the one that eliminated that recipe, and so on.
-        """
+    def _bring_back(self, rounds: int = _WORTHWHILE_ROUNDS) -> bool:
+        """Start recipes again whose elimination may be noise, if there is time; return whether one runs."""
+        order, came_back = self._start_order, False
+        returned = sum(each.since > 0 for each in self.standings.live())
+        for each in self.standings.doubtful()[: max(_FINALISTS - returned, 0)]:
+            left = self._left() - (order.longest_compilation if each.candidate.compiles else 0.0)
+            full = len(self.standings.running()) - 1 >= self._capacity
+            if full or not order.has_time(left, rounds):
+                break
+            self._restore(each)
+            each.since = self.rounds  # its early rounds are what is in doubt
+            self._enter(each)
+            came_back = came_back or not each.status
+        return came_back
+
+    def _disqualify(self, contestant: Contestant, status: str, reason: str) -> None:
+        """Drop a contestant that cannot win, and restore those that it had eliminated."""
         self._eliminate(contestant, status, reason)
         for each in self.contestants:
             if each.eliminated_by is contestant:
                 self._restore(each)
-        proof = self.standings.base
-        while proof.eliminated_by:
-            proof = proof.eliminated_by
-        if proof not in self.standings.live():
-            self._restore(self.standings.base)
+        self._restore_unprepared()
 
     def _passes(self, contestant: Contestant) -> bool:
         """Return whether it passes its verification, which runs once; disqualify it if not."""
@@ -273,14 +292,16 @@ class Race:
                 break
         for each in self.standings.live():
             if each not in (winner, self.second):
-                value = self.standings.compared(each, winner).value
+                ratio = self.standings.compared(each, winner)
                 why = "simpler" if each.candidate.cost > winner.candidate.cost else "faster so far"
-                reason = f"{pace(value)} than {winner.name}, which is {why}"
+                reason = f"{pace_text(*ratio)} than {winner.name}, which is {why}"
                 self._eliminate(each, "not faster", reason)
         return winner
 
     def _conclude(self) -> Contestant:
         for each in self.standings.live():
+            if not each.timed(None):
+                each.since = 0  # it came back, and there was no time for it
             if each is not self.standings.base and not each.times:
                 self._eliminate(each, "not measured", "no time was left to time it")
         winner = self._settle()
@@ -292,14 +313,16 @@ class Race:
             again = " again, after the recipe that had eliminated it was dropped"
             reason = f"no time was left to try it{again if each.times else ''}"
             self._eliminate(each, "not measured", reason)
+        if winner is not (base := self.standings.base):  # with all rounds, not the first ones alone
+            ratio = self.standings.compared(base, winner)
+            self._eliminate(base, "slower", f"{pace_text(*ratio)} than {winner.name}", winner)
         winner.status, winner.reason = "winner", self._win_reason(winner)
         return winner
 
     def _win_reason(self, winner: Contestant) -> str:
         if winner is self.standings.base:
             return "no recipe was shown to be correct and faster"
-        ratio = self.standings.ratio(winner)
-        return f"{pace_text(ratio)} than the unprepared model"
+        return f"{pace_text(*self.standings.ratio(winner))} than the unprepared model"
 
     def _state(self) -> str:
         """Say which contestant is ahead and how much time is left."""
@@ -326,12 +349,12 @@ class StartOrder:
         reserved = self.compile_seconds if compiled else 0.0
         first = self._first_in_precision(eager)
         nothing_runs = len(self.standings.running()) == 2
-        if eager and (nothing_runs or self._has_time(left - reserved)):
+        if eager and (nothing_runs or self.has_time(left - reserved)):
             return first or eager[0]
-        if first and self._has_time(left):
+        if first and self.has_time(left):
             return first
         if compiled and (self.standings.is_clear() or left <= reserved):
-            fits = self._has_time(left - self.longest_compilation)
+            fits = self.has_time(left - self.longest_compilation)
             return min(compiled, key=self._compile_order) if fits else None
         return None
 
@@ -348,9 +371,9 @@ class StartOrder:
         }
         return next((each for each in eager if each.candidate.precision not in tried), None)
 
-    def _has_time(self, left: float) -> bool:
-        """Return whether enough rounds with one more contestant fit into `left` seconds."""
-        return _WORTHWHILE_ROUNDS * (self.round_seconds() + self.standings.base.seconds) < left
+    def has_time(self, left: float, rounds: int = _WORTHWHILE_ROUNDS) -> bool:
+        """Return whether so many rounds with one more contestant fit into `left` seconds."""
+        return rounds * (self.round_seconds() + self.standings.base.seconds) < left
 
     def _compile_order(self, contestant: Contestant) -> tuple[float, int, float]:
         """Return a key by which contestants with a compiler are started, the lowest first.
@@ -370,7 +393,7 @@ class StartOrder:
             each
             for each in self.standings.contestants
             if each.candidate.eager == contestant.candidate.eager
-            and each.times
+            and each.timed(None)
             and not each.candidate.compiles
         )
         return next(map(self.standings.speed, eager_twins), 1.0)

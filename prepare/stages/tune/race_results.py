@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 def row_of(race: Race, winner: Contestant, contestant: Contestant) -> CandidateResult:
     """Return what a race found of one of its contestants."""
     ratio = race.standings.final_ratio(contestant, winner)
-    times, checked = list(contestant.times.values()), contestant.checked
+    times, checked = list(contestant.timed(None).values()), contestant.checked
     error, allowed = (checked.error, checked.allowed) if checked else (None, None)
     return CandidateResult(
         name=contestant.name,

@@ -175,6 +175,11 @@ class Tuning(JsonRecord, Readable):
         return statistics.verdict(measured, self.noise or math.inf)
 
     @property
+    def holds(self) -> bool:
+        """True if the winner is the unprepared model, or faster than it by its own interval."""
+        return self.winner == UNPREPARED or self.verdict(self.row(self.winner)) == "faster"
+
+    @property
     def is_clear(self) -> bool:
         """True if each recipe was shown to be wrong, or not to be faster than the unprepared model."""
         known = ("baseline", "slower", "no difference")
@@ -226,3 +231,11 @@ class Tuning(JsonRecord, Readable):
         if unknown := {row.status for row in self.rows} - {*STATUSES}:
             raise ValueError(f"{min(unknown)!r} is not a status")
         self.row(self.winner)
+
+
+class StoppedTuning(KeyboardInterrupt):
+    """A tuning that was stopped in its race; `tuning` is what was measured until then."""
+
+    def __init__(self, text: str, tuning: Tuning) -> None:
+        super().__init__(text)
+        self.tuning = tuning

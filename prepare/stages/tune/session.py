@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -47,6 +47,7 @@ from prepare.stages.tune.records import (
     STATUSES,
     UNPREPARED,
     Keep,
+    StoppedTuning,
     Tuning,
 )
 from prepare.stages.tune.stage import TuneStage
@@ -84,9 +85,9 @@ def tune(
     """Time recipes against each other on copies of `model`, and return the best; `model` is not changed.
 
     All candidates run in every round, in random order, and are compared by the ratios of their times
-    within rounds (see `prepare.bench`). A recipe that is probably slower than the best one is eliminated;
-    the unprepared model only if a recipe is significantly faster. The race ends when the ratios of the
-    remaining candidates are precise, or when the budget is spent.
+    within rounds (see `prepare.stages.bench`). A recipe that is probably slower than the best one is
+    eliminated; the unprepared model only if a recipe is significantly faster. The race ends when the
+    ratios of the remaining candidates are precise, or when the budget is spent.
 
     A recipe can only win if its results are correct. It is verified against the unprepared model (see
     `prepare.verify`) before it eliminates that model, and before it wins; if it fails, it is dropped, and
@@ -215,32 +216,29 @@ def _on_rank_zero(work: Callable[[], _Result]) -> _Result:
 
     Raises:
         PrepareError: the error of rank 0; the other ranks raise a RefusedError that names rank 0.
+        KeyboardInterrupt: rank 0 was stopped.
     """
     distributed = torch.distributed
     if not (distributed.is_available() and distributed.is_initialized()):
         return work()
     if distributed.get_world_size() == 1:
         return work()
-    message: list[Any] = [None, None]  # the result, and the error as text
+    # The result, the error as text, and whether that ends the program.
+    message: list[Any] = [None, None, False]
     if distributed.get_rank() == 0:
         try:
             message[0] = work()
-        except Exception as error:
+        except BaseException as error:
             text = str(error) if isinstance(error, PrepareError) else repr(error)
-            distributed.broadcast_object_list([None, text])
+            with suppress(Exception):  # another rank that has ended as well
+                distributed.broadcast_object_list([None, text, not isinstance(error, Exception)])
             raise
     distributed.broadcast_object_list(message)
+    if message[2]:
+        raise KeyboardInterrupt(f"rank 0 was stopped: {message[1]}")
     if message[1] is not None:
         raise RefusedError("rank 0", message[1], "see the output of rank 0")
     return message[0]
-
-
-class StoppedTuning(KeyboardInterrupt):
-    """A tuning that was stopped in its race; `tuning` is what was measured until then."""
-
-    def __init__(self, text: str, tuning: Tuning) -> None:
-        super().__init__(text)
-        self.tuning = tuning
 
 
 @dataclass(frozen=True, kw_only=True)

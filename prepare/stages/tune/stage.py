@@ -85,7 +85,7 @@ class TuneStage(Stage):
 
     def choose(self, work: StageContext) -> Pipeline:
         from prepare.stages.tune import tune
-        from prepare.stages.tune.session import StoppedTuning
+        from prepare.stages.tune.records import StoppedTuning
 
         settings, verify = work.settings, work.stages["verify"]
         try:

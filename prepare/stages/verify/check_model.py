@@ -149,11 +149,11 @@ def verify(
     first, *others = cases_for(level, mode, call)
     with _threads_for_free_cores():
         with eager_if_compiled(prepared):
-            cost = _first_cost(models, first)
-            if cost and seconds is None:
+            cost = estimate(reference, first.call, training_flags(prepared, first.mode))
+            if seconds is None:
                 _extend_time(budget, models, first, cost)
             comparisons = [comparison_of(first, cost=cost), *map(comparison_of, others)]
-            if cost and not others and _takes_one_sample(first, cost, gradients=gradients):
+            if not others and _takes_one_sample(first, cost, gradients=gradients):
                 # The outputs of the whole batch, and the gradients of one sample.
                 whole = replace(first, outputs_only=True)
                 one = replace(first, call=resized(call, 1))
@@ -161,7 +161,8 @@ def verify(
             for comparison in comparisons:
                 checks += comparison.checks()
         if contains_compiled(prepared):
-            comparisons.append(comparison_of(first, compiled=True))
+            is_safe = all(each.unsafe is None for each in comparisons)
+            comparisons.append(comparison_of(first, compiled=True, gradients=gradients and is_safe))
             checks += comparisons[-1].checks()
         if limit is not None:
             checks.append(check_metric(models, limit, call))
@@ -169,14 +170,6 @@ def verify(
             return conclude(
                 models, checks, comparisons, losses, level=level, mode=mode, budget=budget
             )
-
-
-def _first_cost(models: ModelPair, case: VerificationCase) -> Cost | None:
-    """Return the estimate of the user's own batch; None if its forward raises, which a case reports."""
-    try:
-        return estimate(models.reference, case.call, training_flags(models.prepared, case.mode))
-    except Exception:  # the model's own code; the comparison raises it again, and explains it
-        return None
 
 
 def _extend_time(budget: Budget, models: ModelPair, case: VerificationCase, cost: Cost) -> None:

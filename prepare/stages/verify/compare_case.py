@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -23,8 +23,9 @@ from prepare.stages.verify.execution.runner import (
     Runner,
     RunResults,
     raise_if_out_of_memory,
+    unsafe_text,
 )
-from prepare.stages.verify.execution.single_run import RESULT_FIELDS
+from prepare.stages.verify.execution.single_run import RESULT_FIELDS, RunResult
 from prepare.stages.verify.inputs import RETRIES, VerificationCase, jittered
 from prepare.stages.verify.records import ALL_ZERO, Check
 from prepare.stages.verify.second_call import side_effects
@@ -37,9 +38,15 @@ from prepare.stages.verify.tolerance import (
     rounding_step,
     sensitivity,
 )
+from prepare.stages.verify.witness import issue_of_gradients
+
+if TYPE_CHECKING:
+    from prepare.core.model.known_issues import Issue
 
 # Modules are compared alone if the whole model's gradients would hide systematic errors of this fraction.
 SHARP = 0.001
+_GRADIENTS = tuple(kind for kind in RESULT_FIELDS if "gradients" in kind)
+_FROZEN = "inputs without gradients"
 
 
 @dataclass
@@ -50,7 +57,8 @@ class CaseComparison:
     the prepared model runs with its compiler; in mode eval only its outputs are then compared, since it
     was compiled for inference. `cost` is the estimate of its call, if it is known. `raised` is the error
     of the prepared model, `retry_failure` the reason why a difference could not be compared again. `alone`
-    is the comparison of the modules alone.
+    is the comparison of the modules alone, `unsafe` a run whose backward may end the process, `as_it_is` the
+    known issue by which the reference's own gradients are wrong.
     """
 
     models: ModelPair
@@ -65,6 +73,8 @@ class CaseComparison:
     raised: str = field(default="", init=False)
     retry_failure: str = field(default="", init=False)
     alone: ModuleDifferences | None = field(default=None, init=False)
+    unsafe: RunResult | None = field(default=None, init=False)
+    as_it_is: Issue | None = field(default=None, init=False)
     _unaffordable: str = field(default="", init=False)
     runner: Runner = field(init=False, repr=False)
 
@@ -83,18 +93,26 @@ class CaseComparison:
                 cost,
                 compiled=self.compiled,
                 backward=self._has_backward,
-                skip_unsafe_backward=self.mode == "eval",
                 case=self.case,
                 exact_runs=self.exact_runs,
             )
             results = self.runner.run_all(self.case.call)
             found = side_effects(self.runner, self.case, results)
+            frozen = self._with_frozen_inputs(results)
+            if frozen is not None and self.runner.exact_dtype == torch.float64:
+                self.as_it_is = issue_of_gradients(self.runner, self.case.call, results.exact)
         except CannotTellError as reason:
             return [self.check("outputs", "cannot tell", note=str(reason))]
         except PreparedModelError as error:
+            if self._forward_alone(f"the backward of the prepared model raises: {error}"):
+                return self.checks()
             self.raised = str(error)
             return [self.check("forward", "fail", note=self.raised)]
         except Exception as error:  # raised by the reference's own code
+            raise_if_out_of_memory(error)
+            explanation = explained(self.models.reference, error)
+            if self._forward_alone(f"the backward of the reference raises: {explanation}"):
+                return self.checks()
             return [self._reference_raised(error)]
         self.differences = {
             kind: self.models.compare(results, kind) for kind in self._kinds(results)
@@ -109,7 +127,14 @@ class CaseComparison:
         alone = alone or module_checks(self, checks)
         checks = without_outputs(self, without_proof(self, checks, alone), alone)
         failed = [self.check(kind, "fail", worst=name, note=note) for kind, name, note in found]
-        return checks + alone + failed
+        return checks + alone + failed + self._frozen_checks(results, frozen)
+
+    def _forward_alone(self, reason: str) -> bool:
+        """In mode eval, compare without the backward, which may be what raised; False if that was done."""
+        if not self._has_backward or self.mode == "train":
+            return False
+        self._unaffordable = reason
+        return True
 
     def _judged(self, results: RunResults) -> list[Check]:
         return [self._judge(kind, results) for kind in self.differences if kind in RESULT_FIELDS]
@@ -150,13 +175,51 @@ class CaseComparison:
         """Return the checks of gradients that were skipped, with the reason."""
         if self._unaffordable:
             note = f"not compared: {self._unaffordable}"
-        elif (name := results.prepared.unsafe_module) is not None:
-            place = name or "the model"
-            note = f"torch may overwrite memory in the backward of {place}, so it was not run"
+        elif results.prepared.unsafe_module is not None:
+            return self._unsafe_checks(results.prepared)
         else:
             return []
-        kinds = [kind for kind in RESULT_FIELDS if "gradients" in kind]
-        return [self.check(kind, "skipped", note=note) for kind in kinds]
+        return [self.check(kind, "skipped", note=note) for kind in _GRADIENTS]
+
+    def _unsafe_checks(self, result: RunResult) -> list[Check]:
+        """Return the checks of gradients that were not computed, as their backward may end the process."""
+        self.unsafe, note = result, f"{unsafe_text(result)}, so it was not run"
+        status = "fail" if self.mode == "train" else "skipped"
+        return [self.check(kind, status, note=note) for kind in _GRADIENTS]
+
+    def _with_frozen_inputs(self, results: RunResults) -> RunResult | None:
+        """Run the prepared model as training does, on inputs without gradients; None if it shows no more."""
+        is_trained = self.mode == self.case.mode == "train" and self._has_backward
+        if not is_trained or self.case.is_variation or not results.prepared.inputs:
+            return None
+        if results.prepared.unsafe_module is not None or self.compiled:
+            return None
+        return self.runner.run_prepared(self.case.call, frozen_inputs=True)
+
+    def _frozen_checks(self, results: RunResults, frozen: RunResult | None) -> list[Check]:
+        """Return checks of gradients that are wrong only where the inputs need none."""
+        if frozen is None:
+            return []
+        if frozen.unsafe_module is not None:
+            return [replace(c, inputs=_FROZEN) for c in self._unsafe_checks(frozen)[1:]]
+        kind = "parameter gradients"
+        before = self.models.compare(
+            replace(results, exact=results.prepared, prepared=frozen), kind
+        )
+        differs = {item.name for item in before if item.exceeds}
+        found = self.models.compare(replace(results, prepared=frozen), kind)
+        wrong = [item for item in found if item.exceeds and item.name in differs]
+        # A checkpoint, or code of the model, may give no gradient for such inputs in both models.
+        own = self.runner.run_baseline(self.case.call, frozen_inputs=True) if wrong else []
+        if own:
+            found = self.models.compare(replace(results, exact=own[0], prepared=frozen), kind)
+            wrong = [item for item in found if item.exceeds and item.name in differs]
+        if not wrong:
+            return []
+        worst = max(wrong, key=lambda item: item.excess)
+        check = self.check(kind, "fail", worst=worst.name, note=worst.note, compared=len(found))
+        error, allowed = _finite_or_none(worst.error), _finite_or_none(worst.allowed)
+        return [replace(check, inputs=_FROZEN, error=error, allowed=allowed)]
 
     def _compare_again(self, results: RunResults) -> None:
         """Repeat the comparison while tensors exceed their tolerance, and keep the mildest of each.

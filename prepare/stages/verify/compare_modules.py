@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from prepare.core.forward.float32_calls import same_casts
 from prepare.core.forward.nested import tensors_in
-from prepare.core.forward.stand_ins import copy_of, standing_in
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.stand_ins import copy_of
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.process_state import PROCESS_STATE, ignored_warnings
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.core.utils.text import first_line
@@ -35,6 +35,7 @@ from prepare.stages.verify.execution.module_calls import (
 )
 from prepare.stages.verify.execution.runner import CannotTellError, raise_if_out_of_memory
 from prepare.stages.verify.inputs import RETRIES, jittered, nudged
+from prepare.stages.verify.static_checks import cast_losses
 from prepare.stages.verify.tolerance import (
     NEGLIGIBLE,
     TOO_NOISY,
@@ -77,7 +78,8 @@ class ModuleDifferences:
     the same as fractions of the scales, which may be larger than the tensors. `left_out` says why modules
     could not be run alone, `shapes` holds the shape of each module's first input. `is_sum` is True if the
     gradients of the model are those of its modules alone, None if that cannot be told, see
-    `GradientSums`.
+    `GradientSums`. `by_loss` holds how far the outputs of modules are off, as a fraction of their scale, in
+    float64 with the numbers that the cast of their tensors left.
     """
 
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
@@ -87,6 +89,7 @@ class ModuleDifferences:
     shapes: dict[str, torch.Size] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     is_sum: bool | None = None
+    by_loss: dict[str, float] = field(default_factory=dict)
 
     def add(self, module: str, found: Mapping[str, list[Deviation]]) -> None:
         """Add the deviations of one call of a module."""
@@ -123,6 +126,7 @@ def compare_modules(runner: Runner, call: Call, *, backward: bool) -> ModuleDiff
     with held_interrupts(), PROCESS_STATE, CallInterceptor() as interceptor, quiet:
         recorder = CallRecorder(models.prepared, interceptor, forward_only=forward_only)
         whole = runner.run_prepared(call, context=recorder, backward=not forward_only)
+        backward = backward and whole.unsafe_module is None
         comparer = ModuleComparer(models, interceptor, backward=backward)
         interruptible(_compare_all, runner, recorder.calls, comparer, found)
     if not forward_only and not found.left_out:
@@ -134,6 +138,7 @@ def _compare_all(
     runner: Runner, calls: list[RecordedCall], comparer: ModuleComparer, found: ModuleDifferences
 ) -> None:
     models = runner.models
+    losing = {loss.tensor.rpartition(".")[0] for loss in cast_losses(models.pairs)}
     with comparable(models, runner.flags):
         for recorded in _consumed(calls):
             name = recorded.module
@@ -145,6 +150,8 @@ def _compare_all(
                 if name in models.rewritten:
                     continue
                 found.add(name, comparer.compare(recorded))
+                if name in losing and name not in found.by_loss:
+                    found.by_loss[name] = comparer.error_by_loss(recorded)
             except Exception as error:  # the module's code may depend on the code around it
                 raise_if_out_of_memory(error)
                 found.left_out.setdefault(name, first_line(error))
@@ -254,16 +261,32 @@ class ModuleComparer:
 
         Also return the scales of its gradients.
         """
+        run = self._in_float64(call, self.models.baseline_stand_in)
+        result = run.run(call, backward=self.backward)
+        return result, run.scales(result)
 
+    def error_by_loss(self, call: RecordedCall) -> float:
+        """Return how far its outputs are off by the precision of its weights alone."""
+        kinds = (lambda tensor: tensor), self.models.baseline_stand_in
+        right, rounded = (
+            self._in_float64(call, kind).run(call, backward=False).outputs.values()
+            for kind in kinds
+        )
+        worst = 0.0
+        for expected, actual in zip(right, rounded, strict=True):
+            if expected is not None and actual is not None and expected.numel():
+                error = float((expected - actual).abs().max()) / float(expected.abs().max() or 1)
+                worst = max(worst, error if math.isfinite(error) else math.inf)
+        return worst
+
+    def _in_float64(self, call: RecordedCall, weight: Callable[[Tensor], Tensor]) -> LoneRun:
         def stand_in(tensor: Tensor) -> Tensor:
-            return single_run.cast(self.models.baseline_stand_in(tensor), torch.float64)
+            return single_run.cast(weight(tensor), torch.float64)
 
         def convert(tensor: Tensor) -> Tensor:
             return single_run.cast(tensor.detach(), torch.float64)
 
-        run = self._lone(self.models.reference, call, stand_in, convert, dtype=torch.float64)
-        result = run.run(call, backward=self.backward)
-        return result, run.scales(result)
+        return self._lone(self.models.reference, call, stand_in, convert, dtype=torch.float64)
 
     def _run_baseline(self, call: RecordedCall) -> list[RunResult]:
         """Run the reference's module in the prepared model's dtypes, contiguous; empty if that raises."""
@@ -368,8 +391,8 @@ def _consumed(calls: list[RecordedCall]) -> Iterator[RecordedCall]:
 @contextmanager
 def comparable(models: ModelPair, flags: Mapping[str, bool]) -> Iterator[None]:
     """Set the modes of both models and disable dropout; restore them, and random numbers, afterwards."""
-    with isolated(), single_run.numpy_state(), ExitStack() as stack:
+    with ExitStack() as stack:
         for model in (models.reference, models.prepared):
-            stack.enter_context(standing_in(model, lambda tensor: tensor))
+            stack.enter_context(unchanged(model))
             make_deterministic(model, flags)
         yield

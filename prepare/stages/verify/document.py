@@ -101,8 +101,9 @@ def verify_sentence(verification: Verification) -> str:
 
 def verdict_sentence(verification: Verification) -> str:
     """Return one sentence: `pass: 4 checks against float64, ...`, `fail: outputs (eval mode): ...`."""
+    own = f"{verification.as_it_is}; " if verification.as_it_is else ""
     if verification.status != "pass":
-        return f"{doubt(verification.status)}: {printable(verification.reason)}"
+        return f"{doubt(verification.status)}: {own}{printable(verification.reason)}"
     checks = [check for check in verification.checks if check.status != "skipped"]
     reference = f" against {verification.reference}" if verification.reference else ""
     if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
@@ -113,7 +114,7 @@ def verdict_sentence(verification: Verification) -> str:
         reference += f", outputs at {worst} % of the limit"
     skipped, hidden = skipped_outputs(verification), _hidden(verification)
     seen = "" if not hidden else f"{hidden}; " if skipped else f"outputs right; {hidden}; "
-    text = f"pass: {seen}{plural(len(checks), 'check')}{reference}"
+    text = f"pass: {own}{seen}{plural(len(checks), 'check')}{reference}"
     if skipped:
         text += f"; {skipped}"
     if verification.reason:
@@ -192,6 +193,8 @@ def _answer(verification: Verification) -> Answer:
     elif verification.status == "pass":
         is_wrong = any(check.status == "wrong" for check in verification.checks)
         kind, answer, remark, sentence = "good", "Yes", error_text(verification), "Right"
+        if own := verification.as_it_is:
+            remark, sentence = f"{own}; the prepared model: {remark}", f"Right, and {own}"
         if is_wrong:
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""

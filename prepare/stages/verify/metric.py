@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from prepare.core.forward.autocast import autocast, device_of
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.core.utils.user_code import described
 from prepare.core.utils.wording import words
@@ -112,11 +112,9 @@ def _check(limit: Limit, status: str, note: str, drop: float | None = None) -> C
 @held_interrupts()
 def _value(model: nn.Module, limit: Limit, call: Call, amp: str) -> tuple[float, str]:
     """Return the metric of a model, and what is wrong with it; the model and all state are restored."""
-    modes = [(module, module.training) for module in model.modules()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     try:
         with (
-            isolated(),
+            unchanged(model),
             torch.inference_mode(mode=False),
             torch.no_grad(),
             autocast(amp, device_of([model], call.tensors())),
@@ -128,12 +126,6 @@ def _value(model: nn.Module, limit: Limit, call: Call, amp: str) -> tuple[float,
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             raise
         return math.nan, f"raised {described(error)}"
-    finally:
-        for module, training in modes:
-            module.training = training
-        with torch.no_grad():
-            for buffer, values in buffers:
-                buffer.copy_(values)
     return value, "" if math.isfinite(value) else f"is {value}"
 
 

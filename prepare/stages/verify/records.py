@@ -73,7 +73,8 @@ class Verification(JsonRecord, Readable):
     `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is
     wrong, `advice` the probable causes and remedies; both may be empty. `lost` is sorted, the worst tensor
     first. `reference` is the dtype of the exact run. `amp` is the autocast of the prepared model's forward.
-    `environment` says where it ran; files of earlier versions have none.
+    `environment` says where it ran; files of earlier versions have none. `as_it_is` says that the gradients
+    of the unprepared model itself are wrong, and by which known issue; finite differences have decided it.
 
     Of a workload it is the worst of `sizes`, the verification of each `size`, with the checks of all.
     """
@@ -93,6 +94,7 @@ class Verification(JsonRecord, Readable):
     seconds: float
     environment: dict[str, Any] = field(default_factory=dict, metadata={"late": True})
     amp: str = field(default="none", metadata={"late": True})
+    as_it_is: str = field(default="", metadata={"late": True})
     size: Size | None = field(default=None, metadata={"late": True})
     sizes: tuple[Verification, ...] = field(default=(), metadata={"late": True})
 

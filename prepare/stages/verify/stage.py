@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from prepare.stages.verify.records import Check
 
 Level = Literal["none", "short", "full"]
-NOT_VERIFIED = 3
 
 
 def _check_seconds(seconds: float | None) -> None:
@@ -123,7 +122,7 @@ class VerifyStage(Stage):
         if verification is None or verification.status != "fail":
             return None
         reason, wrong = verification.reason.partition(":")[0], verification.reason
-        return Verdict(status="verification_failed", reason=reason, error=wrong, code=NOT_VERIFIED)
+        return Verdict(status="verification_failed", reason=reason, error=wrong)
 
     @classmethod
     def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ The error of a tensor is its largest difference from the exact run (float64 if t
 Rounding may flip the sign of a ReLU's input, or change the maximum of a pooling window; then single
 gradients differ by far more than the tolerance. Therefore a tensor that exceeds its tolerance is compared
 again: `noise` then includes the error of the baseline with a forward that is perturbed by as much as the
-prepared model's outputs are off (see `prepare.stages.verify.execution.perturbation`), and the comparison is
+prepared model's outputs are off (see `prepare.stages.verify.execution.hooks`), and the comparison is
 repeated on slightly different inputs. A difference counts if it appears every time, or if it is larger than
 any noise could excuse.
 """

@@ -9,7 +9,7 @@ from torch import nn
 
 from prepare.core.forward.float32_calls import CAST_STEP, keep_option
 from prepare.core.model.issues_here import CallIssues, describe
-from prepare.core.model.known_issues import REPAIR_STEP
+from prepare.core.model.known_issues import REPAIR_STEP, issues
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
 from prepare.core.utils.wording import dropped, option, step
@@ -22,11 +22,14 @@ from prepare.stages.verify.records import Check, Lost, Verification
 if TYPE_CHECKING:
     import torch
 
+    from prepare.core.model.known_issues import Issue
     from prepare.stages.verify.compare_case import CaseComparison
     from prepare.stages.verify.execution.budget import Budget
     from prepare.stages.verify.execution.runner import ModelPair
 
 _NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm)
+# A cast is the cause if it alone moves the outputs of a module by this fraction of their scale.
+_LOSSY = 0.1
 # The checks whose causes are not in what the modules compute.
 _STATIC = frozenset({"metric", "flags", "values", "casts", "layout", "batch", "output memory"})
 
@@ -46,7 +49,7 @@ def conclude(
     first = {check.status: check for check in reversed(checks)}
     status = next((word for word in ("fail", "cannot tell") if word in first), "pass")
     worst = first.get("wrong" if status == "pass" else status)
-    culprit, advice = _diagnose(models, bad, comparisons) if bad else ("", "")
+    culprit, advice = _diagnose(models, bad, comparisons, losses) if bad else ("", "")
     exact_dtypes = [
         name_of(c.exact_dtype) for c in comparisons if c.exact_dtype and not c.case.outputs_only
     ]
@@ -63,11 +66,23 @@ def conclude(
         seconds=round(budget.spent(), 3),
         environment=environment(),
         amp=models.amp,
+        as_it_is=next((_as_it_is(c.as_it_is) for c in comparisons if c.as_it_is), ""),
     )
 
 
+def _owner(loss: Lost) -> str:
+    return loss.tensor.rpartition(".")[0]
+
+
+def _as_it_is(issue: Issue) -> str:
+    return f"as it is, this model's gradients are wrong on this torch [{issue.name}]"
+
+
 def _diagnose(
-    models: ModelPair, bad: list[Check], comparisons: list[CaseComparison]
+    models: ModelPair,
+    bad: list[Check],
+    comparisons: list[CaseComparison],
+    losses: tuple[Lost, ...],
 ) -> tuple[str, str]:
     """Return the culprit by its dotted name, the model itself by its class name; and the advice."""
     failed = next((c for c in comparisons if any(map(c.exceeding, c.differences))), None)
@@ -78,11 +93,15 @@ def _diagnose(
         name = next((check.worst for check in bad if not check.mode), None)
     elif not by_compiler:
         name, shape = _first_wrong_module(failed)
+    unsafe = next((c.unsafe for c in comparisons if c.unsafe is not None), None)
+    if unsafe is not None and failed is None:
+        name = unsafe.unsafe_module
     module = None if name is None else dict(named_modules(models.prepared)).get(name)
     culprit = name or (type(models.prepared).__name__ if name is not None else "")
     differences = [
         item for c in comparisons for kind in c.differences for item in c.exceeding(kind)
     ]
+    flushed = next((loss for loss in losses if loss.flushed and _owner(loss) == name), None)
     baseline_wrong = any(item.is_baseline_wrong for item in differences)
     causes = causes_of(
         failed={check.what for check in bad},
@@ -90,9 +109,10 @@ def _diagnose(
         module=module,
         steps=models.pipeline.to_config() if models.pipeline else {},
         raised=next((c.raised for c in comparisons if c.raised), ""),
-        baseline_wrong_in=name_of(models.dtype) if baseline_wrong else "",
+        baseline_wrong_in=name_of(models.dtype) if baseline_wrong and not flushed else "",
+        flushed=flushed,
         by_compiler=by_compiler,
-        at_this_size=_issues_of(module, shape),
+        at_this_size=_issues_of(module, shape) if unsafe is None else _unsafe(unsafe.unsafe_issue),
         inexact=_inexact(models, failed) if failed else (),
         exclude=_exclusion(models, name) if name is not None else None,
         repairs=_is_possible(models, {REPAIR_STEP: {}}),
@@ -150,6 +170,15 @@ def _formats(steps: Mapping[str, Any]) -> list[str]:
     return [name for name in formats if _is_channels_last(steps[name])]
 
 
+def _unsafe(name: str) -> tuple[str, ...]:
+    """Return the known issue of that name, as the end of a sentence about a module."""
+    return tuple(
+        f"one whose backward may end the process: {issue.what} [{name}]"
+        for issue in issues()
+        if issue.name == name
+    )
+
+
 def _issues_of(module: nn.Module | None, shape: torch.Size | None) -> tuple[str, ...]:
     """Return the known issues that a call of `module` has at this size."""
     if module is None or shape is None:
@@ -174,13 +203,17 @@ def _reason(check: Check) -> str:
 def _first_wrong_module(comparison: CaseComparison) -> tuple[str | None, torch.Size | None]:
     """Return the first module that is wrong, and the shape of its input.
 
-    A module that is wrong alone is the first, since each module got the inputs that it had. If no module
-    shows it, return the owner of the worst gradient or buffer.
+    A module that is wrong alone is the first, since each module got the inputs that it had. Alone it has the
+    weights of the prepared model; if none is wrong with these, it is the one that lost the most by its cast.
+    Else return the owner of the worst gradient or buffer.
     """
     found = comparison.modules_alone()
     for kind in MODULE_FIELDS:
         if wrong := [item for item in found.deviations.get(kind, []) if item.exceeds]:
             return wrong[0].name, found.shapes.get(wrong[0].name)
+    lossy = max(found.by_loss, key=lambda name: found.by_loss[name], default="")
+    if found.by_loss.get(lossy, 0.0) > _LOSSY:
+        return lossy, None
     worst = [*comparison.exceeding("parameter gradients"), *comparison.exceeding("buffers")]
     return (worst[0].name.rpartition(".")[0] if worst else None), None
 
@@ -193,6 +226,7 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
     steps: Mapping[str, Any],
     raised: str = "",
     baseline_wrong_in: str = "",
+    flushed: Lost | None = None,
     by_compiler: bool = False,
     at_this_size: Iterable[str] = (),
     inexact: Iterable[str] = (),
@@ -203,10 +237,10 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
 
     `failed` holds the kinds of the failed checks, `culprit` the name of `module`, `steps` the pipeline's
     configuration, `raised` the error of the forward. `baseline_wrong_in` is the dtype, if the unprepared
-    model is as wrong in it. `by_compiler`: all is right without the compiler. `at_this_size`: the known
-    issues of a call of this size, as sentences; `inexact`: those that an exact repair mends. `exclude` is the
-    option that leaves the convolutions of `module` as they were; None if it has none. `repairs`: the step
-    repair_layout would change something.
+    model is as wrong in it. `flushed`: numbers of a tensor of `module` became 0. `by_compiler`: all is right
+    without the compiler. `at_this_size`: the known issues of a call of this size, as sentences; `inexact`:
+    those that an exact repair mends. `exclude` is the option that leaves the convolutions of `module` as they
+    were; None if it has none. `repairs`: the step repair_layout would change something.
     """
     formats, inexact = _formats(steps), tuple(inexact)
     half, name = steps.get(CAST_STEP), culprit or "NAME"
@@ -220,6 +254,9 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
         yield f"its forward cannot run on the prepared inputs: {raised}"
     for sentence in at_this_size:
         yield f"{name} is {sentence}; {repair}exclude it"
+    if flushed is not None:
+        count = f"{flushed.flushed} of {flushed.elements} numbers of {flushed.tensor}"
+        yield f"{count} became 0 in {flushed.after}: {_keep(steps, name)}"
     if baseline_wrong_in:
         yield (
             f"torch itself is wrong in {name} in {baseline_wrong_in} on this device: the unprepared "
@@ -272,7 +309,7 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
             f"torch's {type(module).__name__} is wrong for channels-last tensors on this device: "
             f"{repair}exclude the convolutions around it with {option(formats[0], 'exclude', [...])}"
         )
-    if half and "casts" not in failed:
+    if half and "casts" not in failed and flushed is None:
         yield (
             f"{name} needs more precision or a wider range than {_half_dtype(half)} has: "
             f"{_keep(steps, name)}"

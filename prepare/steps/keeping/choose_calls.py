@@ -8,13 +8,12 @@ from operator import gt
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.module_tree import copy_tree
+from prepare.registry import STEPS
 from prepare.stages.flow import predict
 from prepare.stages.flow.call_sites import short_path
 from prepare.stages.flow.operator_watcher import KERNEL_NOTE
-from prepare.steps import keep_layout
-from prepare.steps.keep_layout import KeepLayout
-from prepare.steps.keeping.find_calls import CodeCall, find_calls, method_source
-from prepare.steps.keeping.rewrite_class import original_class
+from prepare.steps.keeping.find_calls import CodeCall, calls_of, find_calls
+from prepare.steps.keeping.method_source import method_source
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
     from prepare.core.forward.autocast import Amp
     from prepare.stages.flow.records import Copy, Event, Flow
 
+_STEP = "keep_layout"
 # Mended lines may show breaks that others hid. Networks of the benchmarks need two or three rounds.
 _ROUNDS = 8
 # The parts of the names of torch's operators that an operator of the step runs, if not its own name.
@@ -31,7 +31,9 @@ _RUNS: dict[str, tuple[str, ...]] = {
     "interpolate": ("upsample",),
     "contiguous": ("clone",),
     "repeat_interleave": ("clone", "index", "view"),
-    **dict.fromkeys(("view", "reshape", "flatten", "rearrange"), ("view", "permute", "clone")),
+    **dict.fromkeys(
+        ("view", "reshape", "torch_reshape", "flatten", "rearrange"), ("view", "permute", "clone")
+    ),
     "empty_like": ("empty",),
     "zeros_like": ("zeros",),
     "ones_like": ("ones",),
@@ -66,7 +68,7 @@ def choose_calls(
     which the flow is as good.
     """
     bare = copy_tree(model)  # shares the tensors, which predict does not change
-    keep_layout.undo(bare)
+    STEPS[_STEP].undo(bare)
     before = after = predict(bare, example, backward=backward, amp=amp)
 
     def flow_with(names: Iterable[str]) -> Flow:
@@ -107,7 +109,8 @@ def choose_calls(
 
 def kept(model: nn.Module, names: Iterable[str]) -> nn.Module:
     """Return a copy of the module tree, with shared tensors, in which these calls are replaced."""
-    step, tree = KeepLayout(calls=tuple(names)), copy_tree(model)
+    step: Any = STEPS[_STEP].from_options({"calls": [*names]})
+    tree = copy_tree(model)
     for name in list(step.targets(tree)):
         step.rewrite(tree, name)
     return tree
@@ -167,7 +170,7 @@ def calls_at_places(model: nn.Module, flow: Flow, seen: Container[str]) -> list[
     """Return groups of the calls that run the operators of the breaks and copies of a flow."""
     found: dict[str, CodeCall] = {}
     for place in _places(flow):
-        calls = find_calls(_class_of(model, place.module))
+        calls = [*calls_of(model.get_submodule(place.module))]
         for call in calls_of_place(model, place):
             group = (each for each in calls if group_of(each) == group_of(call))
             found.update((each.name, each) for each in group)
@@ -184,9 +187,11 @@ def calls_in_methods(
     """
     found: dict[str, CodeCall] = {}
     for place in (*_places(flow), *flow.copies):
-        calls = [call for call in find_calls(_class_of(model, place.module)) if _is_in(place, call)]
+        calls = [
+            each for each in calls_of(model.get_submodule(place.module)) if _is_in(place, each)
+        ]
         holder = place.module.rpartition(".")[0]
-        for call in calls or find_calls(_class_of(model, holder)):
+        for call in calls or calls_of(model.get_submodule(holder)):
             if call.operator not in ("add", "mul"):
                 found[call.name] = call
     key = _method_of if by_method else group_of
@@ -196,7 +201,7 @@ def calls_in_methods(
 def calls_of_place(model: nn.Module, place: Event | Copy) -> Iterator[CodeCall]:
     """Yield the calls that may be at the line of an event or a copy."""
     operator = place.operation.removeprefix("aten.")
-    for call in find_calls(_class_of(model, place.module)):
+    for call in find_calls(type(model.get_submodule(place.module))):
         runs = _RUNS.get(call.operator, (call.operator,))
         if _is_at(place, call.file, call.lines) and any(part in operator for part in runs):
             yield call
@@ -218,15 +223,12 @@ def _places(flow: Flow) -> Iterator[Event | Copy]:
     yield from (copy for copy in flow.copies if copy.source)
 
 
-def _class_of(model: nn.Module, name: str) -> type[nn.Module]:
-    return original_class(type(model.get_submodule(name)))
-
-
 def _is_in(place: Event | Copy, call: CodeCall) -> bool:
     """Return whether a break or copy is in the method of a call."""
-    source = method_source(vars(call.owner)[call.method])
+    source = method_source(call.owner, call.method)
     assert source is not None  # the call was found in it
-    return _is_at(place, call.file, (source[1].lineno, source[1].end_lineno or 0))
+    assert source.tree is not None
+    return _is_at(place, call.file, (source.tree.lineno, source.tree.end_lineno or 0))
 
 
 def _is_at(place: Event | Copy, path: str, lines: tuple[int, int]) -> bool:

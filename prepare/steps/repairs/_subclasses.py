@@ -10,7 +10,6 @@ from torch import nn
 
 from prepare.core.model.made_class import made_of, make_class
 from prepare.core.model.module_kinds import mark_repair
-from prepare.steps.keeping.rewrite_class import original_class, rewritten, rewritten_calls
 from prepare.steps.repairs.base import SwapClass
 
 
@@ -18,8 +17,7 @@ class SwapConvolution(SwapClass):
     """As `SwapClass`, also for a user's subclass whose own forward runs that of torch's class.
 
     Such a module gets a class made of its own class and of the repair, which comes right before torch's
-    class in the method resolution order: `super().forward(x)` in the user's code runs the repair. The calls
-    that the step keep_layout has replaced stay replaced.
+    class in the method resolution order: `super().forward(x)` in the user's code runs the repair.
     """
 
     def fits(self, module: nn.Module) -> bool:
@@ -33,7 +31,7 @@ class SwapConvolution(SwapClass):
         if made is None:
             super().repair(module, formats)
         else:
-            module.__class__ = rewritten(made, rewritten_calls(type(module)))
+            module.__class__ = made
 
     def is_repaired(self, module: nn.Module) -> bool:
         return super().is_repaired(module) or self._own_class(module) is not None
@@ -43,7 +41,7 @@ class SwapConvolution(SwapClass):
         if own is None:
             super().undo(module)
         else:
-            module.__class__ = rewritten(own, rewritten_calls(type(module)))
+            module.__class__ = own
 
     def cannot_reach(self, module: nn.Module) -> bool:
         """Return whether it is of a user's subclass whose own forward runs a convolution in another way."""
@@ -56,7 +54,7 @@ class SwapConvolution(SwapClass):
 
     def _subclass(self, module: nn.Module) -> type[nn.Module] | None:
         """Return the repaired class for a module of a user's class; None if that cannot be repaired."""
-        own: Any = original_class(type(module))  # a class is hashable, which mypy denies
+        own: Any = type(module)  # a class is hashable, which mypy denies
         # Parametrized and sharded modules have classes of torch, which are taken off again.
         is_users = not own.__module__.startswith(("torch.", "prepare."))
         if not is_users or not isinstance(module, tuple(self.swaps)):
@@ -67,7 +65,7 @@ class SwapConvolution(SwapClass):
 
     def _own_class(self, module: nn.Module) -> type[nn.Module] | None:
         """Return the user's class of which the class of a repaired module was made."""
-        own, keeping = made_of(original_class(type(module))) or (None, None)
+        own, keeping = made_of(type(module)) or (None, None)
         return own if keeping in self._originals else None
 
 

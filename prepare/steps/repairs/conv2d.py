@@ -1,7 +1,8 @@
-"""The repair of large 2-d convolutions with few output pixels, on a CPU: a matrix product, no copies.
+"""The repair of 2-d convolutions on a CPU: large ones with few output pixels, and narrow strided 1x1 ones.
 
 oneDNN reorders a weight in every call, and torch its gradient once more: with few pixels, that is a
-large part of the time.
+large part of the time; a matrix product needs no copy. A strided 1x1 convolution of few channels is run on
+the pixels that it reads, because its own backward writes outside its memory.
 """
 
 from math import prod
@@ -11,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.core.model.issue_sizes import has_few_pixels, has_large_weight
+from prepare.core.model.issue_sizes import has_few_pixels, has_large_weight, is_narrow_strided
+from prepare.core.model.unsafe_backward import is_unsafe_conv2d
 from prepare.steps.repairs._subclasses import SwapConvolution
 from prepare.steps.repairs.base import is_channels_last, with_channels_last_grad
 
@@ -19,24 +21,32 @@ from prepare.steps.repairs.base import is_channels_last, with_channels_last_grad
 class KeepingConv2d(nn.Conv2d):
     """torch's Conv2d, but run as one matrix product if the weight is large and there are few output pixels.
 
+    In training, a strided 1x1 convolution of fewer than 16 channels gets the pixels that it reads, by an
+    average pooling of single pixels, and runs with stride 1: the result is the same.
+
     Helps: the last stages of image networks at small batches. torch's kernel reorders the channels-last
     weight in every call, and its gradient once more.
     Hurts: the input is stored for the backward pass once for each kernel position, at most an eighth of
     the size of the weight. Products are summed in another order.
-    Source: measured; in a profile of torch's backward, an `aten::copy_` of the weight's shape.
+    Source: measured; in a profile of torch's backward, an `aten::copy_` of the weight's shape. oneDNN#6035.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
         if is_product(self, input, weight):
             return multiply(self, input, weight, bias)
+        if is_narrow_strided(self) and is_unsafe_conv2d(input, weight, stride=self.stride):
+            # Not a slice, whose gradient would be contiguous.
+            return F.conv2d(F.avg_pool2d(input, 1, self.stride), weight, bias)
         return super()._conv_forward(input, weight, bias)
 
 
 class _LargeConvRepair(SwapConvolution):
-    """Repair only convolutions for which a matrix product may be faster."""
+    """Repair only convolutions for which a matrix product may be faster, or whose backward is not safe."""
 
     def fits(self, module: nn.Module) -> bool:
-        return super().fits(module) and isinstance(module, nn.Conv2d) and has_large_weight(module)
+        if not super().fits(module) or not isinstance(module, nn.Conv2d):
+            return False
+        return has_large_weight(module) or is_narrow_strided(module)
 
 
 REPAIR = _LargeConvRepair("conv2d", {nn.Conv2d: KeepingConv2d})

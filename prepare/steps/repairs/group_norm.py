@@ -3,6 +3,7 @@
 from torch import Tensor, nn
 
 from prepare.core.model.transforms import is_transformed
+from prepare.core.model.unsafe_backward import is_unsafe_group_norm
 from prepare.steps.repairs import _norm_autograd
 from prepare.steps.repairs.base import SwapClass, is_channels_last
 
@@ -18,7 +19,8 @@ class KeepingGroupNorm(nn.GroupNorm):
             or _norm_autograd.autocasts_to_float32(x)
         ):
             # In vmap, torch's own raises for strides that are nearly channels-last.
-            return super().forward(x.contiguous() if is_transformed() else x)
+            copied = is_transformed() or is_unsafe_group_norm(x, self.weight, self.bias)
+            return super().forward(_norm_autograd.contiguous_copy(x) if copied else x)
         if _norm_autograd.needs_contiguous_copy(x):
             return _norm_autograd.through_contiguous(super().forward, x)
         return _norm_autograd.normalize(x, self.num_groups, self.weight, self.bias, self.eps)[0]

@@ -55,7 +55,7 @@ class Depths(Stage):
         if depth is None or depth.depth <= depth.most:
             return None
         error = f"the depth is {depth.depth}, more than {depth.most}"
-        return Verdict(status="verification_failed", reason="depths", error=error, code=3)
+        return Verdict(status="verification_failed", reason="depths", error=error)
 
     @classmethod
     def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from prepare.core.forward.nested import tensors_in
-from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.stand_ins import copy_of, real_stand_in
+from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.text import size
@@ -153,7 +153,8 @@ class Budget:
 def estimate(model: nn.Module, call: Call, flags: Mapping[str, bool]) -> Cost:
     """Estimate the cost of one forward, with the training flag of each module from `flags`.
 
-    The forward runs on tensors without data or, if that fails, on real ones.
+    The forward runs on tensors without data or, if that fails, on real ones. If both raise, the cost is not
+    known, and only that of the parameters is counted: the run itself tells whether the model can run.
     """
     cost = Cost(parameters=sum(p.numel() for p in {*model.parameters(), *model.buffers()}))
     fake = FakeTensorMode(allow_non_fake_inputs=True)
@@ -166,25 +167,32 @@ def estimate(model: nn.Module, call: Call, flags: Mapping[str, bool]) -> Cost:
     except Exception as error:  # the model's code may raise anything on tensors without data
         if isinstance(error, MemoryError | torch.OutOfMemoryError):
             raise
-    cost = Cost(parameters=cost.parameters)
+    real = Cost(parameters=cost.parameters)
     mode = contextlib.nullcontext()
-    return _count(model, call.map(copy_of), flags, stand_in=real_stand_in, mode=mode, cost=cost)
+    try:
+        return _count(model, call.map(copy_of), flags, stand_in=real_stand_in, mode=mode, cost=real)
+    except Exception as error:
+        if isinstance(error, MemoryError | torch.OutOfMemoryError):
+            raise
+        return Cost(parameters=cost.parameters)
 
 
 def _count(
     model: nn.Module, call: Call, flags: Mapping[str, bool], *, stand_in: Any, mode: Any, cost: Cost
 ) -> Cost:
-    with (
-        held_interrupts(may_hang=True),
-        isolated(),
-        standing_in(model, stand_in),
-        torch.inference_mode(mode=False),
-        ignored_warnings(),  # the runs that follow give the same ones
-    ):
-        make_deterministic(model, flags)
-        with torch.no_grad(), mode, _CostCounter(cost), DeterministicMode(replace_numbers=False):
-            model(*call.args, **call.kwargs)
-    return cost
+    def run() -> Cost:
+        with (
+            held_interrupts(may_hang=True),
+            unchanged(model, call.args, call.kwargs, stand_in=stand_in),
+            torch.inference_mode(mode=False),
+            ignored_warnings(),  # the runs that follow give the same ones
+        ):
+            make_deterministic(model, flags)
+            with mode, _CostCounter(cost), DeterministicMode(replace_numbers=False):
+                model(*call.args, **call.kwargs)
+        return cost
+
+    return without_gradients(run)
 
 
 class _CostCounter(TorchDispatchMode):

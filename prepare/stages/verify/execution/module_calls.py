@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.call import Call
 from prepare.core.forward.nested import map_tensors, tensors_in
-from prepare.core.forward.stand_ins import standing_in
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.stages.verify.execution.determinism import DeterministicMode, Float64Default
 from prepare.stages.verify.execution.hooks import repair_convolutions
@@ -215,11 +215,14 @@ class LoneRun:
             return map_tensors(lambda tensor: self._leaves[id(tensor)][0].clone(), child.outputs)
 
         def stand_in(tensor: Tensor) -> Tensor:
-            return self.stand_in(tensor) if id(tensor) in own else tensor
+            return self.stand_in(tensor) if is_own(tensor) else tensor
+
+        def is_own(tensor: Tensor) -> bool:
+            return id(tensor) in own
 
         with (
             held_interrupts(),
-            standing_in(self.module, stand_in) as stand_ins,
+            unchanged(self.module, stand_in=stand_in, values=is_own) as state,
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(True),
             Float64Default() if self.dtype == torch.float64 else contextlib.nullcontext(),
@@ -237,7 +240,7 @@ class LoneRun:
                 self._add_roots("output", tensors_in(output), call.output_gradients)
                 if backward:
                     self._backward()
-            return self._result(own, stand_ins)
+            return self._result(own, state.stand_ins)
 
     def argument_gradients(self, call: RecordedCall) -> list[Tensor | None]:
         """Return the gradients of the argument tensors, in order."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.float32_calls import same_casts
 from prepare.stages.verify.execution import single_run
-from prepare.stages.verify.execution.hooks import perturbed, rounded
+from prepare.stages.verify.execution.hooks import ContiguousNorms, perturbed, rounded
 from prepare.stages.verify.execution.single_run import RESULT_FIELDS, NamedTensors, RunResult, cast
 from prepare.stages.verify.inputs import format_call, nudged, user_call
 from prepare.stages.verify.static_checks import tensor_pairs
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from prepare.stages.verify.execution.budget import Budget, Cost
     from prepare.stages.verify.inputs import VerificationCase
 
-# Exact runs by case and training flags, each with its dtype.
-ExactRuns = dict[Any, tuple[torch.dtype, RunResult]]
+# Exact runs by case and training flags, each with its dtype, and whether one in float64 raised.
+ExactRuns = dict[Any, tuple[torch.dtype, bool, RunResult]]
 _Context = AbstractContextManager | None
 # The factor of gradients under autocast to float16: that of GradScaler, and smaller if they overflow.
 _FIRST_SCALE, _BACKOFF = 2.0**16, 2.0**8
@@ -117,10 +117,10 @@ class Runner:
     """Runs the models with the training flags `flags`, and checks the budget before each run.
 
     `exact_dtype` is the dtype of the last exact run. With `compiled` the prepared model runs with its
-    compiler. Without `backward` all models run forward only; with `skip_unsafe_backward` the prepared model
-    does so if its backward might overwrite memory. `exact_raised`: the reference cannot run in float64;
-    `refused`: why float64 does not fit into the budget. `exact_runs` caches exact runs of the call of `case`,
-    which are the same for every prepared model. Only runs without gradients are cached, to save memory.
+    compiler. Without `backward` all models run forward only. `exact_raised`: the reference cannot run in
+    float64; `refused`: why float64 does not fit into the budget. `exact_runs` caches exact runs of the call
+    of `case`, which are the same for every prepared model. Only runs without gradients are cached, to save
+    memory.
     Under autocast to float16, gradients are scaled by a factor with which those of the baseline are finite.
     """
 
@@ -131,7 +131,6 @@ class Runner:
     exact_dtype: torch.dtype = torch.float64
     compiled: bool = False
     backward: bool = True
-    skip_unsafe_backward: bool = False
     case: VerificationCase | None = None
     exact_runs: ExactRuns = field(default_factory=dict)
     exact_raised: bool = False
@@ -153,9 +152,15 @@ class Runner:
         return RunResults(self._run_exact(call), self.run_baseline(call), self.run_prepared(call))
 
     def run_prepared(
-        self, call: Call, *, seed: int = 0, backward: bool = True, context: _Context = None
+        self,
+        call: Call,
+        *,
+        seed: int = 0,
+        backward: bool = True,
+        context: _Context = None,
+        frozen_inputs: bool = False,
     ) -> RunResult:
-        """Run the prepared model once.
+        """Run the prepared model once; without its backward if that might overwrite memory.
 
         Raises:
             PreparedModelError: it raised.
@@ -172,7 +177,7 @@ class Runner:
                 seed=seed,
                 backward=backward and self.backward,
                 compiled=compiled,
-                skip_unsafe_backward=self.skip_unsafe_backward,
+                frozen_inputs=frozen_inputs,
                 context=context,
                 amp=self.models.amp,
                 scale=self._scale,
@@ -182,7 +187,13 @@ class Runner:
             raise PreparedModelError(str(explained(prepared, error))) from error
 
     def run_baseline(
-        self, call: Call, *, seed: int = 0, backward: bool = True, context: _Context = None
+        self,
+        call: Call,
+        *,
+        seed: int = 0,
+        backward: bool = True,
+        context: _Context = None,
+        frozen_inputs: bool = False,
     ) -> list[RunResult]:
         """Run the reference in the prepared model's dtypes.
 
@@ -199,6 +210,7 @@ class Runner:
             seed=seed,
             backward=backward and self.backward,
             context=context,
+            frozen_inputs=frozen_inputs,
         )
         if not self._baseline_raised:
             # Modules that the prepared model keeps in float32 take no 16-bit inputs.
@@ -225,6 +237,7 @@ class Runner:
         seed: int,
         backward: bool,
         context: _Context,
+        frozen_inputs: bool,
     ) -> list[RunResult]:
         if reason := self.budget.refuses(self.cost, dtype, backward=backward):
             raise CannotTellError(reason)
@@ -245,13 +258,17 @@ class Runner:
                         seed=seed,
                         backward=backward,
                         repair=dtype == torch.bfloat16,
-                        context=context,
+                        frozen_inputs=frozen_inputs,
+                        context=_both(ContiguousNorms(), context),
                         amp=models.amp if dtype == models.dtype else "none",
                         scale=self._scale,
                     )
+                _raise_if_unsafe(result, backward=backward)
                 if self._scale == 1.0 or all_finite(result.parameters | result.inputs):
                     return [result]
                 self._scale /= _BACKOFF  # a GradScaler skips such a step, too
+        except CannotTellError:
+            raise
         except Exception as error:
             raise_if_out_of_memory(error)
             return []
@@ -265,8 +282,8 @@ class Runner:
         key = (case.mode, case.inputs, shapes, case.outputs_only, *self.flags.items())
         if key not in self.exact_runs:
             result = self.run_exact(call)
-            self.exact_runs[key] = self.exact_dtype, result
-        self.exact_dtype, result = self.exact_runs[key]
+            self.exact_runs[key] = self.exact_dtype, self.exact_raised, result
+        self.exact_dtype, self.exact_raised, result = self.exact_runs[key]
         return result
 
     def run_exact(self, call: Call) -> RunResult:
@@ -276,6 +293,8 @@ class Runner:
         if not outputs_only and not self.refused:
             try:
                 return self._run_in(torch.float64, call)
+            except CannotTellError:
+                raise
             except Exception as error:
                 raise_if_out_of_memory(error)
                 self.exact_raised = True
@@ -290,14 +309,34 @@ class Runner:
         self.exact_dtype = dtype
         call = call.map(lambda tensor: cast(tensor.detach(), dtype))
         with self.budget.timing(self.cost, dtype, backward=self.backward):
-            return single_run.run_model(
+            result = single_run.run_model(
                 self.models.reference,
                 call,
                 partial(cast, dtype=dtype),
                 flags=self.flags,
                 dtype=dtype,
                 backward=self.backward,
+                context=ContiguousNorms(),
             )
+        _raise_if_unsafe(result, backward=self.backward)
+        return result
+
+
+@contextmanager
+def _both(one: AbstractContextManager, other: _Context) -> Iterator[None]:
+    with one, other or nullcontext():
+        yield
+
+
+def unsafe_text(result: RunResult) -> str:
+    """Return the reason why a backward was not run, as the end of a sentence."""
+    place = result.unsafe_module or "the model"
+    return f"torch may end the process in the backward of {place} [{result.unsafe_issue}]"
+
+
+def _raise_if_unsafe(result: RunResult, *, backward: bool) -> None:
+    if backward and result.unsafe_module is not None:
+        raise CannotTellError(f"{unsafe_text(result)} of the unprepared model, so it was not run")
 
 
 def raise_if_out_of_memory(error: Exception) -> None:

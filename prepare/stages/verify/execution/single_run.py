@@ -6,7 +6,7 @@ import contextlib
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.nested import named_tensors_in
-from prepare.core.forward.stand_ins import copy_of, real_stand_in, standing_in
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.stand_ins import copy_of, real_stand_in
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.tensors import is_plain
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.signals import held_interrupts, interruptible
@@ -34,15 +34,18 @@ if TYPE_CHECKING:
     from prepare.core.forward.call import Call
 
 NamedTensors = dict[str, Tensor | None]
-# Compilers read the gradient of every input, also of those that are not leaves.
-_LEAF_GRADIENT = r"The \.grad attribute of a Tensor that is not a leaf"
+# Compilers read the gradient of every input, also of those that are not leaves; a checkpoint wants gradients.
+_QUIET = (
+    r"The \.grad attribute of a Tensor that is not a leaf|None of the inputs have requires_grad"
+)
 
 
 @dataclass
 class RunResult:
     """The tensors of one run by name; None for a gradient that did not arrive.
 
-    `unsafe_module` is the first module whose backward might overwrite memory; then no backward ran.
+    `unsafe_module` is the first module whose backward might overwrite memory, by the known issue
+    `unsafe_issue`; then no backward ran. `roots` names the outputs that have a gradient.
     `changed` names the input tensors that the forward changed in place, `kept` the outputs in memory that the
     model keeps and writes itself.
     """
@@ -52,6 +55,8 @@ class RunResult:
     parameters: NamedTensors = field(default_factory=dict)
     buffers: NamedTensors = field(default_factory=dict)
     unsafe_module: str | None = None
+    unsafe_issue: str = ""
+    roots: tuple[str, ...] = ()
     changed: set[str] = field(default_factory=set)
     kept: set[str] = field(default_factory=set)
 
@@ -76,7 +81,7 @@ def run_model(
     backward: bool = True,
     compiled: bool = False,
     repair: bool = False,
-    skip_unsafe_backward: bool = False,
+    frozen_inputs: bool = False,
     context: AbstractContextManager | None = None,
     amp: str = "none",
     scale: float = 1.0,
@@ -86,20 +91,21 @@ def run_model(
     The model and all global state are restored afterwards. `flags` holds the training flag of each
     module; `dtype` is the default dtype of tensors that the model creates; `context` is entered around
     forward and backward. With `compiled` the model runs as it will be used: in no_grad mode if there is no
-    backward, with its own random numbers and dropout. `repair` and `skip_unsafe_backward` concern
-    convolutions whose backward may overwrite memory, see `prepare.stages.verify.execution.memory_safety`:
-    repair them, or skip the backward. The forward runs under autocast to `amp`, or without autocast. The
-    gradients of float16 outputs are multiplied by `scale`, as a GradScaler does, and all results divided by
-    it.
+    backward, with its own random numbers and dropout. With `repair`, convolutions whose backward may
+    overwrite memory are repaired; another such backward is not run, see `UnsafeBackwardDetector`. With
+    `frozen_inputs` the inputs need no gradient, as in most training. The forward runs under autocast to
+    `amp`, or without autocast. The gradients of float16 outputs are multiplied by `scale`, as a GradScaler
+    does, and all results divided by it.
     """
-    result, detector = RunResult(), UnsafeBackwardDetector(model)
-    with held_interrupts(), isolated(), numpy_state(), standing_in(model, stand_in):
+    result, detector = RunResult(), UnsafeBackwardDetector(model, compiled=compiled)
+    with held_interrupts(), unchanged(model, call.args, call.kwargs, stand_in=stand_in):
         make_deterministic(model, flags)
         if repair:
             repair_convolutions(model)
         seed_everything(seed)
         has_graph = backward or not compiled
-        leaves, inputs = _leaves(call) if has_graph else ({}, call.map(copy_of))
+        is_leaf = has_graph and not frozen_inputs
+        leaves, inputs = _leaves(call) if is_leaf else ({}, call.map(copy_of))
         given, versions = list(inputs.tensors()), versions_of(model)
         with (
             torch.inference_mode(mode=False),
@@ -107,17 +113,16 @@ def run_model(
             context or contextlib.nullcontext(),
             Float64Default() if dtype == torch.float64 else contextlib.nullcontext(),
             # Also around backward, which runs checkpointed segments of the forward again.
-            ignored_warnings(_LEAF_GRADIENT) if compiled else DeterministicMode(),
+            ignored_warnings(_QUIET),
+            contextlib.nullcontext() if compiled else DeterministicMode(),
         ):
-            with (
-                detector if skip_unsafe_backward else contextlib.nullcontext(),
-                autocast(amp, device_of([model], call.tensors())),
-            ):
+            with detector, autocast(amp, device_of([model], call.tensors())):
                 output = interruptible(model, *inputs.args, **inputs.kwargs)
             tensors = dict(named_tensors_in(output))
             result.changed = changed(call.tensors(), given)
             result.kept = kept_outputs(model, versions, tensors)
-            result.unsafe_module = detector.unsafe_module
+            result.unsafe_module, result.unsafe_issue = detector.unsafe_module, detector.issue
+            result.roots = tuple(name for name, each in tensors.items() if each.requires_grad)
             if backward and result.unsafe_module is None:
                 _backward(tensors, seed, scale)
         result.outputs = {name: tensor.detach() for name, tensor in tensors.items()}
@@ -230,15 +235,3 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-
-
-@contextlib.contextmanager
-def numpy_state() -> Iterator[None]:
-    """Restore the state of NumPy's random numbers afterwards."""
-    numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy else None
-    try:
-        yield
-    finally:
-        if numpy:
-            numpy.random.set_state(state)

@@ -1,0 +1,261 @@
+"""A call that we make leaves a model, its inputs and the process as they were, bit for bit."""
+
+import contextlib
+import copy
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import stateful_nets
+from fingerprint import difference, fingerprint, process_state
+from prepare import Workload
+from prepare.core.forward import unchanged as module
+from prepare.core.forward.call import Call
+from prepare.core.forward.example_input import Example
+from prepare.core.forward.run_example import own_changes, run_example
+from prepare.core.forward.unchanged import unchanged, without_gradients
+from prepare.errors import GuardError, ModelError, RefusedError
+from prepare.pipeline import Pipeline
+from prepare.stages.bench import compare
+from prepare.stages.export.captured import capture
+from prepare.stages.export.reference import outputs_of
+from prepare.stages.flow import observe, predict
+from prepare.stages.verify import verify
+from stateful_nets import STATEFUL, Random
+
+FLAT = {"conv2d_memory_format": {}, "input_format": {}}
+
+
+def batch():
+    return torch.linspace(-1, 1, 2 * 3 * 6 * 6).reshape(2, 3, 6, 6)
+
+
+def run(model, reference, pipeline, x):
+    return run_example(model, Example((pipeline.format(x),)))
+
+
+def look(model, reference, pipeline, x):
+    # It runs modules again alone, which may differ then.
+    with contextlib.suppress(GuardError), pipeline.guard(model) as guard:
+        guard.look(Workload([pipeline.format(x)]))
+
+
+def export(model, reference, pipeline, x):
+    with contextlib.suppress(Exception):  # torch.export refuses most of them
+        outputs_of(model, Call((x,), {}))
+        capture(model, Call((x,), {}), ())
+
+
+CALLS = {
+    "run": run,
+    "observe": lambda m, r, p, x: observe(m, p.format(x)),
+    "predict": lambda m, r, p, x: predict(m, p.format(x)),
+    "observe backward": lambda m, r, p, x: observe(m, p.format(x), backward=True),
+    "verify": lambda m, r, p, x: verify(r, m, x, pipeline=p),
+    "verify in training": lambda m, r, p, x: verify(r, m, x, pipeline=p, mode="train"),
+    "bench": lambda m, r, p, x: compare({"a": r, "b": m}, x, format={"b": p.format}, budget=0.02),
+    "metric": lambda m, r, p, x: verify(
+        r, m, x, pipeline=p, metric=lambda net, given: float(net(given).mean()), max_drop=1.0
+    ),
+    "look": look,
+    "export": export,
+}
+
+
+@pytest.fixture(autouse=True)
+def _flags_of_this_process():
+    with unchanged(nn.Identity()):
+        yield
+
+
+def assert_leaves_nothing(build, *, train, calls):
+    """Call prepared and unprepared model; compare them with before, and their next calls with those of twins."""
+    torch.manual_seed(0)
+    reference = build()
+    reference.train(train)
+    model = Pipeline.from_config(FLAT).apply(copy.deepcopy(reference))
+    pipeline, x = Pipeline.from_config(FLAT), batch()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    models, twins = (model, reference), (copy.deepcopy(model), copy.deepcopy(reference))
+    before = [fingerprint(each) for each in (*models, x)], process_state()
+    for name in calls:
+        with contextlib.suppress(
+            ModelError
+        ):  # a changed input or parameter cannot be differentiated
+            CALLS[name](model, reference, pipeline, x)
+        after = [fingerprint(each) for each in (*models, x)], process_state()
+        assert not difference(after, before), name
+    for each, twin in zip(models, twins, strict=True):
+        with torch.no_grad():
+            own, other = ([fresh(net) for _ in range(2)] for net in (each, twin))
+        assert all(map(torch.equal, own, other))
+
+
+def fresh(net):
+    """Return the output of a call that begins with the same class attributes and random numbers."""
+    with unchanged(nn.Identity()):
+        stateful_nets.OfTheClass.total, stateful_nets.OfTheClass.found = 0, []
+        torch.manual_seed(1)
+        random.seed(1)
+        np.random.seed(1)  # noqa: NPY002
+        return net(batch()).clone()
+
+
+@pytest.mark.parametrize("name", sorted(STATEFUL))
+def test_no_kind_of_state_is_changed_by_a_call_of_ours(name):
+    class Net(nn.Sequential):
+        pass
+
+    assert_leaves_nothing(
+        lambda: Net(nn.Conv2d(3, 4, 1), STATEFUL[name]()),
+        train=name in ("Statistics", "Modes"),
+        calls=["run", "observe", "predict", "verify", "bench", "look", "export"],
+    )
+
+
+@pytest.mark.parametrize(
+    "block", [*range(6), *(pytest.param(block, marks=pytest.mark.slow) for block in range(6, 60))]
+)
+def test_random_models_with_state_are_as_before(block):
+    others = sorted({*CALLS} - {"run", "observe"})
+    for seed in range(10 * block, 10 * block + 10):
+        calls = ["run", "observe", others[seed % len(others)]]
+        assert_leaves_nothing(lambda seed=seed: Random(seed), train=seed % 3 == 0, calls=calls)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("name", ["run", "observe", "verify", "bench", "look"])
+def test_a_forward_that_stops_halfway_leaves_nothing(name, error):
+    class Stops(nn.Module):
+        stops = False
+
+        def forward(self, x):
+            if Stops.stops:
+                raise error("stopped")
+            return x
+
+    torch.manual_seed(0)
+    reference = nn.Sequential(
+        nn.Conv2d(3, 4, 1), STATEFUL["KeyValues"](), STATEFUL["ParameterData"](), Stops()
+    )
+    reference.eval()
+    model, pipeline = copy.deepcopy(reference), Pipeline.from_config(FLAT)
+    pipeline.apply(model)
+    before = fingerprint(model), fingerprint(reference), process_state()
+    Stops.stops = True
+    expected = error if error is KeyboardInterrupt else (ModelError, ValueError)
+    quiet = name in ("verify", "bench") and error is ValueError  # these report it
+    with contextlib.nullcontext() if quiet else pytest.raises(expected):
+        CALLS[name](model, reference, pipeline, batch())
+    Stops.stops = False
+    assert not difference((fingerprint(model), fingerprint(reference), process_state()), before)
+
+
+def test_arguments_that_a_forward_writes_are_restored():
+    class Caches(stateful_nets.Base):
+        def forward(self, x, cache, options):
+            cache.layers[0]["keys"].fill_(3)
+            cache.length += 1
+            options["seen"] = x
+            return self.conv(x)
+
+    x, cache, options = torch.randn(1, 4, 3, 3), stateful_nets.Cache(), {}
+    given = [cache, options]
+    before = fingerprint(given)
+    run_example(Caches(), Example((x, cache), {"options": options}))
+    observe(Caches(), Example((x, cache), {"options": options}))
+    assert not difference(fingerprint(given), before)
+
+
+def test_memory_that_several_tensors_share_is_restored_once():
+    net = nn.Module()
+    net.whole = torch.arange(6.0)
+    net.part, net.wide = net.whole[2:4], net.whole[:1].expand(5)
+    net.register_buffer("turned", net.whole.view(2, 3).t())
+    with unchanged(net) as state:
+        net.part.data.fill_(torch.nan)
+        net.turned.data.resize_(20).zero_()
+    assert net.whole.tolist() == [0, 1, 2, 3, 4, 5]
+    assert net.turned.tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert state.changed == {"": ["turned"]}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
+def test_attributes_of_a_scripted_module_are_restored():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls, self.seen = 0, [1]
+            self.register_buffer("total", torch.zeros(1))
+
+        def forward(self, x: torch.Tensor):
+            self.calls += 1
+            self.seen.append(2)
+            self.total += 1
+            return x + self.calls + self.total
+
+    net = nn.Sequential(torch.jit.script(Counts()))
+    for _ in range(2):
+        observe(net, torch.zeros(1))
+        run_example(net, Example((torch.zeros(1),)))
+    assert (net[0].calls, net[0].seen, net[0].total.item()) == (0, [1], 0)
+
+
+def test_parameters_without_room_for_a_copy_are_watched(monkeypatch):
+    monkeypatch.setattr(module, "free_memory", lambda device: 4000)
+    net, x = nn.Sequential(nn.Linear(50, 50), nn.BatchNorm1d(50)), torch.randn(3, 50)
+    before = net[1].running_mean.clone()
+    with unchanged(net):
+        net(x)
+    assert torch.equal(net[1].running_mean, before)
+    with pytest.raises(RefusedError, match=r"0\.weight: is written by a forward"), unchanged(net):
+        net[0].weight.detach().add_(1)
+
+
+def test_a_model_that_changes_its_values_is_named():
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), STATEFUL["Counter"](), STATEFUL["MaxNorm"]())
+    found = own_changes(net, run_example(net, Example((batch(),))))
+    assert "calls of 1, and 1 more module" in found
+    plain = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4)).train()
+    assert own_changes(plain, run_example(plain, Example((batch(),)))) == ""
+
+
+class Denoiser(nn.Module):
+    """Its forward differentiates."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.SiLU(), nn.Conv2d(4, 1, 1))
+
+    def forward(self, x):
+        x = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=self.training)
+        return x - gradient
+
+
+@pytest.mark.parametrize("mode", ["eval", "train"])
+def test_a_forward_that_differentiates_runs_everywhere(mode):
+    reference = Denoiser().train(mode == "train")
+    model, pipeline, x = copy.deepcopy(reference), Pipeline.from_config(FLAT), batch()
+    pipeline.apply(model)
+    assert "(2, 3, 6, 6)" in run_example(model, Example((x,))).output.replace("[", "(").replace(
+        "]", ")"
+    )
+    assert predict(model, x).status == observe(model, x).status == "ok"
+    assert verify(reference, model, x, pipeline=pipeline, mode=mode).status == "pass"
+    found = compare({"a": reference, "b": model}, x, budget=0.02, train=mode == "train")
+    assert all(row.seconds for row in found.rows)
+
+
+def test_the_first_error_is_that_of_the_model():
+    errors = iter([ValueError("first"), ValueError("second")])
+
+    def run():
+        raise next(errors)
+
+    with pytest.raises(ValueError, match="first"):
+        without_gradients(run)

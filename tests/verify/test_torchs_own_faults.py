@@ -1,0 +1,204 @@
+"""A verification neither dies of torch's own faults nor takes them for the truth."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from prepare.core.model.known_issues import standing
+from prepare.pipeline import Pipeline
+from prepare.stages.verify import verify
+from prepare.stages.verify.document import verify_sentence
+from prepare.stages.verify.records import Verification
+from verify_checks import FLAT, LAST, check, prepared
+
+HERE = {issue.name for issue in standing("cpu")}
+FROZEN, STRIDED = "group_norm_frozen_input_cpu", "conv2d_strided_kernel_1_cpu"
+TOKENS = "norm_gradient_of_tokens_cpu"
+pytestmark = pytest.mark.skipif(
+    not {FROZEN, STRIDED, TOKENS} <= HERE, reason="this torch has mended one of them"
+)
+
+
+class Functional(nn.Module):
+    """A frozen encoder, and a group norm that is no module."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = nn.Conv2d(3, 8, 3).requires_grad_(False), nn.Conv2d(8, 2, 1)
+        self.scale = nn.Parameter(torch.ones(8))
+
+    def forward(self, x):
+        return self.head(F.group_norm(self.encoder(x), 2, self.scale))
+
+
+class NoGradEncoder(nn.Module):
+    """An encoder under no_grad: its output needs no gradient, whatever the input does."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.norm = nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8)
+
+    def forward(self, x):
+        with torch.no_grad():
+            features = self.encoder(x)
+        return self.norm(features)
+
+
+def frozen():
+    return nn.Sequential(nn.Conv2d(3, 8, 3).requires_grad_(False), nn.GroupNorm(2, 8), nn.SiLU())
+
+
+def strided(kernel=1):
+    return nn.Sequential(nn.SiLU(), nn.Conv2d(3, 16, kernel, stride=2), nn.SiLU())
+
+
+UNSAFE = {
+    "a frozen encoder": (frozen, FROZEN, "1"),
+    "a first module": (lambda: nn.Sequential(nn.GroupNorm(1, 3), nn.Conv2d(3, 4, 1)), FROZEN, "0"),
+    "a function": (Functional, FROZEN, "the model"),
+    "an encoder under no_grad": (NoGradEncoder, FROZEN, "norm"),
+    "a strided convolution": (strided, STRIDED, "1"),
+}
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_a_backward_that_ends_the_process_is_refused(name):
+    build, issue, place = UNSAFE[name]
+    result = check(build().train(), FLAT, torch.randn(2, 3, 16, 16), mode="train")
+    assert result.status == "fail"
+    assert f"torch may end the process in the backward of {place} [{issue}]" in result.reason
+    assert issue in result.advice
+    in_eval = check(build().eval(), FLAT, torch.randn(2, 3, 16, 16))
+    assert in_eval.status == "pass"
+
+
+@pytest.mark.parametrize(
+    "name", ["a frozen encoder", "an encoder under no_grad", "a strided convolution"]
+)
+def test_repaired_the_same_backward_runs_and_is_right(name):
+    result = check(UNSAFE[name][0]().train(), LAST, torch.randn(2, 3, 16, 16), mode="train")
+    assert result.status == "pass"
+    assert {c.what for c in result.checks if c.compared} >= {"parameter gradients", "outputs"}
+
+
+def test_an_unprepared_model_that_ends_the_process_is_unclear():
+    class Flat(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x.to(memory_format=torch.channels_last))
+
+    model = Flat(nn.GroupNorm(2, 4), nn.Flatten(), nn.Linear(256, 2)).requires_grad_().train()
+    found = verify(model, copy.deepcopy(model), torch.randint(0, 9, (2, 4, 8, 8)).double().float().detach(), mode="train")  # fmt: skip
+    # Its input needs a gradient in a verification; frozen, torch itself would end the process.
+    assert found.status == "fail"
+    assert FROZEN in found.reason
+
+
+def test_a_gradient_wrong_only_for_frozen_inputs_is_found():
+    class Careless(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, weight):
+            ctx.save_for_backward(x, weight)
+            return x * weight
+
+        @staticmethod
+        def backward(ctx, gradient):
+            x, weight = ctx.saved_tensors
+            needs = ctx.needs_input_grad[0]
+            return (gradient * weight if needs else None), (gradient * x).sum() * (
+                1 if needs else 3
+            )
+
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight, self.careless = nn.Parameter(torch.tensor(2.0)), False
+
+        def forward(self, x):
+            return Careless.apply(x, self.weight) if self.careless else x * self.weight
+
+    model = nn.Sequential(Scale(), nn.Conv2d(3, 4, 1)).train()
+    pipeline, other = prepared(model, FLAT)
+    other[0].careless = True
+    result = verify(model, other, torch.randn(2, 3, 8, 8), pipeline=pipeline, mode="train")
+    assert result.status == "fail"
+    assert "inputs without gradients" in result.reason
+    other[0].careless = False
+    assert (
+        verify(model, other, torch.randn(2, 3, 8, 8), pipeline=pipeline, mode="train").status
+        == "pass"
+    )
+
+
+class Embed(nn.Module):
+    """Tokens of a normalized image, as vision transformers with a stem of convolutions make them."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.conv, self.norm, self.tokens = nn.Conv2d(3, 16, 3, padding=1), norm, nn.LayerNorm(16)
+
+    def forward(self, x):
+        rows = self.norm(self.conv(x)).flatten(2)
+        rows = rows.permute(2, 0, 1) if len(x) > 1 else rows.transpose(1, 2)
+        return self.tokens(rows).tanh()
+
+
+@pytest.mark.parametrize(
+    ("norm", "batch", "wrong"),
+    [
+        (nn.BatchNorm2d, 1, True),
+        (nn.BatchNorm2d, 2, False),
+        (lambda n: nn.InstanceNorm2d(n, affine=True), 1, True),
+        (lambda n: nn.InstanceNorm2d(n, affine=True), 3, True),
+    ],
+    ids=["batch norm", "batch norm of two", "instance norm", "instance norm of rows first"],
+)
+def test_wrong_gradients_of_the_unprepared_model_are_said(norm, batch, wrong, tmp_path):
+    torch.manual_seed(0)
+    result = check(Embed(norm(16)).train(), LAST, torch.randn(batch, 3, 8, 8), mode="train")
+    assert result.status == "pass"
+    assert bool(result.as_it_is) is wrong
+    first = verify_sentence(result)
+    said = f"pass: as it is, this model's gradients are wrong on this torch [{TOKENS}]; "
+    assert first.startswith(said) is wrong
+    result.save(tmp_path / "verify.json")
+    assert Verification.load(tmp_path / "verify.json").as_it_is == result.as_it_is
+
+
+class StraightThrough(Embed):
+    """Its gradient is not that of its forward, on purpose: no witness may call that torch's fault."""
+
+    def forward(self, x):
+        x = self.norm(self.conv(x))
+        return x + (x.round() - x).detach()
+
+
+def test_a_gradient_that_is_meant_to_differ_is_not_called_wrong():
+    torch.manual_seed(0)
+    model = StraightThrough(nn.BatchNorm2d(16)).train()
+    result = check(model, LAST, torch.randn(1, 3, 8, 8), mode="train")
+    assert result.as_it_is == ""
+
+
+def test_the_witness_is_asked_only_where_a_known_issue_may_hold(monkeypatch):
+    from prepare.stages.verify import witness
+
+    asked = []
+    monkeypatch.setattr(witness, "run_model", lambda *_, **__: asked.append(1))
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).train()
+    check(model, FLAT, torch.randn(1, 3, 8, 8), mode="train")
+    check(Embed(nn.BatchNorm2d(16)).train(), LAST, torch.randn(2, 3, 8, 8), mode="train")
+    check(Embed(nn.BatchNorm2d(16)).eval(), LAST, torch.randn(1, 3, 8, 8))
+    assert not asked
+
+
+def test_a_pipeline_in_contiguous_says_it_too():
+    torch.manual_seed(0)
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {"memory_format": "contiguous"}})
+    model = Embed(nn.BatchNorm2d(16)).train()
+    found = verify(model, pipeline.apply(copy.deepcopy(model), strict=False), torch.randn(1, 3, 8, 8),
+                   pipeline=pipeline, mode="train")  # fmt: skip
+    assert found.as_it_is
+    assert verify_sentence(found).startswith(f"fail: {found.as_it_is}; input gradients ")
