@@ -5,7 +5,6 @@ from __future__ import annotations
 import _thread
 import contextvars
 import os
-import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -17,9 +16,9 @@ from torch import Tensor, distributed, fx
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from prepare.core.forward.torch_state import saved_settings
 from prepare.core.model.tensors import is_plain
 from prepare.stages.verify.execution.module_calls import NotAloneError
-from prepare.stages.verify.execution.single_run import numpy_state
 
 _T = TypeVar("_T")
 _MESSAGES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
@@ -96,15 +95,13 @@ def without_trace() -> Iterator[None]:
     """Restore random numbers at the end of the block, and refuse messages to other processes inside it."""
     if not _ONE_LOOK.acquire(timeout=_PATIENCE):
         raise TimeoutError("another look does not end")
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    numbers = random.getstate()
+    restore = saved_settings()
     is_group = distributed.is_available() and distributed.is_initialized()
     try:
-        with torch.random.fork_rng(devices), numpy_state():
-            with _NoMessages() if is_group else nullcontext():
-                yield
+        with _NoMessages() if is_group else nullcontext():
+            yield
     finally:
-        random.setstate(numbers)
+        restore()
         _ONE_LOOK.release()
 
 

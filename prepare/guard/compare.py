@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from types import CellType, FunctionType, MethodType
@@ -16,12 +17,13 @@ from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.call import Call
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in
+from prepare.core.forward.unchanged import ModelState
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.utils.text import size
 from prepare.guard.apart import without_trace
 from prepare.stages.verify.compare_modules import ModuleComparer, OtherTensorsError
 from prepare.stages.verify.execution.determinism import make_deterministic
-from prepare.stages.verify.execution.module_calls import CallInterceptor, RecordedCall
+from prepare.stages.verify.execution.module_calls import CallInterceptor, LoneRun, RecordedCall
 from prepare.stages.verify.execution.runner import ModelPair
 from prepare.stages.verify.execution.single_run import contiguous
 
@@ -53,6 +55,17 @@ class WrongModule:
         file = f"; torch.load reads that call from {self.file}" if self.file else ""
         done = f"; {self.done}" if self.done else ""
         return f"{self.module}: {self.text} in a call with {self.call}{file}{done}"
+
+
+@contextmanager
+def _private(module: nn.Module, **options: Any) -> Iterator[ModelState]:
+    """Restore a private copy, and what it shares with the model, at the end of the block."""
+    state = ModelState(module)
+    state.begin(**options)
+    try:
+        yield state
+    finally:
+        state.restore()
 
 
 class _PrivateCalls(CallInterceptor):
@@ -111,6 +124,10 @@ class _Comparer(ModuleComparer):
         return result
 
 
+    def _lone(self, *args: Any, **options: Any) -> LoneRun:
+        return super()._lone(*args, scope=_private, **options)
+
+
 def snapshot(module: nn.Module) -> nn.Module:
     """Return the module as it is now, with the same Parameters, for `difference`: a run changes no other."""
     with torch.inference_mode(mode=False), torch.no_grad():
@@ -135,7 +152,7 @@ def difference(
     With `backward` the gradients are compared, of the module's own code. `call` has the names that modules have in
     the module itself, and so do `hooked`, whose calls were recorded. Runs on private copies.
     """
-    calls, prepared = _PrivateCalls(), snapshot(record.before)  # the record is compared twice
+    calls, prepared = _PrivateCalls(), record.before
     trees = calls.redirect(original), calls.redirect(prepared)
     models = ModelPair(*trees, amp=record.amp)
     models.dtype = _dtype(call, prepared, record.amp)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.compiled import is_compiled
+from prepare.core.forward.unchanged import ModelState, unchanged
 from prepare.core.forward.workload import Workload, sizes_of
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line, plural, size
@@ -61,6 +62,8 @@ _KEYS = 1 << 16
 _TRIES = 3
 # The looks after which it is said how long those of all modules take.
 _TOLD = 20
+# The number and the end of the looks of a call of a module alone.
+_NO_CALL = -1, math.inf
 _ACTION = {"raise": "raises", "warn": "warns once", "fallback": "puts torch's own class back"}
 
 
@@ -107,14 +110,15 @@ class ModelGuard(Guard):
         self.looks, self.seconds_used = 0, 0.0
         # The calls that run and are recorded, innermost last, by their threads.
         self.running: dict[int, list[Record]] = {}
-        # Keys of calls of the model; by thread when no look begins any more, and a key that is new.
-        self._known: set[Hashable] = set()
-        self._ends: dict[int, float] = {}
-        self._fresh: dict[int, Hashable] = {}
+        # Keys of calls of the model, numbered; the number of a thread's call, and when no look begins any more.
+        self._known: dict[Hashable, int] = {}
+        self._began: dict[int, tuple[int, float]] = {}
         self._turns, self._steps, self._is_told = Turns(every=every, share=share), 0, False
         self._chosen: set[str] = set()
         self._recorded: list[Record] = []
         self._share = share
+        # What `look` restores.
+        self._state: ModelState | None = None
         self._hooked: dict[str, Watched] = {}
         self._watch()
 
@@ -150,12 +154,12 @@ class ModelGuard(Guard):
         """
         seconds, self._seconds = self._seconds, math.inf
         try:
-            with torch.no_grad():
-                for _, example in sizes_of(workload):
-                    call = call_of(example)
+            for _, example in sizes_of(workload):
+                call = call_of(example)
+                with torch.no_grad(), unchanged(self._model, call.args, call.kwargs) as self._state:
                     self._model(*call.args, **call.kwargs)
         finally:
-            self._seconds = seconds
+            self._seconds, self._state = seconds, None
 
     def find_drift(self) -> list[Drift]:
         drifts = super().find_drift()
@@ -245,45 +249,46 @@ class ModelGuard(Guard):
     def before(self, watched: Watched, args: Any, kwargs: Any) -> None:
         """Begin a record of this call if it is due; else cost next to nothing."""
         model = self._model
-        keys: tuple[Hashable, ...] = ()
+        key: Hashable = None
         is_step = model.training and torch.is_grad_enabled()
         if watched.module is model:
             self._begin(args, kwargs, is_step=is_step)
         if is_step:
             is_due = watched.name in self._chosen
         elif watched.kind:
-            key = key_of(watched.module, args, kwargs)
-            fresh = self._fresh.get(threading.get_ident()) if self._fresh else None
-            keys = (key,) if fresh is None else (key, (fresh, key))
-            is_due = keys[-1] not in watched.known
+            number = self._began.get(threading.get_ident(), _NO_CALL)[0]
+            key = number, key_of(watched.module, args, kwargs)
+            is_due = key not in watched.known
         else:
             is_due = False
         if is_due or self.running:
-            self._record(watched, keys, Call(args, kwargs), is_due=is_due)
+            self._record(watched, key, Call(args, kwargs), is_due=is_due)
 
     def _begin(self, args: Any, kwargs: Any, *, is_step: bool) -> None:
         """Begin a call of the model: look for drift at a new key, choose the modules of a training step."""
-        thread, key = threading.get_ident(), key_of(self._model, args, kwargs)
-        self._ends[thread] = time.monotonic() + self._seconds
-        if self._fresh:
-            self._fresh.pop(thread, None)
-        if (key in self._known and not is_step) or not can_look(Call(args, kwargs).tensors()):
-            return
-        if is_step:
-            self._compare_recorded()
-            self._steps += 1
-            names = [w.name for w in self._looked_at() if w.kind != "compiled"]
-            is_compiled_whole = is_compiled(self._model) or not names
-            self._chosen = set() if is_compiled_whole else set(self._turns.next(key, names))
-            if self._chosen or self._steps % self._every == 0:
+        key, end = key_of(self._model, args, kwargs), time.monotonic() + self._seconds
+        number = self._known.get(key)
+        if number is None or is_step:
+            if not can_look(Call(args, kwargs).tensors()):
+                return
+            if is_step:
+                self._begin_step(key)
+            else:
                 raise_drift(self.find_drift())
-            return
-        raise_drift(self.find_drift())
-        raise_problems(DriftError, self._modes())
-        if len(self._known) >= _KEYS:
-            self._known.clear()
-        self._known.add(key)
-        self._fresh[thread] = key
+                raise_problems(DriftError, self._modes())
+            if len(self._known) >= _KEYS:
+                self._known.clear()
+            number = self._known.setdefault(key, len(self._known))
+        self._began[threading.get_ident()] = number, end
+
+    def _begin_step(self, key: Hashable) -> None:
+        self._compare_recorded()
+        self._steps += 1
+        names = [w.name for w in self._looked_at() if w.kind != "compiled"]
+        is_looked_at = names and not is_compiled(self._model)
+        self._chosen = set(self._turns.next(key, names)) if is_looked_at else set()
+        if self._chosen or self._steps % self._every == 0:
+            raise_drift(self.find_drift())
 
     def _modes(self) -> Iterator[Problem]:
         """Yield the modules in train mode of a model that serves in eval mode."""
@@ -295,27 +300,22 @@ class ModelGuard(Guard):
                     name, "is in train mode in a model in eval mode", "call eval() of the model"
                 )
 
-    def _record(
-        self, watched: Watched, keys: tuple[Hashable, ...], call: Call, *, is_due: bool
-    ) -> None:
+    def _record(self, watched: Watched, key: Hashable, call: Call, *, is_due: bool) -> None:
         thread, now, running = threading.get_ident(), time.monotonic(), set(frames())
         # One that was left by an exception does not run any more.
         stack = [record for record in self.running.pop(thread, []) if record.frame in running]
         outer = stack[-1] if stack else None
-        if is_due and now > self._ends.get(thread, now):
-            self._known.discard(self._fresh.get(thread))
-            is_due = False
-        is_due = is_due and not watched.why
+        is_due = is_due and not watched.why and now <= self._began.get(thread, _NO_CALL)[1]
         if (is_due or (outer and outer.is_due)) and can_look(tensors := call.tensors()):
             copies = outer.copies if outer else {}
             held = sum(copy.nbytes for _, copy in copies.values())
             if held + sum(tensor.nbytes for tensor in tensors) > self._max_bytes:
                 for each in (*(r.watched for r in stack if r.is_due), *[watched] * is_due):
                     self._note(each, f"its call needs more than {size(self._max_bytes)}")
-                watched.known.update(dict.fromkeys(keys))
+                watched.known[key] = None
                 return
             copied = RecordedCall(watched.name, call.map(partial(copy_of, copies)))
-            record = Record(watched, keys, is_due, sys._getframe(3), copies, copied)
+            record = Record(watched, key, is_due, sys._getframe(3), copies, copied)
             if is_due:
                 watched.follow_hooks(self)
                 record.before = snapshot(watched.module)
@@ -362,18 +362,14 @@ class ModelGuard(Guard):
 
         With `is_last` its output is the one that hooks have changed.
         """
-        watched, keys = record.watched, record.keys
-        if not keys:
+        watched, key = record.watched, record.key
+        if key is None:
             if not is_last and any(watched is other.watched for other in self._recorded):
                 return None
-        elif watched.known.setdefault(keys[-1], keys) is not keys:
+        elif watched.known.setdefault(key, key) is not key:
             return None  # another thread looks
-        else:
-            if len(watched.known) >= _KEYS:
-                watched.known.clear()
-            watched.known.update(dict.fromkeys(keys, keys))
         found = record.found = record.found or self._compared(record, backward=False)
-        if not keys:
+        if key is None:
             if not is_last:
                 self._recorded.append(record)
             return None
@@ -423,7 +419,7 @@ class ModelGuard(Guard):
             record.seconds += time.perf_counter() - start
             self.seconds_used += time.perf_counter() - start
         self.left_out.pop(watched.name, None)
-        self.looks += bool(record.keys)
+        self.looks += record.key is not None
         where = watched.name or type(self._model).__name__
         described = describe_call(module, record.call.arguments, record.amp)
         return WrongModule(where, text, described) if text else None
@@ -433,10 +429,9 @@ class ModelGuard(Guard):
         self._note(watched, first_line(error))
         if isinstance(error, CommunicatesError):
             watched.why = first_line(error)
-        tries = watched.tries[record.keys] = watched.tries.get(record.keys, 0) + 1
+        tries = watched.tries[record.key] = watched.tries.get(record.key, 0) + 1
         if tries < _TRIES:
-            for key in record.keys:
-                watched.known.pop(key, None)
+            watched.known.pop(record.key, None)
 
     def _note(self, watched: Watched, why: str) -> None:
         if watched.name not in self.left_out:
@@ -451,6 +446,8 @@ class ModelGuard(Guard):
             return self._response.act(record.found, record.call, module)
         finally:  # the warning may be an error
             if self.differences and self.differences[-1].done:
+                if self._state is not None:  # what was put back stays
+                    self._state.forget(module, self._model)
                 self.record(self._model)
                 if was_compiled:  # what is in it is looked at from now on
                     self._watch()

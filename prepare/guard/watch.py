@@ -93,7 +93,7 @@ class Record:
     """
 
     watched: Watched
-    keys: tuple[Hashable, ...]
+    key: Hashable
     is_due: bool
     frame: FrameType
     copies: dict[tuple[int, int], tuple[Tensor, Tensor]]
