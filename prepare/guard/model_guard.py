@@ -248,29 +248,30 @@ class ModelGuard(Guard):
 
     def before(self, watched: Watched, args: Any, kwargs: Any) -> None:
         """Begin a record of this call if it is due; else cost next to nothing."""
-        model = self._model
-        key: Hashable = None
+        model, key = self._model, None
         is_step = model.training and torch.is_grad_enabled()
         if watched.module is model:
-            self._begin(args, kwargs, is_step=is_step)
+            key = self._begin(args, kwargs, is_step=is_step)
         if is_step:
             is_due = watched.name in self._chosen
         elif watched.kind:
-            number = self._began.get(threading.get_ident(), _NO_CALL)[0]
-            key = number, key_of(watched.module, args, kwargs)
+            if key is None:
+                call = self._began.get(threading.get_ident(), _NO_CALL)
+                key = call[0], key_of(watched.module, args, kwargs)
             is_due = key not in watched.known
         else:
             is_due = False
         if is_due or self.running:
+            key = None if is_step else key
             self._record(watched, key, Call(args, kwargs), is_due=is_due)
 
-    def _begin(self, args: Any, kwargs: Any, *, is_step: bool) -> None:
+    def _begin(self, args: Any, kwargs: Any, *, is_step: bool) -> Hashable:
         """Begin a call of the model: look for drift at a new key, choose the modules of a training step."""
-        key, end = key_of(self._model, args, kwargs), time.monotonic() + self._seconds
+        key = key_of(self._model, args, kwargs)
         number = self._known.get(key)
         if number is None or is_step:
             if not can_look(Call(args, kwargs).tensors()):
-                return
+                return -1
             if is_step:
                 self._begin_step(key)
             else:
@@ -279,7 +280,8 @@ class ModelGuard(Guard):
             if len(self._known) >= _KEYS:
                 self._known.clear()
             number = self._known.setdefault(key, len(self._known))
-        self._began[threading.get_ident()] = number, end
+        self._began[threading.get_ident()] = number, time.monotonic() + self._seconds
+        return number
 
     def _begin_step(self, key: Hashable) -> None:
         self._compare_recorded()

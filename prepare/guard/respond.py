@@ -6,13 +6,16 @@ import logging
 import re
 import warnings
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
+from prepare.core.utils.files import open_unlinked, write_bytes
 from prepare.core.utils.text import first_line
 from prepare.errors import GuardError, GuardWarning
+from prepare.guard.apart import apart
 from prepare.guard.put_back import obstacle_to_put_back, put_back
 
 if TYPE_CHECKING:
@@ -53,8 +56,7 @@ class Response:
         self.differences.append(found)
         _log.warning("%s", found)
         if self.folder is not None:
-            with (self.folder / "guard.log").open("a") as log:
-                log.write(f"{found}\n")
+            _write(self.folder / "guard.log", f"{found}\n")
         if not found.done and self.action != "warn":
             raise GuardError("", str(found))
         if found.module not in self._warned:
@@ -70,10 +72,23 @@ class Response:
         if why:
             text = f"{found.text}, and torch's own cannot be put back: {why}"
             return replace(found, text=text)
+        return replace(found, done=apart(lambda: self._exchange(name, module)))  # without interrupts
+
+    def _exchange(self, name: str, module: nn.Module) -> str:
         done = put_back(module, self.pipeline, self.optimizer)
         self.originals.restore(name, module)
         self._is_back.add(name)
-        return replace(found, done=done)
+        return done
+
+
+def _write(log: Path, line: str) -> None:
+    """Add a line to a log that is no link; a difference is told also where that is not possible."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "a", opener=open_unlinked) as file:
+            file.write(line)
+    except OSError as error:
+        _log.warning("guard: %s is not written: %s", log, error)
 
 
 def _save(folder: Path, found: WrongModule, call: RecordedCall, module: nn.Module) -> str:
@@ -90,7 +105,8 @@ def _save(folder: Path, found: WrongModule, call: RecordedCall, module: nn.Modul
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save(content, path)
+        torch.save(content, buffer := BytesIO())
+        write_bytes(path, buffer.getvalue())
     except Exception as error:  # an argument may be of any class
         _log.info("guard: the call of %s is not saved: %s", found.module, first_line(error))
         return ""
