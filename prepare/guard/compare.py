@@ -123,7 +123,6 @@ class _Comparer(ModuleComparer):
                 self.record.detached = True
         return result
 
-
     def _lone(self, *args: Any, **options: Any) -> LoneRun:
         return super()._lone(*args, scope=_private, **options)
 
@@ -133,9 +132,7 @@ def snapshot(module: nn.Module) -> nn.Module:
     with torch.inference_mode(mode=False), torch.no_grad():
         tree = copy_tree(module, _unshared)
     parts = dict(module.named_modules(remove_duplicate=False))
-    copies = {
-        id(parts[name]): part for name, part in tree.named_modules(remove_duplicate=False)
-    }
+    copies = {id(parts[name]): part for name, part in tree.named_modules(remove_duplicate=False)}
     for part in copies.values():
         table = vars(part)
         table.update((k, _unshared(v)) for k, v in table.items() if isinstance(v, Tensor))
@@ -221,7 +218,9 @@ def too_large(call: RecordedCall, module: nn.Module, limit: int) -> str:
     tensors = [*call.arguments.tensors(), *children, *call.results().outputs.values()]
     largest = max((tensor.numel() for tensor in tensors if tensor is not None), default=0)
     # Not `module.weight`, which a parametrization may compute. The input of a convolution is unfolded.
-    kernel = max((p[0, 0].numel() for p in module.parameters() if p.dim() > 3 and p.numel()), default=0)
+    kernel = max(
+        (p[0, 0].numel() for p in module.parameters() if p.dim() > 3 and p.numel()), default=0
+    )
     kernel *= not call.children
     unfolded = 2 * kernel * max((t.numel() for t in call.arguments.tensors()), default=0)
     weights = 0 if call.children else sum(tensor.numel() for tensor in module.parameters())
@@ -278,7 +277,9 @@ def _bound(value: Any, copies: dict[int, nn.Module], depth: int = 5) -> Any:
     if not isinstance(value, FunctionType) or not value.__closure__:
         return value
     cells = tuple(CellType(*map(bound, _content(cell))) for cell in value.__closure__)
-    again = FunctionType(value.__code__, value.__globals__, value.__name__, value.__defaults__, cells)
+    again = FunctionType(
+        value.__code__, value.__globals__, value.__name__, value.__defaults__, cells
+    )
     again.__kwdefaults__ = value.__kwdefaults__
     return again
 

@@ -9,7 +9,6 @@ import threading
 import time
 import zlib
 from collections.abc import Hashable, Iterator
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, get_args
@@ -53,7 +52,6 @@ from prepare.stages.verify.execution.module_calls import RecordedCall
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from prepare.guard.originals import Steps
 
 _log = logging.getLogger(__name__)
 # The most keys of a module that are remembered; a key of before is then looked at again.
@@ -83,7 +81,7 @@ class ModelGuard(Guard):
     def __init__(
         self,
         model: nn.Module,
-        pipeline: Steps,
+        pipeline: Any,
         *,
         every: int,
         on_difference: OnDifference = "raise",
@@ -220,7 +218,9 @@ class ModelGuard(Guard):
         self._detach()
         self._hooked = {}
         inside = [f"{name}." if name else "" for name in self.watched]
-        compiled = [f"{name}." if name else "" for name, k in self.watched.items() if k == "compiled"]
+        compiled = [
+            f"{name}." if name else "" for name, k in self.watched.items() if k == "compiled"
+        ]
         for name, module in self._model.named_modules():
             is_part = ".parametrizations." in f".{name}." or name.startswith(tuple(compiled))
             kind = self.watched.get(name, "")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
@@ -19,17 +19,8 @@ if TYPE_CHECKING:
     from prepare.pipeline.plan import Plan
 
 _TABLES = ("_parameters", "_buffers")
+_TORCHS = frozenset(vars(nn.Module())) - {"training"}
 _ASKED = ("dtype", "memory_format")
-
-
-class Steps(Protocol):
-    """What is needed of a pipeline."""
-
-    steps: Mapping[str, Any]
-
-    def plan(self, model: nn.Module, *, known_issues: str) -> Plan: ...
-
-    def undo(self, model: nn.Module, *, phases: Iterable[str] = ...) -> None: ...
 
 
 class Originals:
@@ -38,7 +29,7 @@ class Originals:
     They hold no tensors; `of` adds those that the model has by then.
     """
 
-    def __init__(self, model: nn.Module, pipeline: Steps) -> None:
+    def __init__(self, model: nn.Module, pipeline: Any) -> None:
         tree = copy_tree(model)
         pipeline.undo(tree)
         self._modules = dict(tree.named_modules(remove_duplicate=False))
@@ -60,13 +51,13 @@ class Originals:
             source = _submodule(module, inner)
             for table in _TABLES:
                 vars(part)[table].update(vars(source)[table])
-            vars(part).update(_attributes(source))
+            vars(part).update(_attributes(source) if _is_torchs(part) else _state(source))
         return own
 
     def restore(self, name: str, module: nn.Module) -> None:
         """Give a module of torch the options back that it had; attributes of other code may be state."""
         own = self._modules[name]
-        if not type(own).__module__.startswith("torch."):
+        if not _is_torchs(own):
             return
         kept = {*dict(_attributes(module)), "training"}
         options = {key: v for key, v in vars(own).items() if key[0] != "_" and key not in kept}
@@ -135,6 +126,17 @@ def _submodule(module: nn.Module, name: str) -> nn.Module:
         return module.get_submodule(name)
     except AttributeError:
         raise ValueError(f"it has no module {name} any more") from None
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
+
+
+def _state(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a module of other code that may be state: no functions in place of methods."""
+    for key, value in vars(module).items():
+        if key not in _TORCHS and not callable(getattr(type(module), key, None)):
+            yield key, value
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -15,7 +15,6 @@ from prepare.pipeline.optimizer_state import relayout
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from prepare.guard.originals import Steps
 
 # The phases whose steps change the code of a module.
 _CODE = ("structure", "runtime")
@@ -36,7 +35,7 @@ def obstacle_to_put_back(module: nn.Module, *, training: bool, optimizer: Optimi
     return ""
 
 
-def put_back(module: nn.Module, pipeline: Steps, optimizer: Optimizer | None) -> str:
+def put_back(module: nn.Module, pipeline: Any, optimizer: Optimizer | None) -> str:
     """Put torch's own class back in `module`, not in those inside it; return what was done."""
     if is_compiled(module):
         vars(module).pop("_compiled_call_impl")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from prepare.guard.compare import WrongModule
-    from prepare.guard.originals import Originals, Steps
+    from prepare.guard.originals import Originals
     from prepare.stages.verify.execution.module_calls import RecordedCall
 
 OnDifference = Literal["raise", "warn", "fallback"]
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 class Response:
     """Acts on differences; `differences` holds those that were found."""
 
-    pipeline: Steps
+    pipeline: Any
     originals: Originals
     action: OnDifference
     optimizer: Optimizer | None
@@ -72,7 +72,9 @@ class Response:
         if why:
             text = f"{found.text}, and torch's own cannot be put back: {why}"
             return replace(found, text=text)
-        return replace(found, done=apart(lambda: self._exchange(name, module)))  # without interrupts
+        return replace(
+            found, done=apart(lambda: self._exchange(name, module))
+        )  # without interrupts
 
     def _exchange(self, name: str, module: nn.Module) -> str:
         done = put_back(module, self.pipeline, self.optimizer)

@@ -20,9 +20,6 @@ from prepare.stages.verify.execution.module_calls import RecordedCall
 if TYPE_CHECKING:
     from types import FrameType
 
-    from prepare.guard.compare import WrongModule
-    from prepare.guard.model_guard import ModelGuard
-
 _COMPILED = "_compiled_call_impl"
 _HOOKS = ("_forward_hooks", "_backward_hooks")
 
@@ -46,10 +43,12 @@ class Watched:
     handles: list[Any] = field(default_factory=list)
     last: Any = None
 
-    def attach(self, guard: ModelGuard) -> None:
+    def attach(self, guard: Any) -> None:
         """Give the calls of the module to `guard.before` and `guard.after`; `detach` ends that."""
         module = self.module
-        if compiled := vars(module).get(_COMPILED):  # hooks that are added after the compiler do not run
+        if compiled := vars(module).get(
+            _COMPILED
+        ):  # hooks that are added after the compiler do not run
             vars(module)[_COMPILED] = _CompiledCall(guard, self, compiled)
             return
         self.hooks = set(_hooks(module))
@@ -67,7 +66,7 @@ class Watched:
         for handle in self.handles:
             handle.remove()
 
-    def follow_hooks(self, guard: ModelGuard) -> None:
+    def follow_hooks(self, guard: Any) -> None:
         """See what hooks that were added since the guard was made put in the place of the output."""
         table = self.module._forward_hooks
         if not self.handles or isinstance(table[next(reversed(table))], After):
@@ -104,7 +103,7 @@ class Record:
     numbers: Tensor | None = None
     draws: bool = False
     detached: bool = False
-    found: WrongModule | None = None
+    found: Any = None
     seconds: float = 0.0
     passed: list[dict[str, Tensor | None]] = field(default_factory=list)
 
@@ -112,7 +111,7 @@ class Record:
 class _Hook:
     """A hook of one watched module; that of a copy does nothing."""
 
-    def __init__(self, guard: ModelGuard | None = None, watched: Watched | None = None) -> None:
+    def __init__(self, guard: Any = None, watched: Watched | None = None) -> None:
         self._guard, self._watched = guard, watched
 
     def __reduce__(self) -> Any:
@@ -152,7 +151,7 @@ class Last(After):
 class _CompiledCall:
     """The compiled call of a guarded module, with the guard around it."""
 
-    def __init__(self, guard: ModelGuard, watched: Watched, compiled: Any) -> None:
+    def __init__(self, guard: Any, watched: Watched, compiled: Any) -> None:
         self.compiled = compiled
         self._hooks = Before(guard, watched), After(guard, watched)
         self._module = watched.module
@@ -168,10 +167,10 @@ class _CompiledCall:
 def key_of(module: nn.Module, args: Any, kwargs: Any) -> Hashable:
     """Return what tells two calls apart: of each tensor its shape, strides, dtype and device; the modes."""
     is_any = torch._C._is_any_autocast_enabled()
-    if len(args) == 1 and not kwargs and type(tensor := args[0]) is Tensor and not is_any:
-        if tensor.layout is torch.strided and not tensor.is_nested:  # the usual call, twice as fast
-            modes = module.training, torch.is_grad_enabled()
-            return modes, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    is_usual = len(args) == 1 and not kwargs and not is_any and type(tensor := args[0]) is Tensor
+    if is_usual and tensor.layout is torch.strided and not tensor.is_nested:  # twice as fast
+        modes = module.training, torch.is_grad_enabled()
+        return modes, tensor.shape, tensor.stride(), tensor.dtype, tensor.device
     found: list[Any] = [module.training, torch.is_grad_enabled()]
     for tensor in tensors_in((*args, *kwargs.values())):
         strided = tensor.layout is torch.strided and not tensor.is_nested
