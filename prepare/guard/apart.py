@@ -64,6 +64,7 @@ def apart(run: Callable[[], _T]) -> _T:
         stream = torch.cuda.current_stream()
 
     def work() -> None:
+        answer: tuple[Any, BaseException | None]
         try:
             turn.pop()
             _THREAD.looks = True

@@ -146,8 +146,8 @@ def difference(
 ) -> str:
     """Say by how much a call differs from `original`, torch's own; empty if they agree.
 
-    With `backward` the gradients are compared, of the module's own code. `call` has the names that modules have in
-    the module itself, and so do `hooked`, whose calls were recorded. Runs on private copies.
+    With `backward` the gradients of the module's own code are compared. `call` has the names that modules
+    have in the module itself, and so do `hooked`, whose calls were recorded. Runs on private copies.
     """
     calls, prepared = _PrivateCalls(), record.before
     trees = calls.redirect(original), calls.redirect(prepared)
@@ -197,9 +197,9 @@ def run_again(module: nn.Module, call: RecordedCall, amp: str) -> Any:
         return map_tensors(contiguous, child.outputs)
 
     arguments = call.arguments.map(contiguous)
-    with without_trace(), torch.no_grad(), calls.handling(replay):
-        with autocast(amp, device_of([tree], arguments.tensors())):
-            return tree.forward(*arguments.args, **arguments.kwargs)
+    cast = autocast(amp, device_of([tree], arguments.tensors()))
+    with without_trace(), torch.no_grad(), calls.handling(replay), cast:
+        return tree.forward(*arguments.args, **arguments.kwargs)
 
 
 def relative(call: RecordedCall, module: nn.Module, model: nn.Module) -> RecordedCall:

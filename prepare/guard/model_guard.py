@@ -11,18 +11,17 @@ import zlib
 from collections.abc import Hashable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.unchanged import ModelState, unchanged
 from prepare.core.forward.workload import Workload, sizes_of
-from prepare.core.utils.suggest import choose
-from prepare.core.utils.text import first_line, plural, size
-from prepare.errors import DriftError, Problem, RefusedError, raise_problems
+from prepare.core.utils.text import first_line, size
+from prepare.errors import DriftError, Problem, raise_problems
 from prepare.guard.apart import CommunicatesError, apart, can_look
 from prepare.guard.compare import (
     WrongModule,
@@ -34,23 +33,24 @@ from prepare.guard.compare import (
     too_large,
 )
 from prepare.guard.originals import Originals, obstacle, watched_modules
-from prepare.guard.respond import OnDifference, Response
+from prepare.guard.respond import OnDifference, Response, check_options
+from prepare.guard.text import text_of, turn_of
 from prepare.guard.turns import Turns
 from prepare.guard.watch import (
+    Calls,
     Record,
     Watched,
-    copy_of,
     describe_call,
-    frames,
     keep_output,
     key_of,
 )
 from prepare.pipeline.drift import Drift, Guard, optimizer_drift, plan_drift, raise_drift
 from prepare.pipeline.optimizer_state import unwrap_optimizer
-from prepare.stages.verify.execution.module_calls import RecordedCall
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+    from prepare.stages.verify.execution.module_calls import RecordedCall
 
 
 _log = logging.getLogger(__name__)
@@ -62,7 +62,6 @@ _TRIES = 3
 _TOLD = 20
 # The number and the end of the looks of a call of a module alone.
 _NO_CALL = -1, math.inf
-_ACTION = {"raise": "raises", "warn": "warns once", "fallback": "puts torch's own class back"}
 
 
 class ModelGuard(Guard):
@@ -91,10 +90,7 @@ class ModelGuard(Guard):
         share: float = 0.01,
         folder: str | Path | None = None,
     ) -> None:
-        if on_difference not in get_args(OnDifference):
-            remedy = choose(str(on_difference), get_args(OnDifference))
-            raise RefusedError("on_difference", f"{on_difference!r} is not allowed", remedy)
-        raise_problems(RefusedError, _limits(seconds, max_bytes, share))
+        check_options(on_difference, seconds, max_bytes, share)
         raise_drift(plan_drift(pipeline.plan(model, known_issues="ignore")))
         super().__init__(model, every=every)
         self._model, self._pipeline = model, pipeline
@@ -106,9 +102,8 @@ class ModelGuard(Guard):
         self._other_mode = {n for n, m in model.named_modules() if m.training != model.training}
         self.differences: list[WrongModule] = self._response.differences
         self.looks, self.seconds_used = 0, 0.0
-        # The calls that run and are recorded, innermost last, by their threads.
-        self.running: dict[int, list[Record]] = {}
-        # Keys of calls of the model, numbered; the number of a thread's call, and when no look begins any more.
+        self.running = Calls()
+        # Keys of calls of the model, numbered; by thread the number, and when no look begins any more.
         self._known: dict[Hashable, int] = {}
         self._began: dict[int, tuple[int, float]] = {}
         self._turns, self._steps, self._is_told = Turns(every=every, share=share), 0, False
@@ -171,42 +166,7 @@ class ModelGuard(Guard):
         self._compare_recorded()
 
     def __repr__(self) -> str:
-        if not self.watched:
-            why = "no module is changed, or their weights are sharded"
-            return f"guard of {type(self._model).__name__}: it looks for drift alone: {why}"
-        kinds: dict[str, int] = {}
-        for watched in self._looked_at():
-            kinds[watched.kind] = kinds.get(watched.kind, 0) + 1
-        what = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
-        limits = f"{self._seconds:g} s and {size(self._max_bytes)} in each"
-        used = f"{plural(self.looks, 'look')} in {self.seconds_used:.3g} s"
-        lines = [
-            f"guard of {type(self._model).__name__}: {what}",
-            f"  serving   all at the first call of each shape, layout, dtype and mode; at most {limits}",
-            f"  training  each once in {self._turn()}",
-            f"  then      {_ACTION[self._response.action]}",
-            f"  so far    {used}, {plural(len(self.differences), 'difference')}",
-        ]
-        if any(is_compiled(module) for module in self._model.modules()):
-            lines.append("  compiled  modules are looked at as a whole, and in serving only")
-        if "fuse_conv_bn" in self._pipeline.steps:
-            text = "are compared with torch's of the same fused weights: their norms are gone"
-            lines.append(f"  fused     convolutions {text}")
-        lines += [
-            f"  left out  {name or 'the model'}: {why}" for name, why in self.left_out.items()
-        ]
-        return "\n".join(lines)
-
-    def _turn(self) -> str:
-        """Return in how many training steps every module is looked at once, in words."""
-        steps = self._turns.steps_of_all(len(self._looked_at()))
-        count = plural(self._every, "step")
-        if steps > self._every:
-            count = f"about {round(steps, 2 - len(str(steps))):,} steps, not {self._every:,}"
-        limit = (
-            f"in at most {100 * self._share:g} % of" if self._share < 1 else "without a limit of"
-        )
-        return f"{count}, {limit} the time"
+        return text_of(self)
 
     # --------------------------------------------------------------------------------- what is watched
 
@@ -248,24 +208,25 @@ class ModelGuard(Guard):
 
     def before(self, watched: Watched, args: Any, kwargs: Any) -> None:
         """Begin a record of this call if it is due; else cost next to nothing."""
-        model, key = self._model, None
+        model = self._model
+        key: tuple[Hashable, ...] = ()
         is_step = model.training and torch.is_grad_enabled()
         if watched.module is model:
-            key = self._begin(args, kwargs, is_step=is_step)
+            key = (self._begin(args, kwargs, is_step=is_step),)
         if is_step:
             is_due = watched.name in self._chosen
         elif watched.kind:
-            if key is None:
+            if not key:
                 call = self._began.get(threading.get_ident(), _NO_CALL)
                 key = call[0], key_of(watched.module, args, kwargs)
             is_due = key not in watched.known
         else:
             is_due = False
         if is_due or self.running:
-            key = None if is_step else key
+            key = () if is_step else key
             self._record(watched, key, Call(args, kwargs), is_due=is_due)
 
-    def _begin(self, args: Any, kwargs: Any, *, is_step: bool) -> Hashable:
+    def _begin(self, args: Any, kwargs: Any, *, is_step: bool) -> int:
         """Begin a call of the model: look for drift at a new key, choose the modules of a training step."""
         key = key_of(self._model, args, kwargs)
         number = self._known.get(key)
@@ -303,58 +264,36 @@ class ModelGuard(Guard):
                 )
 
     def _record(self, watched: Watched, key: Hashable, call: Call, *, is_due: bool) -> None:
-        thread, now, running = threading.get_ident(), time.monotonic(), set(frames())
-        # One that was left by an exception does not run any more.
-        stack = [record for record in self.running.pop(thread, []) if record.frame in running]
-        outer = stack[-1] if stack else None
-        is_due = is_due and not watched.why and now <= self._began.get(thread, _NO_CALL)[1]
-        if (is_due or (outer and outer.is_due)) and can_look(tensors := call.tensors()):
-            copies = outer.copies if outer else {}
-            held = sum(copy.nbytes for _, copy in copies.values())
-            if held + sum(tensor.nbytes for tensor in tensors) > self._max_bytes:
-                for each in (*(r.watched for r in stack if r.is_due), *[watched] * is_due):
-                    self._note(each, f"its call needs more than {size(self._max_bytes)}")
-                watched.known[key] = None
-                return
-            copied = RecordedCall(watched.name, call.map(partial(copy_of, copies)))
-            record = Record(watched, key, is_due, sys._getframe(3), copies, copied)
-            if is_due:
-                watched.follow_hooks(self)
-                record.before = snapshot(watched.module)
-                record.amp = autocast_of(watched.module, tensors)
-                record.numbers = numbers()
-            if outer and outer.numbers is not None:
-                outer.draws |= not torch.equal(outer.numbers, numbers())
-            stack.append(record)
-        if stack:
-            self.running[thread] = stack
+        end = self._began.get(threading.get_ident(), _NO_CALL)[1]
+        is_due = is_due and not watched.why and time.monotonic() <= end
+        record = self.running.begin(watched, key, call, is_due=is_due)
+        if record is None or not record.is_due:
+            return
+        if self.running.bytes_of(record) > self._max_bytes:
+            self.running.leave(record)
+            self._note(watched, f"its call needs more than {size(self._max_bytes)}")
+            watched.known[key] = None
+            return
+        watched.follow_hooks(self)
+        record.before = snapshot(watched.module)
+        record.amp = autocast_of(watched.module, call.tensors())
 
     def after(self, watched: Watched, args: Any, output: Any, *, is_last: bool) -> Any:
         """End the record of this call, and look at it if it is due; return the output to use, or None."""
-        thread, frame = threading.get_ident(), sys._getframe(2)
-        stack = self.running.get(thread, [])
-        if all(record.frame is not frame for record in stack):
+        record, changed = self.running.find(sys._getframe(2)), None
+        if record is None:
             return None
-        while stack[-1].frame is not frame:  # left by exceptions
-            stack.pop()
-        record, changed = stack[-1], None
         if not is_last or output is not record.raw:
             keep_output(record, args, output)
             if record.is_due:
                 if not is_last:
-                    record.draws |= not torch.equal(record.numbers, numbers())
-                    record.draws &= any(part.training for part in watched.module.modules())
+                    record.draw()
                 changed = self._look(record, is_last=is_last)
         if changed is not None:
             record.call.outputs = output = changed
         record.raw = output
         if is_last or not watched.is_followed:
-            stack.pop()
-            if not stack:
-                del self.running[thread]
-            elif stack[-1].is_due:
-                stack[-1].call.children.append(record.call)
-                stack[-1].numbers = numbers()
+            self.running.leave(record)
         return changed
 
     # ------------------------------------------------------------------------------------------- looks
@@ -365,13 +304,13 @@ class ModelGuard(Guard):
         With `is_last` its output is the one that hooks have changed.
         """
         watched, key = record.watched, record.key
-        if key is None:
+        if not key:
             if not is_last and any(watched is other.watched for other in self._recorded):
                 return None
         elif watched.known.setdefault(key, key) is not key:
             return None  # another thread looks
         found = record.found = record.found or self._compared(record, backward=False)
-        if key is None:
+        if not key:
             if not is_last:
                 self._recorded.append(record)
             return None
@@ -390,14 +329,13 @@ class ModelGuard(Guard):
         for record in recorded:
             if record.found is None:
                 record.found = self._compared(record, backward=True)
-            self.looks += 1
             self._turns.add(record.seconds)
             if record.found:
                 self._act(record)
         is_measured = self._steps > 1 and self.looks >= min(_TOLD, len(self.watched))
         if is_measured and not self._is_told:
             self._is_told = True
-            _log.info("guard: in training each module is looked at once in %s", self._turn())
+            _log.info("guard: in training each module is looked at once in %s", turn_of(self))
 
     def _compared(self, record: Record, *, backward: bool) -> WrongModule | None:
         """Return the difference of one call from torch's own; None if there is none, or none can be told."""
@@ -417,11 +355,14 @@ class ModelGuard(Guard):
         except Exception as error:  # the module's code may depend on the code around it
             self._failed(record, error)
             return None
+        except BaseException:  # an interrupt, which only the wait meets
+            watched.known.pop(record.key, None)
+            raise
         finally:
             record.seconds += time.perf_counter() - start
             self.seconds_used += time.perf_counter() - start
         self.left_out.pop(watched.name, None)
-        self.looks += record.key is not None
+        self.looks += bool(record.key or backward or text)
         where = watched.name or type(self._model).__name__
         described = describe_call(module, record.call.arguments, record.amp)
         return WrongModule(where, text, described) if text else None
@@ -453,22 +394,3 @@ class ModelGuard(Guard):
                 self.record(self._model)
                 if was_compiled:  # what is in it is looked at from now on
                     self._watch()
-
-
-def numbers() -> Tensor:
-    """Return the state of torch's random numbers."""
-    state = torch.get_rng_state()
-    if torch.cuda.is_initialized():
-        state = torch.cat([state, torch.cuda.get_rng_state()])
-    return state
-
-
-def _limits(seconds: float, max_bytes: int, share: float) -> Iterator[Problem]:
-    if not share > 0:
-        yield Problem("share", f"{share} is not above 0", "give a part of the time, as in 0.01")
-    if not seconds > 0:
-        yield Problem(
-            "seconds", f"{seconds} is not above 0", "give the seconds that a call may take"
-        )
-    if max_bytes < 1:
-        yield Problem("max_bytes", f"{max_bytes} is not at least 1", "give a number of bytes")

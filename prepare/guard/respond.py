@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
 from prepare.core.utils.files import open_unlinked, write_bytes
+from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line
-from prepare.errors import GuardError, GuardWarning
+from prepare.errors import GuardError, GuardWarning, Problem, RefusedError, raise_problems
 from prepare.guard.apart import apart
 from prepare.guard.put_back import obstacle_to_put_back, put_back
 
@@ -28,6 +30,14 @@ if TYPE_CHECKING:
 
 OnDifference = Literal["raise", "warn", "fallback"]
 _log = logging.getLogger(__name__)
+
+
+def check_options(action: str, seconds: float, max_bytes: int, share: float) -> None:
+    """Raise a RefusedError if an option of a guard is wrong."""
+    if action not in get_args(OnDifference):
+        remedy = choose(str(action), get_args(OnDifference))
+        raise RefusedError("on_difference", f"{action!r} is not allowed", remedy)
+    raise_problems(RefusedError, _limits(seconds, max_bytes, share))
 
 
 @dataclass
@@ -113,3 +123,14 @@ def _save(folder: Path, found: WrongModule, call: RecordedCall, module: nn.Modul
         _log.info("guard: the call of %s is not saved: %s", found.module, first_line(error))
         return ""
     return str(path)
+
+
+def _limits(seconds: float, max_bytes: int, share: float) -> Iterator[Problem]:
+    if not share > 0:
+        yield Problem("share", f"{share} is not above 0", "give a part of the time, as in 0.01")
+    if not seconds > 0:
+        yield Problem(
+            "seconds", f"{seconds} is not above 0", "give the seconds that a call may take"
+        )
+    if max_bytes < 1:
+        yield Problem("max_bytes", f"{max_bytes} is not at least 1", "give a number of bytes")

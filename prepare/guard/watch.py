@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,14 +12,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.call import Call
 from prepare.core.forward.float32_calls import CastResults
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.model.memory_format import satisfied
+from prepare.guard.apart import can_look
 from prepare.stages.verify.execution.module_calls import RecordedCall
 
 if TYPE_CHECKING:
     from types import FrameType
+
+    from prepare.core.forward.call import Call
 
 _COMPILED = "_compiled_call_impl"
 _HOOKS = ("_forward_hooks", "_backward_hooks")
@@ -94,18 +97,71 @@ class Record:
     watched: Watched
     key: Hashable
     is_due: bool
-    frame: FrameType
+    frame: FrameType | None
     copies: dict[tuple[int, int], tuple[Tensor, Tensor]]
     call: RecordedCall
-    before: nn.Module | None = None
+    before: Any = None
     amp: str = "none"
     raw: Any = None
-    numbers: Tensor | None = None
+    numbers: Any = None
     draws: bool = False
     detached: bool = False
     found: Any = None
     seconds: float = 0.0
+
+    def draw(self) -> None:
+        """Note whether its own code has drawn random numbers in train mode, since `numbers`."""
+        drew = not torch.equal(self.numbers, numbers())
+        self.draws |= drew and any(part.training for part in self.watched.module.modules())
+
     passed: list[dict[str, Tensor | None]] = field(default_factory=list)
+
+
+class Calls(dict[int, list[Record]]):
+    """The calls that run and are recorded, innermost last, by their threads."""
+
+    def begin(self, watched: Watched, key: Hashable, call: Call, *, is_due: bool) -> Record | None:
+        """Record the arguments of a call that is due, or that the code of such a call makes."""
+        thread, running = threading.get_ident(), set(frames())
+        # One that was left by an exception does not run any more.
+        stack = [record for record in self.pop(thread, []) if record.frame in running]
+        outer, record = stack[-1] if stack else None, None
+        if (is_due or (outer and outer.is_due)) and can_look(call.tensors()):
+            copies = outer.copies if outer else {}
+            copied = RecordedCall(watched.name, call.map(partial(copy_of, copies)))
+            frame, now = sys._getframe(4), numbers()
+            record = Record(watched, key, is_due, frame, copies, copied, numbers=now)
+            if outer:
+                outer.draw()
+            stack.append(record)
+        if stack:
+            self[thread] = stack
+        return record
+
+    def bytes_of(self, record: Record) -> int:
+        """Return the memory of the copies so far."""
+        return sum(copy.nbytes for _, copy in record.copies.values())
+
+    def find(self, frame: FrameType) -> Record | None:
+        """Return the record of the call that runs in `frame`; forget those inside that did not end."""
+        stack = self.get(threading.get_ident(), [])
+        if all(record.frame is not frame for record in stack):
+            return None
+        while stack[-1].frame is not frame:
+            stack.pop()
+        return stack[-1]
+
+    def leave(self, record: Record) -> None:
+        """Forget the innermost record, and add its call to those of the code around it."""
+        stack = self[threading.get_ident()]
+        stack.pop()
+        record.frame = record.raw = None
+        if stack:
+            stack[-1].call.children.append(record.call)
+            stack[-1].numbers = numbers()
+        else:
+            del self[threading.get_ident()]
+            record.copies.clear()
 
 
 class _Hook:
@@ -126,7 +182,7 @@ class Before(_Hook):
         if torch.compiler.is_compiling() or self._guard is None:
             return
         watched = self._watched
-        if watched.module is module:  # not in a replica
+        if watched is not None and watched.module is module:  # not in a replica
             self._guard.before(watched, args, kwargs)
 
 
@@ -194,6 +250,14 @@ def describe_call(module: nn.Module, call: Call, amp: str) -> str:
     return ", ".join([*words, "train" if module.training else "eval"])
 
 
+def numbers() -> Tensor:
+    """Return the state of torch's random numbers."""
+    state = torch.get_rng_state()
+    if torch.cuda.is_initialized():
+        state = torch.cat([state, torch.cuda.get_rng_state()])
+    return state
+
+
 def frames() -> Iterator[FrameType]:
     """Yield the frames of this thread, the innermost first."""
     frame = sys._getframe(1)
@@ -226,14 +290,16 @@ def keep_output(record: Record, args: Any, output: Any) -> None:
     record.detached = any(a.requires_grad and not b.requires_grad for a, b in given)
     for raw, tensor in zip(tensors_in(record.raw), tensors_in(output), strict=False):
         if raw is not tensor and raw.requires_grad and tensor.requires_grad:
-            record.passed.append(pair := {"before": None, "after": None})
+            pair: dict[str, Tensor | None] = {"before": None, "after": None}
+            record.passed.append(pair)
             raw.register_hook(partial(_keep, pair, "before"))
             tensor.register_hook(partial(_keep, pair, "after"))
     module = record.watched.module
     if set(module._backward_hooks) - record.watched.hooks:
         for tensor in tensors_in(args):
-            if type(tensor.grad_fn).__name__ == "BackwardHookFunctionBackward":
-                tensor.grad_fn.register_hook(partial(_keep_passed, record.passed))
+            node = tensor.grad_fn
+            if node is not None and type(node).__name__ == "BackwardHookFunctionBackward":
+                node.register_hook(partial(_keep_passed, record.passed))
 
 
 def _keep(gradients: dict[Any, Any], key: Any, gradient: Tensor) -> None:
