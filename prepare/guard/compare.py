@@ -28,7 +28,7 @@ from prepare.stages.verify.execution.runner import ModelPair
 from prepare.stages.verify.execution.single_run import contiguous
 
 if TYPE_CHECKING:
-    from prepare.guard.watch import Record
+    from prepare.guard.watch import WatchedCall
     from prepare.stages.verify.execution.single_run import RunResult
 
 # Inputs, outputs, their gradients and two results, in float64, in multiples of the largest tensor.
@@ -90,7 +90,7 @@ class _PrivateCalls(CallInterceptor):
 class _Comparer(ModuleComparer):
     """Takes what the call returned as the first result of the prepared module; then it runs a copy."""
 
-    record: Record = None  # type: ignore[assignment]
+    record: WatchedCall = None  # type: ignore[assignment]
     takes_recorded: bool = True
 
     def compare(self, call: RecordedCall) -> dict[str, list[Any]]:
@@ -142,7 +142,12 @@ def snapshot(module: nn.Module) -> nn.Module:
 
 
 def difference(
-    record: Record, original: nn.Module, call: RecordedCall, hooked: set[str], *, backward: bool
+    record: WatchedCall,
+    original: nn.Module,
+    call: RecordedCall,
+    hooked: set[str],
+    *,
+    backward: bool,
 ) -> str:
     """Say by how much a call differs from `original`, torch's own; empty if they agree.
 

@@ -38,8 +38,8 @@ from prepare.guard.text import text_of, turn_of
 from prepare.guard.turns import Turns
 from prepare.guard.watch import (
     Calls,
-    Record,
     Watched,
+    WatchedCall,
     describe_call,
     keep_output,
     key_of,
@@ -108,7 +108,7 @@ class ModelGuard(Guard):
         self._began: dict[int, tuple[int, float]] = {}
         self._turns, self._steps, self._is_told = Turns(every=every, share=share), 0, False
         self._chosen: set[str] = set()
-        self._recorded: list[Record] = []
+        self._recorded: list[WatchedCall] = []
         self._share = share
         # What `look` restores.
         self._state: ModelState | None = None
@@ -298,7 +298,7 @@ class ModelGuard(Guard):
 
     # ------------------------------------------------------------------------------------------- looks
 
-    def _look(self, record: Record, *, is_last: bool) -> Any:
+    def _look(self, record: WatchedCall, *, is_last: bool) -> Any:
         """Look at a call that has ended; in training what is found waits for the gradients.
 
         With `is_last` its output is the one that hooks have changed.
@@ -320,7 +320,7 @@ class ModelGuard(Guard):
             self._act(record)  # a hook for example is not torch's own
         return apart(partial(run_again, watched.module, self._alone(record), record.amp))
 
-    def _alone(self, record: Record) -> RecordedCall:
+    def _alone(self, record: WatchedCall) -> RecordedCall:
         return relative(record.call, record.watched.module, self._model)
 
     def _compare_recorded(self) -> None:
@@ -337,7 +337,7 @@ class ModelGuard(Guard):
             self._is_told = True
             _log.info("guard: in training each module is looked at once in %s", turn_of(self))
 
-    def _compared(self, record: Record, *, backward: bool) -> WrongModule | None:
+    def _compared(self, record: WatchedCall, *, backward: bool) -> WrongModule | None:
         """Return the difference of one call from torch's own; None if there is none, or none can be told."""
         watched, module = record.watched, record.watched.module
         if why := too_large(record.call, module, self._max_bytes):
@@ -367,7 +367,7 @@ class ModelGuard(Guard):
         described = describe_call(module, record.call.arguments, record.amp)
         return WrongModule(where, text, described) if text else None
 
-    def _failed(self, record: Record, error: Exception) -> None:
+    def _failed(self, record: WatchedCall, error: Exception) -> None:
         watched = record.watched
         self._note(watched, first_line(error))
         if isinstance(error, CommunicatesError):
@@ -381,7 +381,7 @@ class ModelGuard(Guard):
             self.left_out[watched.name] = why
             _log.info("guard: %s is left out: %s", watched.name or "the model", why)
 
-    def _act(self, record: Record) -> bool:
+    def _act(self, record: WatchedCall) -> bool:
         """Raise, warn, or put torch's own class back; return whether that was done."""
         module = record.watched.module
         was_compiled = is_compiled(module)

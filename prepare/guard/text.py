@@ -16,8 +16,9 @@ def text_of(guard: Any) -> str:
         why = "no module is changed, or their weights are sharded"
         return f"guard of {type(guard._model).__name__}: it looks for drift alone: {why}"
     kinds: dict[str, int] = {}
-    for watched in guard._looked_at():
-        kinds[watched.kind] = kinds.get(watched.kind, 0) + 1
+    for name, kind in guard.watched.items():
+        if not guard._hooked[name].why:
+            kinds[kind] = kinds.get(kind, 0) + 1
     what = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
     limits = f"{guard._seconds:g} s and {size(guard._max_bytes)} in each"
     used = f"{plural(guard.looks, 'look')} in {guard.seconds_used:.3g} s"

@@ -82,12 +82,12 @@ class Watched:
 
     @property
     def is_followed(self) -> bool:
-        """Whether a second hook sees the output."""
+        """Return whether a second hook sees the output."""
         return self.last is not None and self.last.id in self.module._forward_hooks
 
 
 @dataclass
-class Record:
+class WatchedCall:
     """A call that runs: the module as it was before it, its arguments, and those of the calls inside.
 
     `frame` is that of torch around the module's code. `copies` hold each tensor once, by its id and version.
@@ -117,11 +117,13 @@ class Record:
     passed: list[dict[str, Tensor | None]] = field(default_factory=list)
 
 
-class Calls(dict[int, list[Record]]):
+class Calls(dict[int, list[WatchedCall]]):
     """The calls that run and are recorded, innermost last, by their threads."""
 
-    def begin(self, watched: Watched, key: Hashable, call: Call, *, is_due: bool) -> Record | None:
-        """Record the arguments of a call that is due, or that the code of such a call makes."""
+    def begin(
+        self, watched: Watched, key: Hashable, call: Call, *, is_due: bool
+    ) -> WatchedCall | None:
+        """WatchedCall the arguments of a call that is due, or that the code of such a call makes."""
         thread, running = threading.get_ident(), set(frames())
         # One that was left by an exception does not run any more.
         stack = [record for record in self.pop(thread, []) if record.frame in running]
@@ -130,7 +132,7 @@ class Calls(dict[int, list[Record]]):
             copies = outer.copies if outer else {}
             copied = RecordedCall(watched.name, call.map(partial(copy_of, copies)))
             frame, now = sys._getframe(4), numbers()
-            record = Record(watched, key, is_due, frame, copies, copied, numbers=now)
+            record = WatchedCall(watched, key, is_due, frame, copies, copied, numbers=now)
             if outer:
                 outer.draw()
             stack.append(record)
@@ -138,11 +140,11 @@ class Calls(dict[int, list[Record]]):
             self[thread] = stack
         return record
 
-    def bytes_of(self, record: Record) -> int:
+    def bytes_of(self, record: WatchedCall) -> int:
         """Return the memory of the copies so far."""
         return sum(copy.nbytes for _, copy in record.copies.values())
 
-    def find(self, frame: FrameType) -> Record | None:
+    def find(self, frame: FrameType) -> WatchedCall | None:
         """Return the record of the call that runs in `frame`; forget those inside that did not end."""
         stack = self.get(threading.get_ident(), [])
         if all(record.frame is not frame for record in stack):
@@ -151,7 +153,7 @@ class Calls(dict[int, list[Record]]):
             stack.pop()
         return stack[-1]
 
-    def leave(self, record: Record) -> None:
+    def leave(self, record: WatchedCall) -> None:
         """Forget the innermost record, and add its call to those of the code around it."""
         stack = self[threading.get_ident()]
         stack.pop()
@@ -276,8 +278,8 @@ def copy_of(copies: dict[tuple[int, int], tuple[Tensor, Tensor]], tensor: Tensor
     return copies.setdefault((id(tensor), tensor._version), (tensor, copy))[1]
 
 
-def keep_output(record: Record, args: Any, output: Any) -> None:
-    """Record what a call returned, and the gradients of that when they arrive."""
+def keep_output(record: WatchedCall, args: Any, output: Any) -> None:
+    """WatchedCall what a call returned, and the gradients of that when they arrive."""
     call = record.call
     call.outputs = map_tensors(partial(copy_of, record.copies), output)
     if record.before is None or not torch.is_grad_enabled():
