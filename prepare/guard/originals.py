@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.float32_calls import casts_of
-from prepare.core.model.module_kinds import is_repaired
+from prepare.core.model.forward_code import forward_code
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.model.replaced_method import replaced_methods
 from prepare.core.model.tensors import is_plain
@@ -69,7 +69,7 @@ class Originals:
         """Return how the pipeline changed the code of a module; empty if it did not."""
         if is_compiled(module):
             return "compiled"
-        if is_repaired(module):
+        if forward_code(module).repaired:
             return "repaired"
         if any(replaced_methods(module)):
             return "with rewritten calls"

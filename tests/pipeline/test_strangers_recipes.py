@@ -13,12 +13,13 @@ from torch import nn
 
 from fuzz_recipe import Watch
 from paths import ROOT
-from prepare import checkpoint, contract, recipe
+from prepare import checkpoint, recipe
 from prepare.checkpoint.manifest import _digest, read_manifest
 from prepare.errors import ConfigError, PrepareError, RecipeWarning
 from prepare.patterns import Patterns, are_quick, matches
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
+from prepare.stages import contract
 from prepare.stages.tune import Tuning, tune
 from prepare.stages.tune.cache import Cache
 from prepare.step import ForRecipes, ModelStep, TensorStep
