@@ -46,6 +46,8 @@ def put_back(module: nn.Module, pipeline: Any, optimizer: Optimizer | None) -> s
     vars(view).update(vars(module) | {"_modules": kept})
     pipeline.undo(view, phases=_CODE)
     module.__class__ = type(view)
+    for key in vars(module).keys() - vars(view).keys():  # a method that a step had put on it
+        del vars(module)[key]
     with torch.no_grad():
         for tensor in _own(module):
             tensor.data = tensor.data.contiguous()
