@@ -159,7 +159,8 @@ class PartialError(PrepareError):
         super().__init__(
             "low_memory",
             f"{type(cause).__name__} after {len(changed)} of {total} tensors: {cause}",
-            f"changed: {', '.join(changed)}; as before: {', '.join(unchanged)}; apply again to finish",
+            f"changed: {', '.join(changed)}; as before: {', '.join(unchanged) or 'none'}; "
+            "apply again to finish",
         )
 
 

@@ -16,6 +16,12 @@ _UNREAD = re.compile(r"\(\?(?:#|[aiLmsu-]*x)")
 _ESCAPED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
 _REPEATS = re.compile(r"[*+]|\{\d*,\d*\}")
 _CHOICES = re.compile(r"\||(?<![(*+}?])\?")
+# What the patterns of one option may cost to compile, in units of about a microsecond.
+_MOST_COST = 20_000
+_COSTS = {"*": 25, "(": 10, "|": 10, "[": 10}
+# A set of characters beyond ASCII has a table of its own.
+_WIDE_SET = 5_000
+_WIDE = re.compile(r"[^\x00-\x7f]|\\[uUN]")
 
 
 def matches(pattern: str, name: str, module: Any) -> bool:
@@ -46,7 +52,13 @@ def kept_modules(model: Any, patterns: tuple[str, ...]) -> dict[str, str]:
 
 
 def readable(patterns: tuple[str, ...]) -> None:
-    """Raise ValueError with the reason for a pattern that is not valid."""
+    """Raise ValueError with the reason for a pattern that is not valid, before a costly one is compiled."""
+    if (cost := sum(map(_cost, patterns))) > _MOST_COST:
+        longest = max(patterns, key=_cost)
+        raise ValueError(
+            f"patterns cost {cost:,}, more than the {_MOST_COST:,} allowed (a character 1, a * 25), as "
+            f"{_short(longest)} does; give fewer or shorter ones, or plain names"
+        )
     for pattern in patterns:
         _matcher(pattern)
 
@@ -96,17 +108,45 @@ def _matcher(pattern: str) -> Callable[[str, Any], bool]:
         # The base class of torch's batch and instance norms, by name: torch is not imported here.
         return _by_class("_NormBase".__eq__)
     if kind == "type" and rest:
-        return _by_class(re.compile(fnmatch.translate(rest)).match)
+        return _by_class(re.compile(_translated(rest)).match)
     if kind == "re" and rest:
         try:
             regex = re.compile(rest)
         except (re.error, RecursionError, OverflowError) as error:
-            raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+            wrong = f"{_short(pattern)} is not a regular expression: {error}"
+            raise ValueError(wrong) from None
         return lambda name, _: regex.fullmatch(name) is not None
     if not pattern or pattern in ("type:", "re:"):
         raise ValueError(f"{pattern!r} is an empty pattern")
-    glob = re.compile(fnmatch.translate(pattern))
+    if not _is_glob(pattern):
+        return lambda name, _: name == pattern
+    glob = re.compile(_translated(pattern))
     return lambda name, _: glob.match(name) is not None
+
+
+def _is_glob(pattern: str) -> bool:
+    return not set(pattern).isdisjoint("*?[")
+
+
+def _translated(glob: str) -> str:
+    # fnmatch searches the rest of the text for the end of each bracket; the last ones have none.
+    head, end, tail = glob.rpartition("]")
+    return fnmatch.translate(head + end + tail.replace("[", "[[]"))
+
+
+def _cost(pattern: str) -> int:
+    """Return what a pattern costs to compile; a plain name costs nothing."""
+    if not pattern.startswith("re:") and not _is_glob(pattern):
+        return 0
+    text = pattern
+    if pattern.startswith("re:"):
+        text = text.replace(r"\\", "").replace(r"\[", "")
+    wide = _WIDE_SET * text.count("[") if _WIDE.search(text) else 0
+    return len(pattern) + wide + sum(cost * text.count(each) for each, cost in _COSTS.items())
+
+
+def _short(pattern: str) -> str:
+    return repr(pattern if len(pattern) <= 60 else f"{pattern[:60]}...")
 
 
 def _by_class(accepts: Callable[[str], Any]) -> Callable[[str, Any], bool]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -203,6 +205,26 @@ class TensorStep(Step):
     def want(self, tensor: NamedTensor) -> Want | None:
         """Return what this tensor should have, or None. Must be pure: it changes nothing."""
         raise NotImplementedError
+
+    def formats(self, model: torch.nn.Module | None = None) -> Mapping[int, str]:
+        """Return the memory format that it wants for weights of convolutions, by their rank, 4 and 5.
+
+        That is what `want` returns for the weight of a convolution without a name, or else for the first one
+        of `model` for which it wants anything.
+        """
+        from prepare.core.model.tensors import convolution_weights, sample_weights
+
+        places = itertools.chain(
+            sample_weights(), () if model is None else convolution_weights(model)
+        )
+        found: dict[int, Any] = {}
+        for place in places:
+            if len(found) == 2:
+                break
+            with contextlib.suppress(Exception):  # a plan asks again, and says which step raised
+                if (rank := place.tensor.dim()) not in found and (want := self.want(place)):
+                    found[rank] = want.memory_format
+        return {rank: name for rank, name in found.items() if name is not None}
 
     def nothing_matched(self, model: torch.nn.Module) -> str:
         """Return the likely reason why this step wants nothing in `model`."""

@@ -24,6 +24,7 @@ _SUMMARY = {
     **dict.fromkeys(("tensors", "bytes_before", "bytes_after"), int),
     **dict.fromkeys(("convolutions", "status", "dtypes", "devices"), dict[str, int]),
     "unregistered": list[str],
+    "format_steps": list[str] | None,
 }
 _BEFORE = {"stride": list[int] | None, "dtype": str, "device": str}
 # From worst to best; a row has the worst status that applies.

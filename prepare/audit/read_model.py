@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from prepare.audit import STATUSES, AuditRow
+from prepare.core.model.forward_overrides import computed_tensors
 from prepare.core.model.memory_format import canonical_stride, satisfied, takes
-from prepare.core.model.own_code import computed_tensors
 from prepare.core.model.tensors import (
     NamedTensor,
     dtype_text,
@@ -51,6 +51,9 @@ def read_model(model: nn.Module, plan: Plan | None) -> tuple[list[AuditRow], dic
     rows.sort(key=lambda row: (row.module, row.tensor, row.kind))
     sizes = {place.path: stored_bytes(place.tensor) for place in places if is_strided(place.tensor)}
     summary = _summary(rows, _convolution_weights(places), sizes)
+    summary["format_steps"] = sorted(
+        {name for each in planned.values() for name in each.by.get("memory_format", ())}
+    )
     summary["unregistered"] = sorted(
         f"{path}: {name_of(tensor.dtype)} {tensor.device}"
         for path, tensor in unregistered_tensors(model)

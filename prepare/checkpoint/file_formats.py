@@ -1,5 +1,6 @@
 """Read files of weights, only mapped: those of the package `safetensors`, and those of `torch.save`."""
 
+import pickletools
 import sys
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -18,7 +19,8 @@ from prepare.checkpoint.stored_tensor import (
     several,
 )
 from prepare.core.model.tensors import is_plain
-from prepare.core.utils.files import printable_path
+from prepare.core.utils.files import open_regular, printable_path
+from prepare.core.utils.json_records import check_memory
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import words
 from prepare.errors import CheckpointError, Problem
@@ -36,6 +38,9 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
         CheckpointError: the header is damaged, or does not fit the file's size.
     """
     try:
+        with open(path, "rb", opener=open_regular) as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            check_memory(opened.read(min(length, _LARGEST_PICKLE)))
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # also what torch raises for a dtype that it lacks
@@ -51,7 +56,14 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 
 _DAMAGED = "it is cut short or damaged: fetch or save it again"
 _AGAIN = "save it with torch.save(model.state_dict(), FILE), and nothing but tensors in it"
-_LARGEST_PICKLE = 100_000_000
+_LARGEST_PICKLE, _LONGEST_ORDER = 100_000_000, 16
+# Operations of a pickle: of anything, and of each record of the archive; a tensor has a record and takes 32.
+_OPERATIONS, _OPERATIONS_EACH = 100_000, 100
+# Values that are hashed: a tuple of the same tuple twice, sixty times over, has 2**60.
+_MOST_HASHED = 4_000_000
+# What the operations of a pickle without code take off the stack, for one value each; marks are apart.
+_TAKEN = {"BINPERSID": 1, "NEWOBJ": 2, "REDUCE": 2, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+_LEFT_IN_PLACE = {"BUILD": 1, "APPEND": 1, "SETITEM": 2}
 _MOST_KEYS = 5
 
 
@@ -108,23 +120,73 @@ def _check_archive(path: Path) -> None:
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
             names = {record.filename.partition("/")[2]: record for record in records}
-            order = archive.read(names["byteorder"]).decode() if "byteorder" in names else ""
+            most = {"byteorder": _LONGEST_ORDER, "data.pkl": _LARGEST_PICKLE}
+            large = any(names[name].file_size > most[name] for name in most.keys() & names.keys())
+            compressed = any(r.compress_type or r.file_size != r.compress_size for r in records)
+            readable = {} if large or compressed else most.keys() & names.keys()
+            content = {name: archive.read(names[name]) for name in readable}
+            order = content.get("byteorder", b"").decode()
     except Exception as error:  # the standard library raises many kinds over a damaged archive
         wrong = f"its archive cannot be read: {type(error).__name__}: {str(error)[:100]}"
         raise CheckpointError(printable_path(path), wrong, _DAMAGED) from error
-    compressed = any(r.compress_type or r.file_size != r.compress_size for r in records)
     wrong = ""
     if compressed or len(names) != len(records):
         wrong = "its records are compressed, or in it twice: torch does not write such a file"
     elif "constants.pkl" in names:
         wrong = "is a TorchScript model, which is code"
-    elif "data.pkl" not in names or names["data.pkl"].file_size > _LARGEST_PICKLE:
+    elif "data.pkl" not in names or large:
         wrong = "is an archive that torch did not write"
+    else:
+        wrong = _explodes(content["data.pkl"], _OPERATIONS + _OPERATIONS_EACH * len(records))
     if wrong:
         raise CheckpointError(printable_path(path), wrong, _AGAIN)
     if order not in ("", sys.byteorder):
         wrong = f"was written on a machine that is {order}-endian, and this one is {sys.byteorder}"
         raise CheckpointError(printable_path(path), wrong, "save it as safetensors there")
+
+
+def _explodes(pickled: bytes, most: int) -> str:
+    """Return what is wrong with a pickle that is small and takes hours or all memory to read; or "".
+
+    It has at most `most` operations.
+    The values of a list are 1 here: only tuples are hashed with all that is in them.
+    """
+    stack: list[int] = []
+    marks: list[int] = []
+    memo: dict[Any, int] = {}
+    hashed = 0
+    try:
+        for count, (operation, argument, _) in enumerate(pickletools.genops(pickled)):
+            name = operation.name
+            if name in ("PROTO", "STOP"):
+                continue
+            if name == "MARK":
+                marks.append(len(stack))
+            elif name in ("BINPUT", "LONG_BINPUT"):
+                memo[argument] = stack[-1]
+            elif name in ("BINGET", "LONG_BINGET"):
+                stack.append(memo[argument])
+            elif name in ("TUPLE", "APPENDS", "SETITEMS"):
+                start = marks.pop()
+                hashed += sum(stack[start::2]) if name == "SETITEMS" else 0
+                values = sum(stack[start:])
+                del stack[start:]
+                if name == "TUPLE":
+                    stack.append(1 + values)
+            elif name in _LEFT_IN_PLACE:
+                hashed += stack[-2] if name == "SETITEM" else 0
+                del stack[-_LEFT_IN_PLACE[name] :]
+            else:
+                taken = _TAKEN.get(name, 0)
+                values = sum(stack[len(stack) - taken :])
+                del stack[len(stack) - taken :]
+                hashed += values if name == "REDUCE" else 0
+                stack.append(1 + values if name.startswith("TUPLE") else 1)
+            if hashed > _MOST_HASHED or count > most or (stack and stack[-1] > _MOST_HASHED):
+                return "is a small description of more values than any model has: torch did not write it"
+    except Exception as error:  # what is damaged raises many kinds
+        return f"its description is damaged ({type(error).__name__}: {str(error)[:100]})"
+    return ""
 
 
 def _refused(path: Path, error: Exception) -> CheckpointError:
@@ -183,7 +245,9 @@ def _inner(content: Any) -> list[str]:
 def _described(content: Any) -> str:
     if not isinstance(content, Mapping):
         return f"a {type(content).__name__}"
-    keys = ", ".join(printable_name(str(key)) for key in list(content)[:_MOST_KEYS])
+    first = list(content)[:_MOST_KEYS]
+    keys = ", ".join(printable_name(str(k) if isinstance(k, (str, int)) else f"a {type(k).__name__}")
+                     for k in first)  # fmt: skip
     return f"a {type(content).__name__} with {len(content)} entries: {keys}"[:300]
 
 

@@ -15,7 +15,7 @@ from prepare.checkpoint.open_weights import OpenedWeights
 from prepare.checkpoint.stored_tensor import StoredTensor, problem, raw, several
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.tensors import is_expanded
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.signals import act_on_interrupts, held_interrupts
 from prepare.errors import Problem, RefusedError
 from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.preconditions import context_problems, model_problems
@@ -99,7 +99,11 @@ def _read_all(reads: list[_TensorRead], opened: OpenedWeights) -> list[Tensor]:
     workers = max(1, min(_MOST_THREADS, torch.get_num_threads(), len(reads)))
     pool = ThreadPoolExecutor(workers)
     try:
-        return list(pool.map(partial(_read, opened=opened), reads))
+        filled = []
+        for fresh in pool.map(partial(_read, opened=opened), reads):
+            act_on_interrupts()
+            filled.append(fresh)
+        return filled
     finally:
         pool.shutdown(cancel_futures=True)
 

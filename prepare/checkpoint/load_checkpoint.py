@@ -16,6 +16,7 @@ from prepare.checkpoint.match_names import Matched, match
 from prepare.checkpoint.open_weights import OpenedWeights, Rename, open_weights
 from prepare.checkpoint.stored_tensor import problem, several
 from prepare.core.model.module_tree import Snapshot
+from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import words
 from prepare.errors import ConfigError, RefusedError, raise_problems
@@ -94,12 +95,15 @@ def load(
         wrong = f"gave an object of type {type(built).__name__}, which is not a torch.nn.Module"
         raise RefusedError("model", wrong, "give a model, or a function that builds one")
     raise_problems(RefusedError, fsdp_problems(built))
-    missing, unexpected, undo = fill_model(built, opened, pipeline, strict=strict)
-    try:
-        pipeline.apply(built, known_issues=known_issues)
-    except BaseException:
-        undo()
-        raise
+    with held_interrupts(
+        may_hang=True
+    ):  # they act between the parts of a copy, where all can be undone
+        missing, unexpected, undo = fill_model(built, opened, pipeline, strict=strict)
+        try:
+            pipeline.apply(built, known_issues=known_issues)
+        except BaseException:
+            undo()
+            raise
     return Loaded(cast("_Model", built), pipeline, missing, unexpected)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare.checkpoint.paths import beside
-from prepare.checkpoint.stored_tensor import StoredTensor, problem, several
+from prepare.checkpoint.stored_tensor import StoredTensor, printable_name, problem, several
 from prepare.core.model.tensors import name_of
 from prepare.core.utils import json_records
 from prepare.core.utils.wording import words
@@ -128,7 +128,12 @@ def _differences(path: Path, tensor: StoredTensor, saved: SavedTensor) -> list[P
         ("shape", list(tensor.shape), list(saved.shape)),
     )
     return [
-        problem(path, tensor.name, f"has the {what} {now}, and {was} was saved", _remedy())
+        problem(
+            path,
+            tensor.name,
+            f"has the {what} {now}, and {printable_name(str(was))} was saved",
+            _remedy(),
+        )
         for what, now, was in pairs
         if now != was
     ]

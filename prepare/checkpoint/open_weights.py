@@ -1,6 +1,6 @@
 """Open weights: a safetensors file, a file of torch, or the index of several, told apart by their content."""
 
-import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +14,16 @@ from prepare.checkpoint.file_formats import (
 )
 from prepare.checkpoint.manifest import Manifest, read_manifest
 from prepare.checkpoint.paths import INDEX, beside, instead
-from prepare.checkpoint.stored_tensor import StoredTensor, problem, several
-from prepare.core.utils import files
+from prepare.checkpoint.stored_tensor import StoredTensor, printable_name, problem, several
+from prepare.core.utils import files, json_records
 from prepare.errors import CheckpointError, FileError
 
-_LARGEST_INDEX = 100_000_000
+# Seconds to wait for a writer that replaces the file again and again.
+_PATIENCE = 30.0
+# Seconds for which a pair of files with two times is new, and how often and long it is looked at again.
+_NEW, _LOOKS, _PAUSE = 5.0, 10, 0.02
+# Characters of the name of a file.
+_LONGEST = 256
 Rename = Callable[[str], str | None]
 
 
@@ -42,9 +47,50 @@ def open_weights(
 ) -> OpenedWeights:
     """Open the weights at `path` and their manifest; read no values.
 
+    While another process saves over them, they are opened again until both are of one version.
+
     Raises:
         CheckpointError: the file is damaged, or has a format that is not supported.
     """
+    deadline = time.monotonic() + _PATIENCE
+    while True:
+        before, late = _file_states(path), time.monotonic() > deadline
+        try:
+            opened = _open(path, key, rename, check)
+        except CheckpointError:
+            if late or _is_settled(path, before):
+                raise
+        else:
+            if late or _is_settled(path, before):
+                return opened
+
+
+def _file_states(path: Path) -> list[tuple[int, int, int] | None]:
+    """Return what tells one version of the weights, and of their manifest, from the next."""
+    found: list[tuple[int, int, int] | None] = []
+    for each in (path, beside(path)):
+        try:
+            status = each.stat()
+            found.append((status.st_mtime_ns, status.st_ino, status.st_size))
+        except (OSError, ValueError):
+            found.append(None)
+    return found
+
+
+def _is_settled(path: Path, before: list[tuple[int, int, int] | None]) -> bool:
+    """Return whether nobody has saved since `before`, or was about to replace the second file."""
+    weights, manifest = before
+    if weights and manifest and weights[0] != manifest[0]:
+        # A copy of them may have two times; only what is new may be one of `save` that is not whole yet.
+        newest = max(weights[0], manifest[0]) / 1e9
+        for _ in range(_LOOKS if abs(time.time() - newest) < _NEW else 0):
+            time.sleep(_PAUSE)
+            if _file_states(path) != before:
+                return False
+    return _file_states(path) == before
+
+
+def _open(path: Path, key: str | None, rename: Rename | None, check: str) -> OpenedWeights:
     stored, versions = _read(path, key)
     manifest = read_manifest(path)
     if check == "always" and manifest is None:
@@ -85,7 +131,7 @@ def _read(path: Path, key: str | None) -> tuple[dict[str, StoredTensor], Mapping
 def _read_index(path: Path) -> dict[str, StoredTensor]:
     """Return the tensors of all files that an index names; these are in its folder."""
     try:
-        index = json.loads(files.read_text(path, limit=_LARGEST_INDEX))
+        index = json_records.parse_json(files.read_text(path, limit=json_records.LIMIT))
         shards = {str(name): str(file) for name, file in index["weight_map"].items()}
     except FileError as error:
         raise CheckpointError.of(error.problems) from error
@@ -95,8 +141,8 @@ def _read_index(path: Path) -> dict[str, StoredTensor]:
         raise CheckpointError(files.printable_path(path), wrong, remedy) from error
     shard_tensors: dict[str, dict[str, StoredTensor]] = {}
     for shard in dict.fromkeys(shards.values()):
-        if not shard or Path(shard).name != shard or shard.endswith(INDEX):
-            wrong = f"names the file {files.printable_path(shard)}, which is not in its folder"
+        if not 0 < len(shard) < _LONGEST or Path(shard).name != shard or shard.endswith(INDEX):
+            wrong = f"names the file {printable_name(shard)}, which is not in its folder"
             remedy = "put all shards beside the index"
             raise CheckpointError(files.printable_path(path), wrong, remedy)
         shard_tensors[shard], _ = _read(path.with_name(shard), None)

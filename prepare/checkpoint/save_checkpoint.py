@@ -26,6 +26,7 @@ from prepare.core.model.tensors import (
     special_form,
 )
 from prepare.core.utils.files import NewFile, both
+from prepare.core.utils.signals import held_interrupts
 from prepare.errors import CheckpointError, ConfigError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
@@ -206,19 +207,20 @@ def export(model: _Model) -> _Model:
         RefusedError: as `Pipeline.apply`; the model is unchanged.
     """
     compiled = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
-    try:
-        for module in compiled:
-            compile.undo(module)
-        Pipeline([_Contiguous()]).apply(model, strict=False, known_issues="ignore")
-    except BaseException:
+    with held_interrupts(may_hang=True):
+        try:
+            for module in compiled:
+                compile.undo(module)
+            Pipeline([_Contiguous()]).apply(model, strict=False, known_issues="ignore")
+        except BaseException:
+            for module, call in compiled.items():
+                module._compiled_call_impl = call
+            raise
+        for name in STEPS:
+            STEPS[name].undo(model)
         for module, call in compiled.items():
-            module._compiled_call_impl = call
-        raise
-    for name in STEPS:
-        STEPS[name].undo(model)
-    for module, call in compiled.items():
-        if not hasattr(call, "prepared_as"):
-            module._compiled_call_impl = call
+            if not hasattr(call, "prepared_as"):
+                module._compiled_call_impl = call
     return model
 
 

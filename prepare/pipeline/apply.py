@@ -124,7 +124,11 @@ def apply_steps(
     """Rewrite modules, move tensors and let the other steps act; undo everything on failure.
 
     The caller holds interrupts: they act between the steps, where everything can be undone.
+
+    Raises:
+        PartialError: a failure after old tensors were freed, with `low_memory`.
     """
+    transfer = None
     undo = [Snapshot(model).restore] if actions else []
     undo += [saved_switches()] if phases.runtime else []
     try:
@@ -148,10 +152,12 @@ def apply_steps(
         _check_nothing_left(survey(model, phases))
         # Casts that autocast has cached are of the old weights.
         torch.clear_autocast_cache()
-    except BaseException:
+    except BaseException as error:
         with held_interrupts():
             for restore in undo:
                 restore()
+        if transfer is not None:
+            transfer.raise_partial(error)
         raise
 
 

@@ -6,8 +6,8 @@ from functools import cache, lru_cache
 import torch
 from torch import nn
 
+from prepare.core.model.forward_overrides import Protected
 from prepare.core.model.memory_format import FORMATS, takes
-from prepare.core.model.own_code import Protected
 from prepare.core.model.tensors import (
     NamedTensor,
     identity,
@@ -253,7 +253,7 @@ def _without_effect(
 
     All memory-format steps of a pipeline are one request.
     """
-    formats = [step for step in steps if hasattr(step, "memory_format")]
+    formats = [step for step in steps if step.formats(model)]
     if formats and not any("memory_format" in request.wants for request in requests):
         where = ", ".join(f"steps.{step.name}" for step in formats)
         meanings = dict.fromkeys(step.nothing_matched(model) for step in formats)

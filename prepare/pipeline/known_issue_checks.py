@@ -6,10 +6,11 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from prepare.core.model.issues_here import standing_here
+from prepare.core.model.doctor_findings import standing_here
+from prepare.core.model.forward_code import forward_code, torch_class
 from prepare.core.model.known_issues import ONLY, REPAIR_STEP, Issue
 from prepare.core.model.memory_format import canonical_stride
-from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, is_repair
+from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import argument, step, words
@@ -32,8 +33,9 @@ class IssueMatch:
 
     `in_training`: whether the model is in training mode. `only_warns`: whether wrong numbers are no error
     even then. `needs_force`: whether the step that repairs it needs `force`, as no convolution is in
-    channels-last. `own_forward`: whether no step can repair them, as their forward is their own;
-    that matters to who has asked for the repair. `batch`: the number of samples of a call, if it is known.
+    channels-last. `unreached`: for modules that no repair reaches, as other code stands in the place of
+    torch's: the name of that code; None for all others. `batch`: the number of samples of a call, if it is
+    known.
     """
 
     issue: Issue
@@ -41,7 +43,7 @@ class IssueMatch:
     in_training: bool
     only_warns: bool
     needs_force: bool
-    own_forward: bool = False
+    unreached: str | None = None
     batch: int | None = None
 
     @property
@@ -79,14 +81,20 @@ class IssueMatch:
         names = list(self.modules)
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         kinds = ", ".join(sorted(set(self.modules.values())))
-        if self.own_forward:
+        if self.unreached is not None and self.issue.name == _REFERENCE:
             stay = "1 convolution stays" if len(names) == 1 else f"{len(names)} convolutions stay"
             kernel = f"{stay} in torch's reference kernel at batch 1 [{self.issue.name}]"
-            wrong = f"{REPAIR_STEP} cannot replace {kinds} (own forward): {kernel}{self._mode()}"
+            wrong = f"{REPAIR_STEP} cannot replace {kinds} ({self._code()}): {kernel}{self._mode()}"
             return Problem("", wrong, "run batches of 2 or more")
         where = f"{kinds} ({', '.join(name or 'the model' for name in names[:_SHOWN])}{more})"
         wrong = f"{self.issue.what} [{self.issue.name}]{self._mode()}"
+        if self.unreached is not None:
+            wrong += f"; {REPAIR_STEP} cannot repair it: {self._code()}"
         return Problem(where, wrong, self._remedy())
+
+    def _code(self) -> str:
+        """Return the code that runs in the place of torch's, in words."""
+        return f"its forward was replaced by {self.unreached}" if self.unreached else "own forward"
 
     def _mode(self) -> str:
         if self._is_of_last_batch:
@@ -100,7 +108,11 @@ class IssueMatch:
         return f"; in training code{also} this is an error"
 
     def _remedy(self) -> str:
-        if self.issue.repair:
+        if self.unreached:
+            cures = [f"prepare the model first, with {step(REPAIR_STEP)}, then replace the forward"]
+        elif self.unreached is not None:
+            cures = ["call super().forward(...) in its forward"]
+        elif self.issue.repair:
             cures = [f"add the step {step(REPAIR_STEP, **self.repair_options)}"]
         else:
             cures = [f"{_CURES[kind]} {cure}" for kind, cure in self.issue.cure]
@@ -143,22 +155,24 @@ def find_known_issues(
     for issue in dict.fromkeys(
         issue for device in sorted(devices) for issue in standing_here(device)
     ):
-        for own_forward in (False, True):
-            if not (issue.in_plan or own_forward):
+        meeting: dict[str | None, dict[str, str]] = {}
+        for kind in issue.operations:
+            if not issue.concerns(kind, formats, dtypes):
                 continue
-            modules = {
-                name: kind if is_repair(type(module)) else type(module).__name__
-                for kind in issue.operations
-                if kind in modules_by_class and issue.concerns(kind, formats, dtypes)
-                for name, module in modules_by_class[kind].items()
-                if ONLY[issue.only](module) and _meets(issue, module, own_forward=own_forward)
-            }
-            if modules:
-                only_warns = known_issues == "warn"
-                needs_force = formats.isdisjoint({*issue.formats} - {"contiguous"})
-                match = IssueMatch(
-                    issue, modules, model.training, only_warns, needs_force, own_forward, batch
-                )
+            for name, module in modules_by_class.get(kind, {}).items():
+                if ONLY[issue.only](module) and _meets(issue, module):
+                    unreached = _unreached(issue, module)
+                    shown = kind if forward_code(module).repaired else type(module).__name__
+                    meeting.setdefault(unreached, {})[name] = shown
+        only_warns = known_issues == "warn"
+        needs_force = formats.isdisjoint({*issue.formats} - {"contiguous"})
+        for unreached, modules in meeting.items():
+            match = IssueMatch(
+                issue, modules, model.training, only_warns, needs_force, unreached, batch
+            )
+            # Of a user's own forward it is not known that it meets the sizes.
+            is_met = unreached != "" or match.is_wrong or not issue.sizes
+            if (issue.in_plan and is_met) or (unreached is not None and issue.name == _REFERENCE):
                 matches.append(match)
     return sorted(matches, key=lambda match: not match.is_error)
 
@@ -171,21 +185,24 @@ def check_known_issues(known_issues: str) -> None:
 
 
 def _class_name(module: nn.Module) -> str:
-    """Return the name of a module's class; for a repair or a user's convolution, of the class of torch."""
-    cls = type(module)
-    torch_bases = (base for base in cls.__mro__ if base.__module__.startswith("torch."))
-    is_torchs = is_repair(cls) or isinstance(module, CONVOLUTIONS_2D_3D)
-    return next(torch_bases, cls).__name__ if is_torchs else cls.__name__
+    """Return the name of the class of torch from which a module's class is derived, or of its own."""
+    cls: Any = type(module)  # a class is hashable, which mypy denies
+    return (torch_class(cls) or cls).__name__
 
 
-def _meets(issue: Issue, module: nn.Module, *, own_forward: bool) -> bool:
-    """Return whether a module runs torch's code; with `own_forward`, whether no repair can reach it."""
+def _meets(issue: Issue, module: nn.Module) -> bool:
+    """Return whether a module runs torch's code, and none that repairs it."""
     repair = find_repair(issue.repair) if issue.repair else None
-    if own_forward:
-        return issue.name == _REFERENCE and repair is not None and repair.cannot_reach(module)
-    if repair is not None:
-        return repair.fits(module)
-    return is_repair(type(module)) or type(module).__name__ in issue.operations
+    if repair is not None and (repair.mends(module) or not repair.concerns(module)):
+        return False
+    return forward_code(module).runs_torchs
+
+
+def _unreached(issue: Issue, module: nn.Module) -> str | None:
+    """Return the function or nothing that stands in the place of torch's code; None if a repair fits."""
+    if not issue.repair or find_repair(issue.repair).fits(module):
+        return None
+    return forward_code(module).replaced_by
 
 
 def _convolution_weights(table: RequestTable) -> tuple[set[str], set[str], set[str]]:

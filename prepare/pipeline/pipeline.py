@@ -177,7 +177,8 @@ class Pipeline:
             warned = [
                 match.problem()
                 for match in work.issues
-                if not match.is_error and (REPAIR_STEP in self.steps or not match.own_forward)
+                if not match.is_error
+                and (REPAIR_STEP in self.steps or match.unreached is None or match.is_wrong)
             ]
             unfit = [problem for step in self.steps.values() for problem in step.in_training()]
             wrong = [match for match in work.issues if match.is_wrong]
@@ -206,7 +207,8 @@ class Pipeline:
         """Return the steps to add, so that no number is wrong in training; None if no step helps."""
         if not wrong:
             return {}
-        if REPAIR_STEP in self.steps or not all(match.issue.repair for match in wrong):
+        is_repaired = all(match.issue.repair and match.unreached is None for match in wrong)
+        if REPAIR_STEP in self.steps or not is_repaired:
             return None
         return {REPAIR_STEP: max((match.repair_options for match in wrong), key=len)}
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prepare.core.model.forward_overrides import computed_tensors
 from prepare.core.model.memory_format import canonical_stride, satisfied
-from prepare.core.model.own_code import computed_tensors
 from prepare.core.model.tensors import (
     NamedTensor,
     is_expanded,

@@ -171,6 +171,7 @@ class Transfer:
         self._moves = moves
         self._low_memory = low_memory
         self._old: list[tuple[Tensor, Tensor]] = []
+        self._freed: list[str] = []
 
     def run(self) -> None:
         """Allocate, copy, then exchange.
@@ -178,7 +179,6 @@ class Transfer:
         Raises:
             RefusedError: a value does not fit the new dtype, or a tensor has a form that stays as it is, or
                 is shared with other processes.
-            PartialError: with `low_memory`, after a failure midway.
         """
         _check_forms(self._moves)
         with (
@@ -203,20 +203,19 @@ class Transfer:
                 tensor.data = data
                 self._old.pop()
 
+    def raise_partial(self, error: BaseException) -> None:
+        """Raise PartialError if the old data of changed tensors is freed, so that nothing can be undone."""
+        if self._freed:
+            remaining = [move.path for move in self._moves[len(self._freed) :]]
+            raise PartialError(error, self._freed, remaining) from error
+
     def _one_by_one(self, workers: OneThreadWorkers) -> None:
-        done: list[str] = []
-        try:
-            for moves in _groups(self._moves):
-                fresh = _new_data(moves, workers)
-                with held_interrupts():
-                    for tensor, data in fresh:
-                        tensor.data = data
-                    done += [move.path for move in moves]
-        except BaseException as error:
-            if not done:
-                raise
-            remaining = [move.path for move in self._moves[len(done) :]]
-            raise PartialError(error, done, remaining) from error
+        for moves in _groups(self._moves):
+            fresh = _new_data(moves, workers)
+            with held_interrupts():
+                for tensor, data in fresh:
+                    tensor.data = data
+                self._freed += [move.path for move in moves]
 
 
 def _check_forms(moves: Sequence[AnyMove]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -46,6 +47,9 @@ class ConvolutionFormat(TensorStep):
         if fits and tensor.tensor.dim() == self.spatial + 2:
             return self._want
         return None
+
+    def formats(self, model: torch.nn.Module | None = None) -> Mapping[int, str]:
+        return {self.spatial + 2: self.memory_format}
 
     @cached_property
     def _want(self) -> Want:
@@ -105,23 +109,23 @@ class ForChannelsLast(ModuleStep):
 
     only_layouts = True
 
-    # The formats of the pipeline's other steps, set by `bind`; not an option.
-    _formats_by_rank: ClassVar[Mapping[int, str]] = {}
+    # The pipeline's tensor steps, set by `bind`; not an option.
+    _tensor_steps: ClassVar[tuple[TensorStep, ...]] = ()
 
     def bind(self, steps: Iterable[Step]) -> Self:
         bound = dataclasses.replace(self)
-        converting = [each for each in steps if isinstance(each, ConvolutionFormat)]
-        formats = {each.spatial + 2: each.memory_format for each in converting}
-        object.__setattr__(bound, "_formats_by_rank", formats)
+        tensor_steps = tuple(each for each in steps if isinstance(each, TensorStep))
+        object.__setattr__(bound, "_tensor_steps", tensor_steps)
         return bound
 
     def formats(self, model: torch.nn.Module, *, force: bool = False) -> dict[int, str]:
         """Return the ranks that are, or will be, in channels-last, and the format; with `force`, both."""
+        asked = ChainMap(*(dict(each.formats(model)) for each in self._tensor_steps))
         return {
             rank: last
             for rank, last in _CHANNELS_LAST.items()
-            if force or self._formats_by_rank.get(rank) == last
-            or (rank not in self._formats_by_rank and _has_weights_in(model, rank, last))
+            if force or asked.get(rank) == last
+            or (rank not in asked and _has_weights_in(model, rank, last))
         }  # fmt: skip
 
 

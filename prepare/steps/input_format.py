@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from prepare.registry import register
-from prepare.step import ForRecipes, InputStep, Offer, Step
+from prepare.step import ForRecipes, InputStep, Offer, Step, TensorStep
 from prepare.steps.device import DEVICE, readable_device
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ class InputFormat(InputStep):
         return [Offer("input", {"attach": True})]
 
     def bind(self, steps: Iterable[Step]) -> Self:
-        tensor_steps = [step for step in steps if step.phase == "tensors"]
-        formats: set[Any] = {getattr(step, "memory_format", None) for step in tensor_steps} - {None}
+        tensor_steps = [step for step in steps if isinstance(step, TensorStep)]
+        formats: set[Any] = {name for step in tensor_steps for name in step.formats().values()}
         if {"channels_last", "channels_last_3d"} <= formats:
             followed: Any = "by_rank"
         else:
@@ -120,5 +120,5 @@ class InputFormat(InputStep):
         )
 
 
-def _first(steps: list[Step], option: str) -> Any:
+def _first(steps: list[TensorStep], option: str) -> Any:
     return next((value for step in steps if (value := getattr(step, option, None))), None)

@@ -1,6 +1,7 @@
 """Checkpoints that fail to load or to be saved: model and files stay unchanged."""
 
 import errno
+import os
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ from checkpoint_nets import same_state, small, small_bytes, state_of
 from failing_calls import FailAt
 from prepare.checkpoint import load, save
 from prepare.checkpoint.init_empty import build_empty
+from prepare.checkpoint.manifest import read_manifest
+from prepare.checkpoint.open_weights import open_weights
 from prepare.errors import CheckpointError, ConfigError, FileError, PrepareError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.step import TensorStep, Want
@@ -143,3 +146,45 @@ def test_path_and_model_in_the_wrong_order_are_named(path):
         load(small(), path)
     with pytest.raises(ConfigError, match=r"save\(model, path\)"):
         save(path, small())
+
+
+@pytest.mark.parametrize("check", ["auto", "never"])
+def test_who_reads_while_another_saves_gets_one_version(path, monkeypatch, check):
+    recipes = [Pipeline.from_config({"half": {"dtype": d}}) for d in ("bfloat16", "float16")]
+    save(small(), path, pipeline=recipes[0])
+    later = [recipes[1]]
+
+    def read(place):
+        if later:
+            save(small(), path, pipeline=later.pop())
+        return read_manifest(place)
+
+    monkeypatch.setattr("prepare.checkpoint.open_weights.read_manifest", read)
+    opened = open_weights(path, check=check)
+    assert not later
+    assert opened.manifest.steps == recipes[1].to_recipe()
+
+
+def test_who_reads_between_the_two_files_of_a_save_waits(path, monkeypatch):
+    save(small(), path, pipeline=Pipeline.from_config({"half": {}}))
+    old = path.read_bytes()
+    save(small(), path)
+    new, time = path.read_bytes(), path.stat().st_mtime_ns
+    path.write_bytes(old)
+    pauses = []
+
+    def go_on(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            path.write_bytes(new)
+            os.utime(path, ns=(time, time))
+
+    monkeypatch.setattr("prepare.checkpoint.open_weights.time.sleep", go_on)
+    assert not load(path, small).pipeline.steps
+    assert len(pauses) == 3
+
+
+def test_a_copy_whose_files_have_two_times_is_loaded(path):
+    save(small(), path)
+    os.utime(path, ns=(1, 1))
+    assert load(path, small).model is not None

@@ -110,11 +110,19 @@ CALLS = [
 ]  # fmt: skip
 
 
-def archive(path: Path, pickled: bytes, *, kind=zipfile.ZIP_STORED, twice: bool = False) -> None:
+def archive(
+    path: Path,
+    pickled: bytes,
+    *,
+    kind=zipfile.ZIP_STORED,
+    twice: bool = False,
+    order: bytes = b"little",
+):
     """Write a torch file with this pickle."""
     with zipfile.ZipFile(path, "w", kind) as file:
         file.writestr("archive/data.pkl", pickled)
         file.writestr("archive/version", "3\n")
+        file.writestr("archive/byteorder", order)
         file.writestr("archive/data/0", b"\0" * 64)
         if twice:
             with pytest.warns(UserWarning, match="Duplicate name"):
@@ -266,3 +274,67 @@ def test_names_of_any_kind_are_saved_loaded_and_printable(tmp_path):
                 return model
 
             assert torch.equal(load(path, build).model.get_parameter(name), torch.ones(2))
+
+
+def nest(depth: int) -> bytes:
+    """Return the operations that leave a tuple of twice a tuple of twice a tuple ... on the stack."""
+    pairs = (b"h%c\x86q%c" % (n, n + 1) for n in range(depth))
+    return b")q\0" + b"".join(pairs)
+
+
+BOMBS = {
+    "a key": b"\x80\2}" + nest(60) + b"K\1s.",
+    "one key of several": b"\x80\2}(K\1K\1" + nest(60) + b"K\1u.",
+    "the argument of a call": b"\x80\2ctorch\nSize\n" + nest(60) + b"\x85R.",
+    "a value": b"\x80\2}K\1" + nest(60) + b"s.",
+    "half the depth": b"\x80\2}" + nest(30) + b"K\1s.",
+    "many keys": b"\x80\2}" + nest(17) + b"K\0s" + b"h\x11K\1s" * 200 + b".",
+    "lists": b"\x80\2]" + b"]a" * 1_000_001 + b".",
+    "a long tuple in a tuple": b"\x80\2}" + nest(21) + b"K\1s.",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_small_pickle_of_many_values_is_refused(tmp_path, bomb):
+    path = tmp_path / "model.pt"
+    archive(path, BOMBS[bomb])
+    with pytest.raises(CheckpointError, match="more values than any model has") as caught:
+        load(path, net)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_key_that_is_no_text_is_named_by_its_kind(tmp_path):
+    path = tmp_path / "model.pt"
+    archive(path, b"\x80\2}" + nest(8) + b"K\1s.")
+    with pytest.raises(CheckpointError, match="a dict with 1 entries: a tuple; ") as caught:
+        load(path, net)
+    assert len(str(caught.value)) < 300
+
+
+def test_a_large_byteorder_is_not_read(tmp_path, monkeypatch):
+    path = tmp_path / "model.pt"
+    archive(path, b"\x80\2}.", order=b"big" + b" " * 1_000_000)
+    read = zipfile.ZipFile.read
+    names = []
+    monkeypatch.setattr(
+        zipfile.ZipFile, "read", lambda file, name: names.append(name) or read(file, name)
+    )
+    with pytest.raises(CheckpointError, match="is an archive that torch did not write"):
+        load(path, net)
+    assert "archive/byteorder" not in [name.filename for name in names]
+
+
+def test_a_header_of_millions_of_values_is_refused(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(header(b'{"a":[' + b"{}," * 2_000_000 + b"{}]}"))
+    with pytest.raises(CheckpointError, match="would take more than 128 MB of memory"):
+        load(path, net)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors.index.json", "model.safetensors.json"])
+def test_an_index_or_manifest_of_millions_of_values_is_refused(tmp_path, name):
+    weights = tmp_path / "model.safetensors"
+    save(net(), weights)
+    (tmp_path / name).write_text('{"weight_map":[' + "{}," * 2_000_000 + "{}]}")
+    with pytest.raises(CheckpointError, match="would take more than 128 MB of memory"):
+        load(tmp_path / name if "index" in name else weights, net)

@@ -12,8 +12,8 @@ import pytest
 from paths import RUN
 from prepare.app.cli import hydra_app
 from prepare.app.cli import main as cli
-from prepare.app.sweep.locks import hold_folder
 from prepare.core.utils import files
+from prepare.core.utils.folders import hold_folder
 from prepare.errors import FileError
 
 FAST = ("verify=none", "bench=none", "flow=none", "device=cpu")

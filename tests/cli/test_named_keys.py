@@ -13,11 +13,12 @@ import torch
 
 import prepare
 from paths import CONF
-from prepare import bench, checkpoint, tune, verify
+from prepare import checkpoint
 from prepare.app.cli.compose_config import composing
 from prepare.app.job.settings import ADDED_GROUP, group_names
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
+from prepare.stages import bench, tune, verify
 
 PACKAGE = Path(prepare.__file__).parent
 NAMED = re.compile(r"(?<![\w.$-])[+~]?([a-z_]+(?:[./][A-Za-z_]+)*)=(?!=)")

@@ -15,8 +15,7 @@ from prepare.app.cli.replay import _sides, judged
 from prepare.app.job.headline import headline
 from prepare.app.job.outcome import DONE, NOT_VERIFIED, Outcome
 from prepare.app.job.record import Result
-from prepare.app.sweep.locks import hold_folder
-from prepare.core.utils.folders import conf_dir
+from prepare.core.utils.folders import conf_dir, hold_folder
 
 OFF = ("verify=none", "bench=none")
 FASTER = {"timed": "inference", "verdict": "faster", "time_ratio": 0.5}

@@ -202,6 +202,24 @@ def test_a_contract_is_read_as_it_was_written(tmp_path, contract):
     assert file.read_text().startswith("format: prepare.contract\nversion: 1\nstructure: ")
 
 
+@pytest.mark.parametrize(
+    "name", ["_fc", "nan", "1e5", "0o17", "${a}", "<<", "on", "010", "a: b", "*a", ""]
+)
+def test_a_contract_may_hold_a_module_of_any_name(tmp_path, contract, name):
+    whole = dataclasses.replace(contract, modules={name: name}, layouts={"a": name})
+    whole.save(tmp_path / "contract.yaml")
+    assert Contract.load(tmp_path / "contract.yaml") == whole
+
+
+def test_aliases_in_a_contract_are_not_expanded(tmp_path, contract):
+    contract.save(tmp_path / "c.yaml")
+    lines = [f"  l{i}: &l{i} {{a: *l{i - 1}, b: *l{i - 1}}}" for i in range(1, 40)]
+    with (tmp_path / "c.yaml").open("a") as file:
+        file.write("\n".join(["sizes:", "  l0: &l0 {}", *lines]))
+    with pytest.raises(ContractError, match="holds the a"):
+        Contract.load(tmp_path / "c.yaml")
+
+
 def test_a_check_is_read_as_it_was_written(tmp_path, contract):
     whole = dataclasses.replace(contract, verified="fail")
     result = dataclasses.replace(compare(contract, whole), file="c.yaml")

@@ -1,10 +1,12 @@
 """Threads that verify, bench, tune and apply leave the process, and a thread that serves, as they were."""
 
+import contextlib
 import copy
 import gc
 import logging
 import os
 import random
+import signal
 import sys
 import threading
 import time
@@ -18,6 +20,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
+from prepare.core.utils.process_state import PROCESS_STATE
 from prepare.pipeline import Pipeline
 from prepare.stages import bench, flow
 from prepare.stages.tune import tune
@@ -143,3 +146,30 @@ def test_threads_leave_the_process_and_a_serving_one_as_they_were():
 @pytest.mark.slow
 def test_many_threads_leave_the_process_and_a_serving_one_alone():
     assert beside_a_serving_thread(100) > 1000
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("own", [False, True])
+def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(own):
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with PROCESS_STATE:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=hold)
+    if not own:
+        thread.start()
+        held.wait()
+    with PROCESS_STATE if own else contextlib.nullcontext():
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # ends it where it would wait for ever
+            with PROCESS_STATE:
+                os._exit(7)
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    done.set()
+    if not own:
+        thread.join()
+    assert ended == 7

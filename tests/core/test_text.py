@@ -3,6 +3,7 @@
 import doctest
 import logging
 import os
+import re
 import sys
 
 import pytest
@@ -58,6 +59,17 @@ def test_a_sentence_gets_a_capital_unless_it_begins_with_a_name(text, shown):
 )  # fmt: skip
 def test_a_cell_is_no_formula_for_a_spreadsheet(value, cell):
     assert csv_text([["first", value]]) == f"first,{cell}\n"
+
+
+@pytest.mark.parametrize(
+    "sign", ["=", "@", "-", "\uff1d", "\uff0b", "\uff0d", "\uff20", "\u2212", "\ufe66"]
+)
+@pytest.mark.parametrize("before", ["", "\n", "\r\n", ";", " ", "a;", "a\n", "; ", "a\t"])
+def test_no_part_of_a_cell_is_a_formula_in_any_country(before, sign):
+    text = csv_text([["first", f"{before}{sign}1+1"]]).removeprefix("first,")
+    for part in re.split(r"[;\t\r\n]", text):
+        assert part.strip(' "')[:1] != sign
+    assert csv_text([["a;b", "a-b", "new\nline"]]) == 'a;b,a-b,"new\nline"\n'
 
 
 def test_what_prints_goes_on_when_the_reader_of_the_pipe_has_ended(monkeypatch):

@@ -174,3 +174,27 @@ def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
 def test_two_hundred_killed_writers_leave_whole_files(tmp_path):
     stray = kill_writers(tmp_path, 200)
     assert stray > 0  # else no kill fell into a write, and nothing was tested
+
+
+@posix
+def test_a_save_removes_what_killed_saves_of_its_name_left(tmp_path):
+    path, other = tmp_path / "a", tmp_path / "b"
+    child = os.fork()
+    if not child:
+        for target in (path, other):
+            files.NewFile(str(target)).open()
+        os._exit(0)
+    os.waitpid(child, 0)
+    alive = files.NewFile(str(path))
+    alive.open()
+    own = Path(alive._temporary).name
+    elsewhere = tmp_path / own.replace(files._machine(), "0123abcd").replace(
+        str(os.getpid()), str(child)
+    )
+    elsewhere.touch()
+    assert len(names(tmp_path)) == 4
+    with files.both(path, tmp_path / "a.json"):
+        pass
+    left = {name for name in names(tmp_path) if name.endswith(files.TEMPORARY)}
+    assert {own, elsewhere.name} < left
+    assert len(left) == 3

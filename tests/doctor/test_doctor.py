@@ -10,8 +10,8 @@ from torch import nn
 
 import planted_faults
 from prepare.app.cli.main import run
-from prepare.core.model import issues_here
-from prepare.core.model.issues_here import answers_file, standing_here
+from prepare.core.model import doctor_findings
+from prepare.core.model.doctor_findings import answers_file, standing_here
 from prepare.core.model.known_issues import issues
 from prepare.core.utils.child_process import ForkedRunner
 from prepare.errors import ConfigError, DoctorError, RefusedError
@@ -122,7 +122,7 @@ def test_a_plan_asks_a_fresh_answer_before_the_table(monkeypatch):
     assert errors_of_plan()
     os.utime(path)
     assert not errors_of_plan()
-    monkeypatch.setattr(issues_here, "machine_identity", lambda: {"torch": "another"})
+    monkeypatch.setattr(doctor_findings, "machine_identity", lambda: {"torch": "another"})
     assert errors_of_plan()
 
 

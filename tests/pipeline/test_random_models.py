@@ -165,7 +165,7 @@ def test_apply_changes_exactly_what_the_plan_says(case):
     after = facts(model)
     named = {path(row): row.new for row in plan.tensors if row.changes}
     hooked = {f"{name}:_forward_pre_hooks" for action in plan.actions for name in action.modules}
-    kept = (action.modules for action in plan.actions if action.step == "half")
+    kept = (action.modules for action in plan.actions if action.step in {"half", "input_format"})
     hooked |= {f"{name}:_forward_hooks" for names in kept for name in names}
     assert {key for key in after if after[key] != before[key]} == named.keys() | hooked
     assert after.keys() == before.keys()

@@ -13,12 +13,13 @@ from torch import nn
 
 from fuzz_recipe import Watch
 from paths import ROOT
-from prepare import checkpoint, contract, recipe
+from prepare import checkpoint, recipe
 from prepare.checkpoint.manifest import _digest, read_manifest
 from prepare.errors import ConfigError, PrepareError, RecipeWarning
 from prepare.patterns import Patterns, are_quick, matches
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
+from prepare.stages import contract
 from prepare.stages.tune import Tuning, tune
 from prepare.stages.tune.cache import Cache
 from prepare.step import ForRecipes, ModelStep, TensorStep
@@ -325,7 +326,33 @@ def test_the_slowest_expression_that_is_read_ends(count):
     assert not matches(pattern, "a" * 64, None)  # beyond the limit this may take days
 
 
-@pytest.mark.parametrize("pattern", ["re:" + "(" * 3000 + ")" * 3000, "re:a{99999999999}"])
+COSTLY = [
+    "[" * 300_000, "*" * 1_000, "type:" + "?" * 30_000, "re:" + "(" * 3000 + ")" * 3000, "re:(?#" + "[" * 30_000 + ")x",
+    "re:" + "a" * 30_000, "re:" + "[a-\uffff]" * 5, r"re:" + r"[a-\uffff]" * 5,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", COSTLY)
+def test_patterns_are_not_compiled_if_that_takes_long(pattern, monkeypatch):
+    monkeypatch.setattr("prepare.patterns._matcher", None)
+    with pytest.raises(ConfigError, match="^steps.half.keep: .*patterns cost") as caught:
+        Pipeline.from_recipe({"half": {"keep": ["a", pattern]}})
+    assert len(str(caught.value)) < 400
+
+
+def test_many_cheap_patterns_are_as_costly_as_a_long_one():
+    with pytest.raises(ConfigError, match="patterns cost"):
+        Pipeline.from_recipe({"half": {"keep": [f"*.conv{i}" for i in range(1000)]}})
+    assert Pipeline.from_recipe({"half": {"keep": [f"encoder.conv{i}" for i in range(4000)]}}).steps
+
+
+@pytest.mark.parametrize("name", ["[[[", "a[", "a]b[", "a[0][", "x[]"])
+def test_a_bracket_without_an_end_matches_itself(name):
+    assert matches(name.replace("[0]", "[[]0]"), name, None)
+    assert not matches(name.replace("[0]", "[[]0]"), f"{name}b", None)
+
+
+@pytest.mark.parametrize("pattern", ["re:" + "(" * 900 + ")" * 900, "re:a{99999999999}"])
 def test_a_regular_expression_beyond_the_limits_of_re_is_refused(pattern):
     with pytest.raises(ConfigError, match="is not a regular expression"):
         Pipeline.from_config({"half": {"keep": [pattern]}})

@@ -9,6 +9,7 @@ from torch import nn
 from prepare.steps.repairs import find_repair
 from prepare.steps.repairs.base import FORMATS
 from prepare.steps.repairs.conv3d import backward_exceeds_memory
+from processor import BFLOAT16
 from repair_errors import errors, laid_out, results
 from repaired_modules import NAMES, is_canonical, pair, sample
 
@@ -50,7 +51,8 @@ def test_bfloat16_gradients_of_a_kernel_larger_than_its_input(name):
             actual = results(module, value, torch.bfloat16)
             for error, right in zip(errors(actual, exact), exact, strict=True):
                 assert error < 0.03 * right.abs().max()
-        assert is_canonical(actual[0]) or x.dim() == 4
+        # The slow kernel of a processor without one for bfloat16 returns contiguous tensors.
+        assert is_canonical(actual[0]) or x.dim() == 4 or not BFLOAT16
         with torch.autocast("cpu"):
             (_, _, weight, *_) = results(module, x, torch.float32)
         assert (weight.double() - exact[2]).abs().max() < 0.03 * exact[2].abs().max()

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import platform
+import socket
 from pathlib import Path
 
 from paths import SHARED
@@ -34,5 +35,5 @@ def enter(name: str) -> None:
         fcntl.flock = refuse
     if kind == "machines":
         fcntl.flock = lambda *_: None  # local to a machine, as on some file systems
-        platform.node = lambda: f"node-{number}"
+        platform.node = socket.gethostname = lambda: f"node-{number}"
         locks._machine.cache_clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 THEIRS = """
-import hydra, prepare.hydra
+import hydra, prepare.frameworks.hydra
 from prepare.pipeline import Pipeline
 prepare.frameworks.hydra.register()
 prepare.frameworks.hydra.register()

@@ -2,23 +2,29 @@
 
 import errno
 import os
+import pickle
 import random
+import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
+from filelock import Timeout
 
 import machines
 from prepare.app.job.record import Record
 from prepare.app.sweep import locks
-from prepare.app.sweep.locks import Claim, is_held
+from prepare.app.sweep.locks import Claim, ClaimLost, is_held
 from prepare.app.sweep.manifest import job_claim, read_sweep_manifest
 from prepare.app.sweep.summary import read_summary
+from prepare.core.utils import files
 from sweeps import NET, finish, processes_in, start, wait_for
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
@@ -44,22 +50,35 @@ Record.write_result = write_and_note
 def fast(monkeypatch):
     """Let a claim seem dead within a second."""
     monkeypatch.setattr(locks, "_BEAT", 0.05)
-    monkeypatch.setattr(locks, "_DEAD", 0.5)
+    monkeypatch.setattr(locks, "_DEAD", 0.75)
 
 
 @pytest.fixture
-def elsewhere(monkeypatch):
-    """Return a function that acquires a claim as a process of another machine, which does not touch it."""
+def elsewhere():
+    """Return a function that leaves a claim as a process of another machine, which does not touch it."""
 
-    def acquire(path: Path) -> Claim:
+    def leave(path: Path) -> Path:
         held = Claim(path)
-        with monkeypatch.context() as patched:
-            patched.setattr(locks, "_machine", lambda: "another")
-            patched.setattr(Claim, "_beat", lambda self: None)
-            assert held.acquire()
-        return held
+        assert held.acquire()
+        file = file_of(path)
+        text = file.read_text()
+        held.close()
+        file.write_text(text.replace(f"host={locks._machine()}", "host=another"))
+        return file
 
-    return acquire
+    return leave
+
+
+def file_of(path: Path) -> Path:
+    return path.with_name(f"{path.name}.lease")
+
+
+def take_over(path: Path) -> None:
+    """Take a claim over, as another machine does after its process seemed dead."""
+    file = file_of(path)
+    other = file.with_name("other")
+    other.write_text(file.read_text().replace("token=", "token=0"))
+    other.replace(file)
 
 
 def dead_process() -> int:
@@ -68,16 +87,20 @@ def dead_process() -> int:
     return process.pid
 
 
-@pytest.mark.parametrize("left", ["nothing", "dead", "ended"])
+@pytest.mark.parametrize("left", ["nothing", "dead", "ended", "empty"])
 def test_one_of_many_rivals_acquires_a_claim(tmp_path, left):
     gone = dead_process()
-    for turn in range(30):
+    for turn in range(3 if left == "empty" else 20):
         path = tmp_path / str(turn)
         if left != "nothing":
             first = Claim(path)
-            first._process = gone if left == "dead" else os.getpid()
             assert first.acquire()
-            first.close()  # does nothing in another process than its own
+            text = file_of(path).read_text()
+            first.close()
+            if left == "dead":
+                file_of(path).write_text(text.replace(f"pid={os.getpid()}", f"pid={gone}"))
+            if left == "empty":
+                file_of(path).touch()
         rivals = [Claim(path) for _ in range(8)]
         barrier, won = threading.Barrier(len(rivals)), []
 
@@ -98,24 +121,26 @@ def test_one_of_many_rivals_acquires_a_claim(tmp_path, left):
 @pytest.mark.parametrize("skew", [-3600.0, 3600.0])
 def test_a_claim_of_another_machine_is_kept_whatever_its_clock(tmp_path, fast, monkeypatch, skew):
     held = Claim(tmp_path / "claim")
+    assert held.acquire()
     with monkeypatch.context() as patched:
         patched.setattr(locks, "_machine", lambda: "another")
-        assert held.acquire()
-    monkeypatch.setattr(locks, "ask_server", lambda folder: time.time() + skew)
-    assert not Claim(tmp_path / "claim").acquire()
+        patched.setattr(socket, "gethostname", lambda: "another")
+        patched.setattr(locks, "ask_server", lambda folder: time.time() + skew)
+        assert not Claim(tmp_path / "claim").acquire()
     held.close()
     assert Claim(tmp_path / "claim").acquire()
 
 
 def test_a_claim_of_a_dead_machine_is_taken_over_after_watching(tmp_path, fast, elsewhere):
     path = tmp_path / "claim"
-    elsewhere(path)
+    file = elsewhere(path)
     assert is_held(path)
     assert not Claim(path).acquire()
-    os.utime(tmp_path / "claim.0", (1, 1))
+    os.utime(file, (1, 1))
     assert not is_held(path)
     assert not Claim(path).acquire(watch=False)
-    assert Claim(path).acquire()
+    taken = Claim(path)
+    assert taken.acquire()
     assert is_held(path)
 
 
@@ -125,32 +150,46 @@ import os, sys
 from pathlib import Path
 from prepare.app.sweep.locks import Claim
 
-path, last = Path(sys.argv[1]), int(sys.argv[2])
+claim, last = Claim(Path(sys.argv[1])), int(sys.argv[2])
 count = 0
 
-def audit(event, args):
+def stop(*_):
     global count
-    if event in ("open", "os.link", "os.remove", "os.utime"):
-        count += 1
-        if count == last:
-            os._exit(9)
+    count += 1
+    if count == last:
+        os._exit(9)
 
-sys.addaudithook(audit)
-Claim(path).acquire()
+def before(call):
+    def run(*args, **kwargs):
+        stop()
+        return call(*args, **kwargs)
+    return run
+
+sys.addaudithook(lambda event, _: event in ("open", "os.link", "os.remove", "os.rename", "os.utime") and stop())
+os.write = before(os.write)
+claim.acquire()
 """
 
 
 def test_a_kill_at_any_moment_leaves_no_claim_without_a_process(tmp_path):
-    moments = range(1, 15)
+    moments = range(1, 40)
     for moment in moments:
         path = tmp_path / str(moment)
         code = [sys.executable, "-c", KILLED_AT, str(path), str(moment)]
         ended = subprocess.run(code, check=False).returncode
         with locks.claim(path) as taken:
             assert taken, moment
+            assert file_of(path).stat().st_size
         if ended == 0:
             break
     assert moments[0] < moment < moments[-1]
+
+
+def test_filelock_alone_keeps_an_empty_claim_for_ever(tmp_path, fast):
+    file_of(tmp_path / "claim").touch()
+    with pytest.raises(Timeout):
+        locks._lease(tmp_path / "claim").acquire(timeout=4)
+    assert Claim(tmp_path / "claim").acquire()
 
 
 def test_a_claim_needs_no_links(tmp_path, monkeypatch):
@@ -162,43 +201,51 @@ def test_a_claim_needs_no_links(tmp_path, monkeypatch):
     assert held.acquire()
     assert not Claim(held.path).acquire()
     held.close()
-    assert [each.name for each in tmp_path.iterdir()] == ["claim.0"]
+    assert not list(tmp_path.iterdir())
     assert Claim(held.path).acquire()
 
 
-def test_a_link_that_was_granted_before_its_answer_was_lost_is_ours(tmp_path, monkeypatch):
-    link = os.link
-
-    def sent_again(source, target):
-        link(source, target)
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", sent_again)
-    assert Claim(tmp_path / "claim").acquire()
-    assert not Claim(tmp_path / "claim").acquire()
+def test_a_process_that_lost_its_claim_writes_and_deletes_nothing(tmp_path):
+    path, mine = tmp_path / "claim", tmp_path / "job.json"
+    mine.write_text("of another")
+    with pytest.raises(ClaimLost), locks.claim(path) as held:
+        assert held
+        files.write_text(tmp_path / "before", "")
+        take_over(path)
+        for change in (partial(files.write_text, mine, "x"), partial(files.remove, mine)):
+            with pytest.raises(ClaimLost):
+                change()
+        with pytest.raises(ClaimLost), files.both(mine, tmp_path / "beside"):
+            pass
+        Record(tmp_path).clear()
+    assert mine.read_text() == "of another"
+    assert {file.name for file in tmp_path.iterdir()} == {"before", "job.json", "claim.lease"}
+    files.write_text(mine, "x")
 
 
 def test_a_suspended_process_notices_that_it_lost_its_claim(tmp_path, fast):
     path = tmp_path / "claim"
     held = Claim(path)
     assert held.acquire()
-    (tmp_path / "claim.0").write_text("ended\n")
-    assert Claim(path).acquire()
-    wait_for(lambda: held.lost)
+    check = pickle.loads(pickle.dumps(held.check))
+    check()
+    take_over(path)
+    with pytest.raises(ClaimLost):
+        check()
     held.close()
-    assert is_held(path)
+    assert file_of(path).exists()
 
 
 def test_an_id_that_another_process_has_now_is_not_the_claimant(tmp_path):
     held = Claim(tmp_path / "claim")
     assert held.acquire()
-    file = tmp_path / "claim.0"
-    machine, process, born, _ = file.read_text().split("\n")
-    assert is_held(held.path)
-    if not born:
+    text = file_of(held.path).read_text()
+    held.close()
+    start = re.search(r"^start=(\d+)$", text, re.MULTILINE)
+    if not start:
         pytest.skip("this system does not say when a process was started")
-    file.write_text(f"{machine}\n{process}\n{int(born) - 1}\n")
-    assert not is_held(held.path)
+    file_of(held.path).write_text(text.replace(start[1], str(int(start[1]) - 1)))
+    assert Claim(held.path).acquire(watch=False)
 
 
 def test_a_job_whose_claim_is_lost_ends_and_writes_nothing(tmp_path):
@@ -207,7 +254,7 @@ def test_a_job_whose_claim_is_lost_ends_and_writes_nothing(tmp_path):
     swept = tmp_path / "swept"
     (identity,) = read_sweep_manifest(swept).identities
     path = job_claim(swept, identity)
-    path.with_name(f"{path.name}.0").write_text("ended\n")
+    file_of(path).unlink()
     with locks.claim(path) as taken:
         assert taken
         assert "waiting for 1 run of another process" in _until(process, "waiting")

@@ -201,7 +201,8 @@ def test_a_backward_that_may_overwrite_memory_is_not_run(kind, repair):
     checks = {check.what: check for check in result.checks if "gradients" in check.what}
     assert {check.status for check in checks.values()} == {"pass" if repair else "skipped"}
     if not repair:
-        assert "overwrite memory in the backward of 0," in checks["parameter gradients"].note
+        told = "end the process in the backward of 0 [conv3d_bfloat16_small_cpu]"
+        assert told in checks["parameter gradients"].note
         assert type(reference[0]) is type(model[0]) is kind
 
 

@@ -41,7 +41,6 @@ from prepare.app.report.terminal.console import stage
 from prepare.app.report.terminal.run import RunOutput, shown_folder
 from prepare.app.report.terminal.sweep_progress import SweepProgress
 from prepare.app.sweep.coordinator import Coordinator
-from prepare.app.sweep.locks import hold_folder
 from prepare.app.sweep.manifest import (
     SweepManifest,
     identity_of,
@@ -49,7 +48,7 @@ from prepare.app.sweep.manifest import (
     read_sweep_manifest,
 )
 from prepare.app.sweep.worker import OUTLIVE_COMMAND, run_in_sweep, shares_cores, stop_check
-from prepare.core.utils.folders import conf_dir
+from prepare.core.utils.folders import conf_dir, hold_folder
 from prepare.core.utils.signals import Stopped
 from prepare.core.utils.text import line, plural
 from prepare.core.utils.torch_version import check_torch

@@ -112,9 +112,9 @@ class Record:
             self.folder.mkdir(parents=True, exist_ok=True)
             # The result first: a record that has one is complete.
             for name in reversed(files_in(self.folder)):
-                (self.folder / name).unlink(missing_ok=True)
+                files.remove(self.folder / name)
             for left_by_a_kill in self.folder.glob(f".*{files.TEMPORARY}"):
-                left_by_a_kill.unlink(missing_ok=True)
+                files.remove(left_by_a_kill)
         except OSError as error:
             raise unusable(self.folder, error) from error
 
@@ -173,7 +173,7 @@ class Record:
         self.clear()
         with contextlib.suppress(OSError):
             for name in _OF_HYDRA:
-                (self.folder / name).unlink(missing_ok=True)
+                files.remove(self.folder / name)
             (self.folder / _HYDRA).rmdir()
         with contextlib.suppress(OSError):
             self.folder.rmdir()

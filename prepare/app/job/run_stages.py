@@ -33,6 +33,7 @@ from prepare.errors import KnownIssueError, RefusedError, combined, raise_proble
 from prepare.pipeline import Pipeline
 from prepare.stages.registry import stages_of, tasks
 from prepare.stages.stage import Stage, StageContext
+from prepare.step import TensorStep
 
 if TYPE_CHECKING:
     from prepare.app.job.results import Show
@@ -280,7 +281,8 @@ def _formatted(example: Example, pipeline: Pipeline) -> Example:
 
 def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
     """Return a note if nothing was asked of the model's convolutions."""
-    if any(name.endswith("_memory_format") for name in pipeline.steps):
+    steps = pipeline.steps.values()
+    if any(isinstance(step, TensorStep) and step.formats(model) for step in steps):
         return []
     flat, deep = (
         any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)

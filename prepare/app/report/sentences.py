@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # A sentence names at most so many reasons.
 _NAMED = 3
 # The statuses of a tensor that nothing has changed.
+_NOT_SHOWN = ("device", "input_format")
 _AS_IT_WAS = ("already", "untouched")
 
 
@@ -32,42 +33,44 @@ def title_text(
     model: str, steps: Mapping[str, Mapping[str, Any] | None], audit: Audit, amp: str
 ) -> str:
     """Return `UNet3d on cpu, channels_last_3d + repair_layout: 18 of 18 convolutions converted`."""
-    return f"{declared_text(model, steps, audit.summary['devices'], amp)}: {converted_text(steps, audit)}"
+    return f"{declared_text(model, steps, audit.summary['devices'], amp)}: {converted_text(audit)}"
 
 
 def declared_text(
     model: str, steps: Mapping[str, Mapping[str, Any] | None], devices: Iterable[str], amp: str
 ) -> str:
     """Return `UNet3d on cpu, channels_last_3d + repair_layout`: its device and what the steps make of it."""
-    formats = dict.fromkeys(_first(options) for name, options in steps.items() if _formats(name))
+    shown = {name: options or {} for name, options in steps.items() if name not in _NOT_SHOWN}
+    formats = dict.fromkeys(o["memory_format"] for o in shown.values() if "memory_format" in o)
     others = (
         _first(options) if name == "half" else name
-        for name, options in steps.items()
-        if name not in ("device", "input_format") and not _formats(name)
+        for name, options in shown.items()
+        if "memory_format" not in options
     )
     on = f"{model} on {' and '.join(devices)}" if devices else model
     return ", ".join(filter(None, (on, " + ".join([*formats, *others]), autocast_text(amp))))
 
 
-def converted_text(steps: Mapping[str, Any], audit: Audit) -> str:
+def converted_text(audit: Audit) -> str:
     """Return `17 of 18 convolutions converted, 1 excluded: head`, and those that nobody asked for."""
     counted = audit.summary["convolutions"]
     total, converted = sum(counted.values()), counted.get("converted", 0)
     if not total:
         found = audit.summary["status"].get("converted", 0)
         return f"{found:,} of {plural(audit.summary['tensors'], 'tensor')} converted"
-    asked = any(map(_formats, steps))
+    asking = {*(audit.summary.get("format_steps") or ())}
+    asked = bool(asking)
     if not asked and not converted:
         return f"{plural(total, 'convolution')} as before"
     weights = [row for row in audit.rows if _is_convolution(row)]
     others = Counter(
-        r.type for r in weights if asked and not _is_asked(r) and r.status in _AS_IT_WAS
+        r.type for r in weights if asked and asking.isdisjoint(r.steps) and r.status in _AS_IT_WAS
     )
     skipped = [row.module for row in weights if row.status == "skipped"]
     missed = counted.get("skipped", 0)
     names = f"{skipped[0]}{f' and {missed - 1} more' if missed > 1 else ''}" if skipped else ""
     already = counted.get("already", 0) - sum(
-        r.status == "already" for r in weights if asked and not _is_asked(r)
+        r.status == "already" for r in weights if asked and asking.isdisjoint(r.steps)
     )
     parts = [f"{converted:,} of {plural(max(total - others.total(), 0), 'convolution')} converted"]
     parts += [f"{already:,} already were so"] * (already > 0)
@@ -108,14 +111,6 @@ def layouts_text(rows: Iterable[AuditRow]) -> str:
 def _is_convolution(row: AuditRow) -> bool:
     """Return whether a row is the weight of a convolution that its forward uses."""
     return row.tensor == "weight" and row.shape is not None and len(row.shape) in (4, 5)
-
-
-def _formats(step: str) -> bool:
-    return step.endswith("_memory_format")
-
-
-def _is_asked(row: AuditRow) -> bool:
-    return any(map(_formats, row.steps))
 
 
 def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:

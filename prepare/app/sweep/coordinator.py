@@ -10,17 +10,19 @@ from pathlib import Path
 
 from prepare.app.job.outcome import FAILED, Outcome, write_result
 from prepare.app.job.record import Job, Record, Result, unusable
-from prepare.app.sweep.locks import Claim, ask_server, claim, is_held, names_in
+from prepare.app.sweep.locks import Claim, ClaimLost, claim, is_held
 from prepare.app.sweep.manifest import (
     SweepManifest,
     is_running,
     job_claim,
     leaders,
     manifest_claim,
+    names_in,
     read_sweep_manifest,
     write_sweep_manifest,
 )
 from prepare.core.utils import files
+from prepare.core.utils.folders import ask_server
 from prepare.errors import ConfigError, FileError
 
 # Seconds that stopped jobs have to end.
@@ -53,20 +55,22 @@ class Coordinator:
         self.folder = folder
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            turn = Claim(manifest_claim(folder))
             self._lead = Claim(leaders(folder) / secrets.token_hex(8))
             try:
-                if not turn.acquire(patience=_TURN):
-                    raise self._busy("another sweep")
-                self._lead.acquire()  # not before: who decides now would see it, and be refused
-                self.manifest = self._begin(rows, identities, resume=resume, overwrite=overwrite)
+                with claim(manifest_claim(folder), patience=_TURN) as turn:
+                    if not turn:
+                        raise ClaimLost
+                    self._lead.acquire()  # not before: who decides now would see it, and be refused
+                    self.manifest = self._begin(
+                        rows, identities, resume=resume, overwrite=overwrite
+                    )
             except BaseException:
-                self._lead.close(remove=True)
+                self._lead.close()
                 raise
-            finally:
-                turn.close()
         except OSError as error:
             raise unusable(folder, error, "hydra.sweep.dir") from error
+        except ClaimLost:
+            raise self._busy("another sweep") from None
 
     def _begin(
         self,
@@ -120,12 +124,14 @@ class Coordinator:
         If the sweep was `stopped`, its workers get a request to end, and a few seconds for it.
         """
         if stopped:
-            self._lead.close(remove=True)
+            self._lead.close()
         try:
             self._wait(_PATIENCE if stopped else float("inf"))
-            self._reconcile(stopped=stopped)
+            # A row that seemed lost may be claimed anew in the meantime, by a command that then does it.
+            while self._reconcile(stopped=stopped) and not stopped:
+                self._wait(float("inf"))
         finally:
-            self._lead.close(remove=True)
+            self._lead.close()
 
     def _wait(self, patience: float) -> None:
         deadline = time.monotonic() + patience
@@ -134,19 +140,23 @@ class Coordinator:
                 remaining = max(0.0, deadline - time.monotonic())
                 is_held(job_claim(self.folder, identity), patience=remaining)
 
-    def _reconcile(self, *, stopped: bool) -> None:
+    def _reconcile(self, *, stopped: bool) -> bool:
+        """Write the result of each job that began and has none; return whether another process does one."""
+        others = False
         lost = Result("crashed", "lost", "its process ended without a result: killed?")
         if stopped:
             lost = Result("interrupted", "interrupted", "its sweep was stopped")
         for record, job in self._begun():
             name = job_claim(self.folder, job.identity) if job.identity else None
-            with suppress(FileError):
+            with suppress(FileError, ClaimLost):
                 if record.result() is not None:
                     continue
                 # Who stops a sweep has no time to watch a process of another machine.
                 with claim(name, watch=not stopped) as held:
                     if held and record.result() is None:
                         write_result(Outcome(lost, FAILED), record)
+                others |= not held
+        return others
 
     def _begun(self) -> Iterator[tuple[Record, Job]]:
         for path in sorted(self.folder.rglob("job.json")):

@@ -12,12 +12,13 @@ import sys
 import threading
 import traceback
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection, wait
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from prepare.app.job.execute import run_job
-from prepare.core.utils.files import open_unlinked
+from prepare.app.sweep.locks import ClaimLost
+from prepare.core.utils.files import checked_writes, open_unlinked
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
@@ -123,8 +124,11 @@ def _execute(pickled: bytes, output: int, parent_dead: int) -> NoReturn:
         faulthandler.enable(2)
         spec: JobSpec = pickle.loads(pickled)  # noqa: S301  sent by the process that started this one
         spec.enter()
-        run_job(spec, begun=True)
+        with checked_writes(spec.check_writes) if spec.check_writes else nullcontext():
+            run_job(spec, begun=True)
         code = 0
+    except ClaimLost:  # another process runs the job
+        pass
     except BaseException:
         traceback.print_exc()
     finally:
@@ -185,6 +189,7 @@ class _Log:
 
     def __init__(self, path: str) -> None:
         self._path, self._written = path, 0
+        self._file: IO[bytes] | None = None
         self._tail, self._tail_total = bytearray(), 0
 
     def copy(self, output: int) -> bool:
@@ -205,10 +210,14 @@ class _Log:
         if left_out := self._tail_total - len(self._tail):
             self._append(f"\n... {left_out:,} bytes left out ...\n".encode())
         self._append(bytes(self._tail))
+        if self._file is not None:
+            self._file.close()
 
     def _append(self, data: bytes) -> None:
         # If the disk is full, the job's own files will report it.
         with suppress(OSError):
-            if data:
-                with open(self._path, "ab", opener=open_unlinked) as file:
-                    file.write(data)
+            if data and self._file is None:
+                # Once: who has lost its claim shall not write to the log of another process's job.
+                self._file = open(self._path, "ab", buffering=0, opener=open_unlinked)  # noqa: SIM115
+            if data and self._file is not None:
+                self._file.write(data)

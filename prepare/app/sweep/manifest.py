@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare.app.job.record import LOCKS, Job
-from prepare.app.sweep.locks import is_held, names_in
+from prepare.app.sweep.locks import SUFFIX, is_held
 from prepare.core.utils import json_records
 from prepare.core.utils.accelerator import installed_accelerator
 from prepare.core.utils.packages import version_of
@@ -89,6 +89,13 @@ def manifest_claim(folder: Path) -> Path:
 def leaders(folder: Path) -> Path:
     """Return the folder of the claims of all command lines that lead the sweep in `folder`."""
     return folder / LOCKS / "leaders"
+
+
+def names_in(folder: Path) -> list[Path]:
+    """Return the names in a folder that are claimed, or were when their process died."""
+    with suppress(OSError):
+        return sorted(file.with_suffix("") for file in folder.iterdir() if file.suffix == SUFFIX)
+    return []
 
 
 def is_led(folder: Path) -> bool:

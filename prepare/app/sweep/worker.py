@@ -23,9 +23,11 @@ from typing import TYPE_CHECKING, Any
 from prepare.app.job.execute import run_job
 from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, Outcome, failure, write_result
 from prepare.app.job.record import KEPT, Job, Record, Result
-from prepare.app.sweep.locks import Claim, ClaimLost, ask_server, claim
+from prepare.app.sweep.locks import ClaimLost, claim
 from prepare.app.sweep.manifest import SweepManifest, is_led, job_claim
+from prepare.core.utils import files
 from prepare.core.utils.child_process import signal_name
+from prepare.core.utils.folders import ask_server
 from prepare.core.utils.signals import Stopped
 from prepare.errors import FileError
 
@@ -65,21 +67,23 @@ def run_in_sweep(
     with claim(name) as held:
         if not held:
             return None
-        if isinstance(held, Claim) and held.number:
-            ask_server(record.folder)
-        # Only now: the process that held the claim before may just have done the job.
-        if job.identity and (result := _done(job, record, folder, resume=resume)):
-            return Outcome(result, DONE)
+        may_write = files.check_of_writes()
 
         def check_both() -> None:
-            if isinstance(held, Claim) and held.lost:
-                raise ClaimLost
+            may_write()
             check()
 
         try:
-            return run_isolated(spec, check_both)
+            if name is not None:
+                ask_server(record.folder)
+            # Only now: the process that held the claim before may just have done the job.
+            if job.identity and (result := _done(job, record, folder, resume=resume)):
+                return Outcome(result, DONE)
+            outcome = run_isolated(replace(spec, check_writes=may_write), check_both)
+            may_write()  # the result that was read may be another process's
         except ClaimLost:
             return None
+        return outcome
 
 
 def stop_check(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from torch import nn
 
@@ -14,7 +14,7 @@ CONVOLUTIONS_2D_3D = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose
 
 _Class = TypeVar("_Class", bound=type)
 _MARK = "_prepare_repair"
-_REPAIRS = "prepare.steps.repairs."
+REPAIRS = "prepare.steps.repairs."
 
 
 def mark_repair(cls: _Class) -> _Class:
@@ -28,11 +28,6 @@ def is_repair(cls: type) -> bool:
     return vars(cls).get(_MARK) is cls
 
 
-def is_repaired(module: Any) -> bool:
-    """Return whether the class of `module` is a repair."""
-    return is_repair(type(module))
-
-
 def class_before_repair(cls: type) -> type:
     """Return the class that modules of `cls` had before a repair; `cls` itself if it is no repair's."""
-    return next(each for each in cls.__mro__ if not each.__module__.startswith(_REPAIRS))
+    return next(each for each in cls.__mro__ if not each.__module__.startswith(REPAIRS))

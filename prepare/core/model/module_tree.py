@@ -3,7 +3,10 @@
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
+from types import MethodType
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -12,6 +15,7 @@ from prepare.core.model.tensors import is_strided, named_modules, named_tensors
 
 # A subclass may not allow changes or copies (diffusers' configurations are frozen dictionaries).
 _REFILLED = (dict, OrderedDict, list, set)
+_COPIED_FROM: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
 
 def copy_tree(
@@ -23,7 +27,8 @@ def copy_tree(
     """Copy every module, with `tensor` applied to every parameter and buffer; share everything else.
 
     Modules and hooks of the copy can be changed without an effect on the original. By default the
-    copy holds the same tensor objects.
+    copy holds the same tensor objects. A function on an instance, as one that is there in place of
+    `forward`, is bound to the copy if it is a method, or a `functools.partial` with the module.
     """
     copied = {} if _copied is None else _copied
     if id(module) in copied:
@@ -41,7 +46,27 @@ def copy_tree(
     for name, child in module._modules.items():
         if child is not None:
             clone._modules[name] = copy_tree(child, tensor, _copied=copied)
+    if "forward" in vars(clone):
+        _COPIED_FROM[clone] = source_of(module)
+        vars(clone).update((key, _bound_to(value, copied)) for key, value in vars(clone).items())
     return clone
+
+
+def source_of(module: nn.Module) -> nn.Module:
+    """Return the module with a `forward` of its own of which this one is a copy, or the module itself."""
+    return _COPIED_FROM.get(module, module)
+
+
+def _bound_to(value: Any, copied: dict[int, nn.Module]) -> Any:
+    """Return a function on an instance for the copies of the modules to which it is bound."""
+    if isinstance(value, MethodType):
+        return MethodType(value.__func__, _bound_to(value.__self__, copied))
+    if type(value) is partial:
+        args = (_bound_to(each, copied) for each in value.args)
+        again = partial(_bound_to(value.func, copied), *args, **value.keywords)
+        vars(again).update(vars(value))
+        return again
+    return copied.get(id(value), value) if isinstance(value, nn.Module) else value
 
 
 def clone_of(tensor: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from prepare.core.model.module_kinds import is_repaired
+from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, is_repair
 from prepare.core.utils.torch_version import check_torch
 
 # Here, because all that works on a model imports this file.
@@ -84,6 +84,20 @@ def named_tensors(model: nn.Module) -> list[NamedTensor]:
     return named
 
 
+def convolution_weights(model: nn.Module) -> Iterator[NamedTensor]:
+    """Yield the tensors of `named_tensors` that have the memory format of a convolution's weight."""
+    for place in named_tensors(model):
+        if isinstance(place.module, CONVOLUTIONS_2D_3D) and place.tensor.dim() in (4, 5):
+            yield place
+
+
+@cache
+def sample_weights() -> tuple[NamedTensor, ...]:
+    """Return the weights of a 2-d and of a 3-d convolution that are in no model, without data."""
+    modules = (kind(1, 1, 1, device="meta") for kind in (nn.Conv2d, nn.Conv3d))
+    return tuple(NamedTensor("", m, "weight", "parameter", m.weight, "") for m in modules)
+
+
 def unregistered_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield tensors in plain attributes, also in lists and dicts: `Module.to` ignores them."""
     for name, module in named_modules(model):
@@ -120,7 +134,7 @@ def weight_hooks(module: nn.Module) -> list[tuple[Any, str]]:
     hooks = []
     for hook in module._forward_pre_hooks.values():
         name = getattr(hook, "name", getattr(hook, "_tensor_name", None))
-        known = type(hook).__module__.startswith("torch.nn.utils.") or is_repaired(hook)
+        known = type(hook).__module__.startswith("torch.nn.utils.") or is_repair(type(hook))
         if known and isinstance(name, str):
             hooks.append((hook, name))
     return hooks
@@ -247,7 +261,8 @@ def _leaves(tensor: Tensor) -> list[Tensor]:
     if not is_wrapper(tensor) or not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
-    return [leaf for name in names for leaf in _leaves(getattr(tensor, name))]
+    held = (getattr(tensor, name) for name in names)  # a DTensor names its mesh, too
+    return [leaf for each in held if isinstance(each, Tensor) for leaf in _leaves(each)]
 
 
 def _parametrized(module: nn.Module) -> bool:

@@ -3,7 +3,7 @@
 A write goes to a temporary file in the same folder, which is flushed to the disk and then takes
 the place of the old file in one operation. A failure, an interrupt or a kill at any moment leaves
 the old file or the new one, never a part of either. Only a kill can leave the temporary behind;
-its name ends in `.prepare-tmp`.
+its name ends in `.prepare-tmp`, and names the process, so that the next one knows that it has ended.
 
 A folder may come from somebody else: a link in the place of a file is replaced and not followed, so
 that nothing outside of the folder is written, and only regular files are opened, so that nothing waits.
@@ -11,14 +11,19 @@ that nothing outside of the folder is written, and only regular files are opened
 
 import contextlib
 import errno
+import hashlib
 import os
+import platform
 import secrets
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
+from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.signals import held_interrupts, runs
 from prepare.core.utils.suggest import nearest
 from prepare.errors import FileError
 
@@ -35,6 +40,35 @@ REMEDIES = {
     errno.EINVAL: "give the path of a file",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
+
+
+def _allow() -> None:
+    """Allow every write."""
+
+
+_CHECK: ContextVar[Callable[[], None]] = ContextVar("_CHECK", default=_allow)
+
+
+@contextlib.contextmanager
+def checked_writes(check: Callable[[], None]) -> Iterator[None]:
+    """In this context, call `check` before each file is replaced or removed: it may raise."""
+    token = _CHECK.set(check)
+    try:
+        yield
+    finally:
+        _CHECK.reset(token)
+
+
+def check_of_writes() -> Callable[[], None]:
+    """Return the function that is called before each file is replaced or removed."""
+    return _CHECK.get()
+
+
+def remove(path: Path) -> None:
+    """Remove a file, if it exists and this process may (`checked_writes`)."""
+    if os.path.lexists(path):
+        _CHECK.get()()
+        path.unlink(missing_ok=True)
 
 
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
@@ -120,9 +154,11 @@ class NewFile:
     def __init__(self, target: str) -> None:
         self._target = target
         self._mode = _mode(target)
-        folder = os.path.dirname(target) or os.curdir
+        self._folder, name = os.path.dirname(target) or os.curdir, os.path.basename(target)
+        self._prefix = f".{_digest(name)}-{_machine()}-"
         # The name is set before the file exists, so it can be removed after an interrupt at any moment.
-        self._temporary = os.path.join(folder, f".{secrets.token_hex(8)}{TEMPORARY}")
+        own = f"{self._prefix}{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY}"
+        self._temporary = os.path.join(self._folder, own)
         self._handle = -1
 
     def open(self) -> None:
@@ -130,6 +166,19 @@ class NewFile:
         # os.open and not tempfile: mkstemp makes files that only their owner can read.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         self._handle = os.open(self._temporary, flags, 0o666)
+
+    def remove_stale(self) -> None:
+        """Remove what killed processes of this machine left when they wrote the same target."""
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            for name in [each.name for each in entries if each.name.startswith(self._prefix)]:
+                process = name.removeprefix(self._prefix).partition("-")[0]
+                if name.endswith(TEMPORARY) and process.isdigit() and not runs(int(process)):
+                    os.unlink(os.path.join(self._folder, name))
+
+    def date(self, nanoseconds: int) -> None:
+        """Set the time of the last change; `commit` keeps it."""
+        with contextlib.suppress(OSError):
+            os.utime(self._temporary, ns=(nanoseconds, nanoseconds))
 
     def write(self, data: bytes | memoryview) -> int:
         """Write all of `data` and return its number of bytes."""
@@ -149,7 +198,8 @@ class NewFile:
             self._close()
 
     def commit(self) -> None:
-        """Replace the target by this file."""
+        """Replace the target by this file, if this process may (`checked_writes`)."""
+        _CHECK.get()()
         if self._mode is not None:
             os.chmod(self._temporary, self._mode)
         os.replace(self._temporary, self._target)
@@ -172,17 +222,21 @@ def both(path: str | os.PathLike, beside: str | os.PathLike) -> Iterator[tuple[N
     """Yield two new files to write, which replace `path` and `beside` together if the block succeeds.
 
     `beside` is the small one: its old content is kept, so that both are restored on any failure.
-    A kill between the two renames leaves the new `beside` and the old `path`. Raises FileError.
+    A kill between the two renames leaves the new `beside` and the old `path`. Both have the same time, so
+    that a reader can tell the moment between the two. Raises FileError.
     """
     new_files: list[NewFile] = []
     try:
         old = read_bytes(beside) if os.path.isfile(beside) else None
         new_files += [NewFile(os.fsdecode(each)) for each in (path, beside)]
         for file in new_files:
+            file.remove_stale()
             file.open()
         yield new_files[0], new_files[1]
+        now = time.time_ns()
         for file in new_files:
             file.close()
+            file.date(now)
         with held_interrupts():
             new_files[1].commit()
             try:
@@ -236,6 +290,20 @@ def _put(target: str, data: bytes) -> None:
         file.discard()
         raise
     _sync_folder(os.path.dirname(target) or os.curdir)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(os.fsencode(text)).hexdigest()[:8]
+
+
+@cache
+def _machine() -> str:
+    """Return what distinguishes the processes of this machine, or of its container, from all others."""
+    facts = [platform.node()]
+    with contextlib.suppress(OSError):
+        facts.append(os.readlink("/proc/self/ns/pid"))
+        facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+    return _digest(" ".join(facts))
 
 
 def _mode(target: str) -> int | None:

@@ -1,10 +1,21 @@
-"""Find the folder of configurations, and that in which `prepare` remembers answers between processes."""
+"""Find the folders of `prepare`, lock one, and ask the server of one for its time."""
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from prepare.core.utils.files import TEMPORARY
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # typeshed has no None for a missing module
 
 
 def conf_dir() -> Path:
@@ -26,3 +37,39 @@ def cache_folder(name: str) -> Path:
     else:
         cache = home / ".cache"
     return cache / "prepare" / name
+
+
+def ask_server(folder: Path) -> float:
+    """Return the time of the file server, in seconds: that of a new file in `folder`.
+
+    A client of NFS that has made a file in a folder also notices what others have made there; without
+    that, it may believe for a minute that a new file is missing.
+    """
+    try:
+        with tempfile.NamedTemporaryFile(prefix=".", suffix=TEMPORARY, dir=folder) as file:
+            return os.fstat(file.fileno()).st_mtime
+    except OSError:  # a folder to which this process may not write
+        return time.time()
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[bool]:
+    """Lock an existing folder within the block; yield False if another process of this machine has.
+
+    This leaves no file in it. Without such locks (Windows, some network folders) it always yields True.
+    """
+    handle = -1
+    try:
+        held = True
+        if fcntl is not None:
+            with suppress(OSError):
+                folder.mkdir(parents=True, exist_ok=True)
+                handle = os.open(folder, os.O_RDONLY)
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    held = False
+        yield held
+    finally:
+        if handle >= 0:
+            os.close(handle)

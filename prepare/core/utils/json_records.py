@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -21,8 +22,14 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _Parser = Callable[[Any], Any]
-# More than the record of a model of a hundred thousand tensors needs.
-LIMIT = 1 << 28
+# Bytes; more than the record of a model of a hundred thousand tensors needs.
+LIMIT = 1 << 25
+# What the content of a file may take in memory, in bytes, and what one value takes: `{}` in a list 72.
+_MOST_MEMORY = 128_000_000
+_VALUE = 64
+_MOST_DIGITS = 1_000
+# Characters of a message that are a file's.
+_LONGEST = 300
 # The report reads records, so no record imports it: it is looked up when one is shown.
 _REPORT = "prepare.app.report.objects"
 _LARGEST = 1 << 63
@@ -105,13 +112,34 @@ class JsonRecord:
         """Raise ValueError, TypeError or KeyError if a record that was read contradicts itself."""
 
 
+def parse_json(text: str) -> Any:
+    """Return the content of a JSON text; raise ValueError at once if it would fill the memory."""
+    check_memory(text)
+    return json.loads(text, parse_float=_float)
+
+
+def _float(text: str) -> float:
+    """Convert a number; the time of `float` grows with the square of the digits."""
+    if len(text) > _MOST_DIGITS:
+        raise ValueError(f"a number has more than {_MOST_DIGITS:,} digits")
+    return float(text)
+
+
+def check_memory(text: str | bytes) -> None:
+    """Raise ValueError if the values of this JSON text would fill the memory."""
+    encoded = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+    values = sum(map(encoded.count, (b"{", b"[", b",", b":")))
+    if 2 * sys.getsizeof(text) + _VALUE * values > _MOST_MEMORY:
+        raise ValueError(f"it would take more than {_MOST_MEMORY / 1e6:.0f} MB of memory")
+
+
 def load(
     cls: type[_T],
     path: str | os.PathLike,
     kind: Kind,
     *,
     check: Callable[[_T], object] | None = None,
-    parse: _Parser = json.loads,
+    parse: _Parser = parse_json,
     limit: int = LIMIT,
 ) -> _T:
     """Read an instance of `cls` from the JSON file at `path`.
@@ -144,7 +172,7 @@ def read_record(
     kind: Kind,
     make: Callable[[dict[str, Any]], _T],
     *,
-    parse: _Parser = json.loads,
+    parse: _Parser = parse_json,
     limit: int = LIMIT,
 ) -> _T:
     """Return `make(data)` for the content of the JSON file at `path`.
@@ -157,20 +185,24 @@ def read_record(
     try:
         data = parse(text)
         if data["format"] != kind.format:
-            raise kind.error(
-                printable_path(path), f"this is a {data['format']}, not a {kind.format}"
-            )
+            wrong = f"this is a {_brief(data['format'])}, not a {kind.format}"
+            raise kind.error(printable_path(path), wrong)
         if data["version"] != kind.version:
-            wrong = f"version {data['version']!r} is not known here"
+            wrong = f"version {_brief(repr(data['version']))} is not known here"
             raise kind.error(
                 printable_path(path), wrong, f"this prepare reads version {kind.version}"
             )
         return make(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         place = ".".join(reversed(getattr(error, "__notes__", ())))
-        wrong = f"this is not {kind.name}: {type(error).__name__}: {error}"
-        wrong += f", in {printable(place)}" if place else ""
+        wrong = f"this is not {kind.name}: {type(error).__name__}: {_brief(error)}"
+        wrong += f", in {_brief(place)}" if place else ""
         raise kind.error(printable_path(path), wrong, f"give {kind.expected}") from error
+
+
+def _brief(value: object) -> str:
+    text = str(value)
+    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
 
 
 def check_values(data: Mapping[str, Any], types: Mapping[str, Any]) -> None:

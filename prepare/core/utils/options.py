@@ -20,6 +20,10 @@ class _CheckError(ValueError):
     """A value has the right type, and a check in its annotation refused it."""
 
 
+# Characters of a value in a message.
+_LONGEST = 300
+
+
 class ForRecipes(NamedTuple):
     """Marks the type of an option, in `Annotated`, whose texts a recipe may set if `allows` accepts them."""
 
@@ -149,10 +153,11 @@ def describe(hint: Any) -> str:
 
 
 def as_written(value: Any) -> str:
-    """Return a value as the user wrote it: `null`, `true` and `-1`, not None, True and -1.0."""
+    """Return a value as the user wrote it, cut: `null`, `true` and `-1`, not None, True and -1.0."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    return repr(value).removesuffix(".0")
+    text = repr(value).removesuffix(".0")
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
 def _misfit(value: Any, hint: Any) -> ValueError:

@@ -7,7 +7,8 @@ second document are errors, each with its line. Unquoted values have the meaning
 have at most 64 bits.
 
 Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser needs up to 3 s for that; it is used
-without libyaml, and for escaped surrogates, which libyaml rejects.
+without libyaml, and for escaped surrogates, which libyaml rejects. Nothing composes a file that we `record`
+ourselves: it may be larger, any text may be a key in it, and a text may hold `${`.
 """
 
 import math
@@ -23,6 +24,8 @@ from prepare.errors import RecipeError
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 MAX_VALUES = 5_000
+MAX_RECORDED_VALUES = 100_000
+MAX_RECORDED_BYTES = 1 << 23
 _INTEGERS = range(-(1 << 63), 1 << 64)
 AMBIGUOUS = "means one thing in YAML and another on the command line"
 _SHORTER = "use patterns in place of lists of names"
@@ -43,6 +46,7 @@ _OTHER_WORDS = re.compile(r"null|true|false|[-+]?\.?(?:inf|nan)", re.IGNORECASE)
 _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _DIGITS = r"[0-9]+(?:_[0-9]+)*"
 _NUMBER = re.compile(rf"[-+]?(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][-+]?{_DIGITS})?")
+_MOST_DIGITS = 1_000
 _ODD_NUMBER = re.compile(r"[-+]?0[0-9]|.*_", re.DOTALL)
 
 # Strings that are written without quotes: every version of YAML reads them as strings.
@@ -57,13 +61,22 @@ class YamlDocument(NamedTuple):
     at: Callable[[tuple], str]
 
 
-def read(text: str | bytes, where: str, *, remedy: str, keys: Collection[str] = ()) -> YamlDocument:
+def read(
+    text: str | bytes,
+    where: str,
+    *,
+    remedy: str,
+    keys: Collection[str] = (),
+    recorded: bool = False,
+) -> YamlDocument:
     """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty.
 
-    `keys` are allowed though they begin with `_`.
+    `keys` are allowed though they begin with `_`; all are in a file that is `recorded`.
     """
-    text = _decoded(text, where).removeprefix("\ufeff")
-    reader = _Reader(yaml.parse(text, Loader=_loader_of(text)), text, where, keys)
+    most = MAX_RECORDED_BYTES if recorded else MAX_BYTES
+    text = _decoded(text, where, most).removeprefix("\ufeff")
+    events = yaml.parse(text, Loader=_loader_of(text))
+    reader = _Reader(events, text, where, keys, recorded=recorded)
     return YamlDocument(reader.document(remedy), reader.at)
 
 
@@ -113,9 +126,16 @@ class _Reader:
     """Build the value of one YAML document from its events; raise RecipeError for all but data."""
 
     def __init__(
-        self, events: Iterator[yaml.Event], text: str, where: str, keys: Collection[str] = ()
+        self,
+        events: Iterator[yaml.Event],
+        text: str,
+        where: str,
+        keys: Collection[str] = (),
+        *,
+        recorded: bool = False,
     ) -> None:
         self.events, self.text, self.where, self.keys = events, text, where, keys
+        self.recorded, self.most = recorded, MAX_RECORDED_VALUES if recorded else MAX_VALUES
         self.count = 0
         self.lines: dict[tuple, int] = {}
 
@@ -188,12 +208,12 @@ class _Reader:
         if not isinstance(key, str):
             wrong = f"holds the key {short_repr(event.value)}, which is {kind_of(key)}"
             self.refuse(event, wrong, "put quotes around it")
-        if key not in self.keys and (wrong := _key_trouble(key)):
+        if not self.recorded and key not in self.keys and (wrong := _key_trouble(key)):
             self.refuse(event, wrong, "remove it")
         return key
 
     def inspect(self, event: yaml.Event) -> None:
-        """Raise RecipeError for aliases, anchors, tags, and more than MAX_VALUES keys and values."""
+        """Raise RecipeError for aliases, anchors, tags, and too many keys and values."""
         if isinstance(event, yaml.AliasEvent):
             self.refuse(
                 event, f"holds the alias {short_repr('*' + event.anchor)}", "repeat the value"
@@ -203,11 +223,11 @@ class _Reader:
         if event.tag is not None:
             self.refuse(event, f"holds the tag {short_repr(event.tag)}", "write plain data")
         self.count += 1
-        if self.count > MAX_VALUES:
-            self.refuse(event, f"is past the first {MAX_VALUES:,} keys and values", _SHORTER)
+        if self.count > self.most:
+            self.refuse(event, f"is past the first {self.most:,} keys and values", _SHORTER)
 
     def scalar(self, event: yaml.ScalarEvent) -> object:
-        if "${" in event.value:
+        if not self.recorded and "${" in event.value:
             self.refuse(
                 event, f"holds '${{' in {short_repr(event.value)}", "write the value itself"
             )
@@ -286,9 +306,18 @@ def _scalar(text: str) -> object:
         raise ValueError(AMBIGUOUS)
     if text.lstrip("+-").isdecimal():
         return _integer(text)
-    if not math.isfinite(number := float(text)):
+    # The time of `float` grows with the square of the digits.
+    if len(text) > _MOST_DIGITS or not math.isfinite(number := float(text)):
         raise ValueError("is too large a number")
     return number
+
+
+def is_plain_text(text: str) -> bool:
+    """Return whether an unquoted scalar is read as this text."""
+    try:
+        return _scalar(text) == text
+    except ValueError:
+        return False
 
 
 def _integer(text: str) -> int:
@@ -306,10 +335,10 @@ def _key_trouble(key: str) -> str:
     return "holds the merge key '<<'" if key == "<<" else ""
 
 
-def _decoded(text: str | bytes, where: str) -> str:
+def _decoded(text: str | bytes, where: str, most: int) -> str:
     """Decode a recipe; raise RecipeError if it is too large, not UTF-8, or holds unprintable characters."""
-    if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_BYTES:
-        raise RecipeError(where, f"is larger than {MAX_BYTES:,} bytes", _SHORTER)
+    if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > most:
+        raise RecipeError(where, f"is larger than {most:,} bytes", _SHORTER)
     if isinstance(text, bytes):
         data = text
         try:

@@ -1,14 +1,37 @@
 """Guard what all threads of the process share: random numbers, warnings, patches, the garbage collector."""
 
 import gc
+import os
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+
+class ProcessLock:
+    """A reentrant lock that is free in a forked child if a thread held it that the child does not have."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._release_of_others)
+
+    def __enter__(self) -> bool:
+        return self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def _release_of_others(self) -> None:
+        if self._lock.acquire(blocking=False):
+            self._lock.release()
+        else:
+            self._lock = threading.RLock()
+
+
 # A thread holds it from a change of such state until that is restored: two threads that restore it in another
 # order leave it wrong.
-PROCESS_STATE = threading.RLock()
+PROCESS_STATE = ProcessLock()
 
 
 @contextmanager

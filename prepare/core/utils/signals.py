@@ -9,7 +9,8 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -181,6 +182,21 @@ def _release_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_release_in_child)
+
+
+def runs(process: int) -> bool:
+    """Return whether a process of this machine runs, or may do so."""
+    if os.name != "posix":  # there os.kill ends it
+        return True
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # of another user
+        pass
+    return True
 
 
 def _in_main_thread() -> bool:

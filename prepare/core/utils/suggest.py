@@ -28,6 +28,8 @@ ALIASES = {
 }
 # A longer list of options is written by families, such as `monai_* (6)`.
 _LISTED = 12
+# Characters of a word that is compared: the time grows with them.
+_LONGEST = 10_000
 
 
 def nearest(word: str, allowed: Iterable[str], *, cutoff: float = 0.55) -> list[str]:
@@ -36,6 +38,8 @@ def nearest(word: str, allowed: Iterable[str], *, cutoff: float = 0.55) -> list[
     Synonyms come first, then the most similar spellings; case is ignored.
     """
     low = str(word).lower()
+    if len(low) > _LONGEST:
+        return []
     spelt: dict[str, list[str]] = {}
     for choice in dict.fromkeys(map(str, allowed)):
         spelt.setdefault(choice.lower(), []).append(choice)

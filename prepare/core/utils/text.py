@@ -14,8 +14,11 @@ _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
 _OUTPUT: ContextVar[TextIO | None] = ContextVar("_OUTPUT", default=None)
-# A spreadsheet takes a cell that begins so as a formula, unless it is a number.
-_FORMULA = re.compile(r"(?![-+][0-9.]+(e[-+]?[0-9]+)?$)[=+\-@\t\r]", re.IGNORECASE)
+# A spreadsheet takes a cell that begins with a sign as a formula, unless it is a number. It knows the signs
+# of East Asian fonts, and in some countries it splits cells at semicolons.
+_NUMBER = re.compile(r"[-+][0-9.]+(e[-+]?[0-9]+)?", re.IGNORECASE)
+_SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\u2212\ufe62\ufe63\ufe66\ufe6b"
+_FORMULA = re.compile(rf"(\A|[;\t\r\n])(?=\s*[{_SIGNS}])|\A(?=[\t\r\n])")
 
 
 def output() -> TextIO:
@@ -99,7 +102,7 @@ def times(count: int) -> str:
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     r"""Return the rows as CSV, each ended by `\n`; None is an empty cell.
 
-    A lone surrogate, which UTF-8 cannot encode, is written as `\udc80`. A text that a spreadsheet would
+    A lone surrogate, which UTF-8 cannot encode, is written as `\udc80`. What a spreadsheet would
     take as a formula begins with `'`; numbers stay as they are.
     """
     lines = _Lines()
@@ -109,7 +112,9 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _plain(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell
+    if not isinstance(cell, str) or _NUMBER.fullmatch(cell):
+        return cell
+    return _FORMULA.sub(r"\1'", cell)
 
 
 class _Lines(list[str]):

@@ -11,19 +11,27 @@ from typing import Any, ClassVar
 
 import yaml
 
-from prepare.core.utils import files
+from prepare.core.utils import files, plain_yaml
 from prepare.core.utils.json_records import JsonRecord, Kind, load
 from prepare.core.utils.sizes import Size, without_empty_sizes
-from prepare.errors import ContractError
+from prepare.errors import ContractError, RecipeError
 
 _KIND = Kind("prepare.contract", 1, "a contract", "a contract.yaml", ContractError)
-# More than a contract of a hundred thousand tensors needs.
-_LIMIT = 1 << 26
 # Of a weight: its shape, strides, layout, dtype and device.
 _WORDS = 5
 BROKEN, BETTER, TOO_NOISY, NOTE = KINDS = ("broken", "better", "too noisy", "note")
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _ContractDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes in quotes what `plain_yaml` would not read as a text."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    style = None if plain_yaml.is_plain_text(text) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_ContractDumper.add_representer(str, _represent_text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +129,9 @@ class Contract:
         """Write `contract.yaml`; equal contracts give equal bytes. Raises FileError."""
         written = asdict(self, dict_factory=without_empty_sizes)
         data = _KIND.head | {"structure": self.structure} | json.loads(json.dumps(written))
-        text = yaml.dump(data, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=1000)
+        text = yaml.dump(
+            data, Dumper=_ContractDumper, sort_keys=False, allow_unicode=True, width=1000
+        )
         files.write_text(path, text)
 
     @classmethod
@@ -132,7 +142,9 @@ class Contract:
             FileError: the file cannot be read.
             ContractError: the file is not a contract, or is of another version.
         """
-        return load(cls, path, _KIND, check=_check, parse=_parse, limit=_LIMIT)
+        return load(
+            cls, path, _KIND, check=_check, parse=_parse, limit=plain_yaml.MAX_RECORDED_BYTES
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +200,6 @@ def _check(contract: Contract) -> None:
 
 def _parse(text: str) -> Any:
     try:
-        return yaml.load(text, Loader=_LOADER)  # noqa: S506  both loaders are safe
-    except yaml.YAMLError as error:
-        raise ValueError(str(error).replace("\n", " ")) from error
+        return plain_yaml.read(text, "it", remedy="", recorded=True).value
+    except RecipeError as error:
+        raise ValueError(str(error)) from error

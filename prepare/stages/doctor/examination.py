@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from prepare.core.model.issues_here import answers_file
+from prepare.core.model.doctor_findings import answers_file
 from prepare.core.model.known_issues import (
     FINE,
     INEXACT,

@@ -96,7 +96,7 @@ def take_out(model: nn.Module, exporter: Exporter, pipeline: Pipeline) -> Iterat
         steps = [
             name
             for name, step in pipeline.steps.items()
-            if isinstance(step, TensorStep) and hasattr(step, "memory_format")
+            if isinstance(step, TensorStep) and step.formats(model)
         ]
         step = ", ".join(steps) or "channels-last weights"
         yield TakenOut(step=step, modules=changed, reason=_CONTIGUOUS_WEIGHTS)

@@ -22,8 +22,8 @@ from prepare.core.forward.stand_ins import (
     stand_ins_for,
 )
 from prepare.core.forward.unchanged import unchanged, without_gradients
-from prepare.core.model.issues_here import CallIssues, describe
-from prepare.core.model.module_kinds import class_before_repair, is_repaired
+from prepare.core.model.doctor_findings import CallIssues, describe
+from prepare.core.model.forward_code import forward_code
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.errors import RefusedError
 from prepare.stages.flow.call_sites import CallSite, ModuleStack
@@ -238,8 +238,8 @@ class _ModuleHooks:
         for issue in self.issues.of(module, given.shape) if given is not None else ():
             self.watcher.builder.add_note(f"{name} is {describe(issue)}")
         # The forward of a repaired subclass is the user's, whose lines may lose a layout.
-        torchs = class_before_repair(type(module)).__module__.startswith("torch.")
-        compiled, repaired = is_compiled(module), torchs and is_repaired(module)
+        code, compiled = forward_code(module), is_compiled(module)
+        repaired = code.repaired and (code.alone or bool(code.replaced_by))
         if (compiled or repaired) and self._opaque is None:
             inputs = [tensor for tensor in tensors_in(args) if is_followed(tensor)]
             site = self.watcher.stack.call_site()

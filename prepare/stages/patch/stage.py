@@ -10,6 +10,7 @@ from prepare.core.forward.example_input import read_example
 from prepare.errors import ConfigError
 from prepare.stages.registry import stage
 from prepare.stages.stage import EXAMPLE_REMEDY, Stage, StageContext, Task
+from prepare.step import TensorStep
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
@@ -36,7 +37,10 @@ class PatchStage(Stage):
     def steps(self, settings: Any, steps: Mapping[str, Any]) -> Mapping[str, Any]:
         if not read_example(settings.input):
             raise ConfigError("input", f"task={TASK} needs an example input", EXAMPLE_REMEDY)
-        if not any(name.endswith("_memory_format") for name in steps):
+        from prepare.pipeline import Pipeline
+
+        declared = Pipeline.from_config(steps).steps.values()
+        if not any(isinstance(step, TensorStep) and step.formats() for step in declared):
             remedy = "choose memfmt=channels_last, channels_last_3d or by_rank"
             wrong = f"task={TASK} needs a format that the code shall keep"
             raise ConfigError("memfmt", wrong, remedy)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from prepare.core.model.doctor_findings import formats_of, standing_here
+from prepare.core.model.forward_code import forward_code
 from prepare.core.model.issue_sizes import SIZES
-from prepare.core.model.issues_here import formats_of, standing_here
-from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, is_repaired
+from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_plain, name_of
 from prepare.stages.verify.execution.single_run import (
     RunResult,
@@ -108,7 +109,7 @@ def _possible(runner: Runner, call: Call) -> Issue | None:
 
 
 def _is_near(issue: Issue, module: nn.Module, shape: tuple[int, ...]) -> bool:
-    if is_repaired(module):
+    if forward_code(module).repaired:
         return False
     return not issue.sizes or SIZES[issue.sizes].holds(module, shape) is not False
 

@@ -9,20 +9,13 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from prepare.core.model.module_kinds import CONVOLUTIONS, TRANSPOSED, is_repair
+from prepare.core.model.forward_code import forward_code
+from prepare.core.model.module_kinds import CONVOLUTIONS, TRANSPOSED
 from prepare.core.model.tensors import identity, is_plain, is_strided, named_modules, named_tensors
 from prepare.step import MEMO
 from prepare.steps.fusion.symbolic_trace import has_hooks, trace
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-# A subclass with another method than these computes something of its own, and is not fused.
-_METHODS = {
-    getattr(cls, name, None)
-    for cls in (*CONVOLUTIONS, *_NORMS)
-    for name in ("forward", "_conv_forward")
-}
-# Set on an instance, they run in place of those of its class.
-_OWN = ("forward", "_conv_forward")
 _NOT_FOUND = "no convolution was found whose output goes only to this norm"
 
 
@@ -46,7 +39,7 @@ class FusionSearch:
 
 def is_norm(module: nn.Module | None) -> bool:
     """Return whether this is a batch norm that computes what torch's does."""
-    return isinstance(module, _NORMS) and _has_torch_methods(module)
+    return isinstance(module, _NORMS) and forward_code(module).alone
 
 
 def is_convolution(module: nn.Module | None) -> bool:
@@ -54,7 +47,7 @@ def is_convolution(module: nn.Module | None) -> bool:
 
     A linear layer is not: whether its features are the norm's channels depends on the input's rank.
     """
-    return isinstance(module, CONVOLUTIONS) and _has_torch_methods(module)
+    return isinstance(module, CONVOLUTIONS) and forward_code(module).alone
 
 
 def find_pairs(model: nn.Module) -> FusionSearch:
@@ -216,13 +209,6 @@ def _traced_content(model: nn.Module) -> tuple[Hashable, ...]:
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, int]]:
     return ((key, id(value)) for key, value in vars(module).items() if not key.startswith("_"))
-
-
-def _has_torch_methods(module: nn.Module) -> bool:
-    """Return whether its methods are torch's own, or those of one of our repairs, which compute the same."""
-    cls: Any = next(each for each in type(module).__mro__ if not is_repair(each))
-    methods = (cls.forward, getattr(cls, "_conv_forward", None))
-    return all(method in _METHODS for method in methods) and vars(module).keys().isdisjoint(_OWN)
 
 
 def _parameter(tensor: Tensor, like: Tensor) -> nn.Parameter:

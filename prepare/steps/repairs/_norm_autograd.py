@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from prepare.core.model.threads import one_thread
 from prepare.core.model.transforms import is_transformed
 from prepare.steps.repairs import _norm_kernels
-from prepare.steps.repairs.base import FORMATS, to_channels_last, with_exact_strides
+from prepare.steps.repairs.base import FORMATS, not_a_view, to_channels_last, with_exact_strides
 
 # A mean of more than this many deviations is far from 0.
 _FAR_FROM_ZERO = 4
@@ -286,11 +286,10 @@ def _normalize_differentiably(
     one_row = grouped.narrow(1, 0, 1)
     mean, var = (each.detach().expand_as(one_row).flatten() for each in (mean, var))
     y = _from_rows(y.to(x.dtype), x)
-    if (torch.compiler.is_compiling() or torch.is_grad_enabled()) and not is_transformed():
-        # Not a view: compiled code gives a view of batch 1 other strides, and an in-place activation on
-        # a view costs two copies in backward.
-        y = y.clone(memory_format=FORMATS[x.dim()])
-    return y, mean, var
+    if torch.compiler.is_compiling():  # compiled code gives a view of batch 1 other strides
+        return y.clone(memory_format=FORMATS[x.dim()]), mean, var
+    # An in-place activation on a view costs two copies in backward.
+    return not_a_view(y), mean, var
 
 
 def _differentiable_backward(

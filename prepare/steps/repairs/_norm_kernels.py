@@ -45,7 +45,8 @@ def moments(x: Tensor, *, rough: bool = False) -> tuple[Tensor, Tensor]:
     n, c, count = _sizes(x)
     many = 1 if rough and count <= _MAX_SERIAL_SUM else lane_count(count)
     # The results have the dtype of the running statistics, which the kernel writes and we discard.
-    running = None if x.dtype == compute_dtype(x) else torch.empty(many * c, dtype=compute_dtype(x))
+    dtype = compute_dtype(x)
+    running = None if x.dtype == dtype else x.new_empty(many * c, dtype=dtype)
     moments_of = torch.batch_norm_update_stats
     results = [moments_of(image, running, running, 0.0) for image in _images(x, many)]
     mean, var = (_concatenated(each) for each in zip(*results, strict=True))
@@ -75,7 +76,7 @@ def gradient_sums(grad: Tensor, x: Tensor, mean: Tensor) -> tuple[Tensor, Tensor
     n, c, count = _sizes(x)
     many = lane_count(count)
     near = mean.to(compute_dtype(x))
-    ones = torch.ones(many * c, dtype=near.dtype)
+    ones = near.new_ones(many * c)
     lane_means = near.view(n, 1, c).expand(n, many, c).contiguous().view(n, -1)
     results = [
         torch.ops.aten.native_batch_norm_backward(

@@ -4,18 +4,14 @@ A repaired module has a class named `Keeping...` (`KeepingGroupNorm`): a subclas
 that keeps a channels-last layout through forward and backward.
 """
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Proxy
 
 from prepare.core.model.memory_format import canonical_stride
-from prepare.core.model.module_kinds import mark_repair
-from prepare.core.model.scripting import script_error
 from prepare.core.model.transforms import is_transformed, rows_copied
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -72,6 +68,19 @@ def to_channels_last(x: Tensor) -> Tensor:
     return rows_copied(x) if is_transformed() else x.to(memory_format=FORMATS[x.dim()])
 
 
+def not_a_view(x: Tensor, *, is_saved: bool = False) -> Tensor:
+    """Return `x`, a view of a result that nobody else holds, as a tensor of its own on the same memory.
+
+    Modules of torch return no views, on which `detach_()` raises, and so do changes in place of what was
+    computed in `no_grad`. `is_saved` is whether the backward of the result reads it: then a change of the
+    returned tensor in place is an error in backward, as in torch.
+    """
+    if torch.compiler.is_compiling() or is_transformed():
+        return x
+    # Not torch's `_unsafe_view`: it changes the strides of dimensions of size 1.
+    return _Result.apply(x, is_saved) if x.requires_grad else x.data
+
+
 class Repair:
     """Make modules of one kind keep the layout of a channels-last input, at torch's accuracy or better.
 
@@ -81,13 +90,21 @@ class Repair:
 
     name: str
 
+    def concerns(self, module: nn.Module) -> bool:
+        """Return whether this module is of a kind that this repair is for, whatever code it runs. Pure."""
+        raise NotImplementedError
+
     def fits(self, module: nn.Module) -> bool:
-        """Return whether this module is of a kind that this repair handles, and not repaired yet. Pure."""
+        """Return whether a repair of this module would take effect, and it has none yet. Pure."""
         raise NotImplementedError
 
     def ranks(self, module: nn.Module) -> tuple[int, ...]:
-        """Return the input ranks for which this module is repaired, derived from its class name."""
-        return {"2d": (4,), "3d": (5,)}.get(type(module).__name__[-2:], (4, 5))
+        """Return the ranks of the inputs for which this module is repaired."""
+        raise NotImplementedError
+
+    def changes_layout(self, module: nn.Module) -> bool:
+        """Return whether a repair gives the output of `module` another layout than torch. Pure."""
+        return True
 
     def repair(self, module: nn.Module, formats: Mapping[int, str]) -> None:
         """Repair `module` in place, for inputs of these ranks: `{5: "channels_last_3d"}`."""
@@ -97,38 +114,35 @@ class Repair:
         """Return whether `module` has this repair."""
         raise NotImplementedError
 
+    def mends(self, module: nn.Module) -> bool:
+        """Return whether `module` has this repair, and a call runs it."""
+        return self.is_repaired(module)
+
     def undo(self, module: nn.Module) -> None:
-        """Remove the repair from `module`."""
+        """Remove the repair from `module`.
+
+        Raises:
+            RefusedError: its class was changed since, in a way that cannot be told apart from the repair.
+        """
         raise NotImplementedError
 
 
-class SwapClass(Repair):
-    """Repair a module by changing its class to a subclass: the same object, with its hooks.
+class _Result(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, is_saved: bool) -> Tensor:  # noqa: FBT001
+        y = x.data
+        if is_saved:
+            ctx.save_for_backward(y)
+        return y
 
-    `swaps` is `{torch's class: the subclass}`. Only modules of exactly such a class fit; a user's subclass
-    may do anything in its forward, and is not repaired. The subclasses are defined at module level, so that
-    models can be pickled and copied, and read all settings from the module.
-    """
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        _ = ctx.saved_tensors  # raises if the saved result was changed in place
+        return grad, None
 
-    def __init__(self, name: str, swaps: Mapping[type[nn.Module], type[nn.Module]]) -> None:
-        self.name = name
-        self.swaps = {original: mark_repair(keeping) for original, keeping in swaps.items()}
-        for keeping in swaps.values():
-            keeping.forward = _one_node_of_fx(keeping.forward)
-            keeping.__prepare_scriptable__ = _refuse_script  # type: ignore[attr-defined]
-        self._originals = {keeping: original for original, keeping in swaps.items()}
-
-    def fits(self, module: nn.Module) -> bool:
-        return type(module) in self.swaps
-
-    def repair(self, module: nn.Module, formats: Mapping[int, str]) -> None:
-        module.__class__ = self.swaps[type(module)]
-
-    def is_repaired(self, module: nn.Module) -> bool:
-        return type(module) in self._originals
-
-    def undo(self, module: nn.Module) -> None:
-        module.__class__ = self._originals[type(module)]
+    @staticmethod
+    def jvp(_: Any, tangent: Tensor, __: None) -> Tensor:
+        return tangent.view_as(tangent)
 
 
 class _ChannelsLastGrad(torch.autograd.Function):
@@ -148,21 +162,3 @@ class _ChannelsLastGrad(torch.autograd.Function):
 @lru_cache(maxsize=65536)
 def _strides(shape: torch.Size) -> tuple[int, ...]:
     return canonical_stride(shape, {4: "channels_last", 5: "channels_last_3d"}[len(shape)])
-
-
-def _one_node_of_fx(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Make a repaired module one node in a graph of torch.fx, as a module of torch is."""
-
-    @functools.wraps(forward)
-    def traced(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        x = args[0] if args else None
-        if not isinstance(x, Proxy) or x.tracer.root is self:  # type: ignore[attr-defined]
-            return forward(self, *args, **kwargs)
-        tracer: Any = x.tracer
-        return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
-
-    return traced
-
-
-def _refuse_script(module: nn.Module) -> None:
-    raise script_error(module, "repair_layout")

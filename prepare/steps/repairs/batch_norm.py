@@ -10,7 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from prepare.core.model.issue_sizes import has_many_rows
 from prepare.core.model.transforms import is_transformed
 from prepare.steps.repairs import _norm_autograd, _norm_kernels
-from prepare.steps.repairs.base import SwapClass, is_channels_last, with_exact_strides
+from prepare.steps.repairs._swap_class import SwapClass
+from prepare.steps.repairs.base import is_channels_last, with_exact_strides
 
 
 class _KeepingBatchNorm(_BatchNorm):
@@ -33,7 +34,8 @@ class _KeepingBatchNorm(_BatchNorm):
 
     def _needs_exact_sums(self, x: Tensor) -> bool:
         return (
-            (self.training or (self.running_mean is None and self.running_var is None))
+            "weight" in self._parameters  # not computed each time that it is read
+            and (self.training or (self.running_mean is None and self.running_var is None))
             and x.dtype == torch.float32
             and (self.weight is None or self.weight.dtype == x.dtype)
             and is_channels_last(x)
@@ -103,6 +105,16 @@ def _one_sample(x: Tensor) -> Tensor:
     return x.movedim(1, -1).reshape(1, n * prod(spatial[:-1]), spatial[-1], c).movedim(-1, 1)
 
 
-REPAIR = SwapClass(
+class _BatchNormRepair(SwapClass):
+    """Repair only norms that hold their weight."""
+
+    def changes_layout(self, module: nn.Module) -> bool:
+        return False
+
+    def concerns(self, module: nn.Module) -> bool:
+        return super().concerns(module) and "weight" in module._parameters
+
+
+REPAIR = _BatchNormRepair(
     "batch_norm", {nn.BatchNorm2d: KeepingBatchNorm2d, nn.BatchNorm3d: KeepingBatchNorm3d}
 )

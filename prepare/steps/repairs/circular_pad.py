@@ -2,8 +2,8 @@
 
 from torch import Tensor, nn
 
+from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import (
-    SwapClass,
     is_channels_last,
     to_channels_last,
     with_channels_last_grad,

@@ -48,11 +48,11 @@ class _ComputedWeight(Repair):
 
     name = "computed_weight"
 
+    def concerns(self, module: nn.Module) -> bool:
+        return bool(self.ranks(module)) and "weight" in computed_names(module)
+
     def fits(self, module: nn.Module) -> bool:
-        is_convolution = bool(self.ranks(module))
-        return (
-            is_convolution and "weight" in computed_names(module) and not self.is_repaired(module)
-        )
+        return self.concerns(module) and not self.is_repaired(module)
 
     def ranks(self, module: nn.Module) -> tuple[int, ...]:
         return tuple(rank for rank, classes in _CONVOLUTIONS.items() if isinstance(module, classes))

@@ -14,8 +14,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from prepare.core.model.issue_sizes import has_few_pixels, has_large_weight, is_narrow_strided
 from prepare.core.model.unsafe_backward import is_unsafe_conv2d
-from prepare.steps.repairs._subclasses import SwapConvolution
-from prepare.steps.repairs.base import is_channels_last, with_channels_last_grad
+from prepare.steps.repairs._swap_class import SwapClass
+from prepare.steps.repairs.base import is_channels_last, not_a_view, with_channels_last_grad
 
 
 class KeepingConv2d(nn.Conv2d):
@@ -40,11 +40,14 @@ class KeepingConv2d(nn.Conv2d):
         return super()._conv_forward(input, weight, bias)
 
 
-class _LargeConvRepair(SwapConvolution):
+class _LargeConvRepair(SwapClass):
     """Repair only convolutions for which a matrix product may be faster, or whose backward is not safe."""
 
-    def fits(self, module: nn.Module) -> bool:
-        if not super().fits(module) or not isinstance(module, nn.Conv2d):
+    def changes_layout(self, module: nn.Module) -> bool:
+        return False
+
+    def concerns(self, module: nn.Module) -> bool:
+        if not super().concerns(module):
             return False
         return has_large_weight(module) or is_narrow_strided(module)
 
@@ -85,4 +88,4 @@ def multiply(
     ):
         x = x.unfold(dim, (size - 1) * step + 1, stride)[..., ::step]
     rows = x.movedim(channels, -1).flatten(channels)  # (N, *spatial, kernel * C)
-    return F.linear(rows, weight.movedim(1, -1).flatten(1), bias).movedim(-1, 1)
+    return not_a_view(F.linear(rows, weight.movedim(1, -1).flatten(1), bias).movedim(-1, 1))

@@ -11,8 +11,8 @@ from torch.nn import functional as F  # noqa: N812
 from prepare.core.model.issue_sizes import is_smaller_than_kernel
 from prepare.steps.repairs import conv2d
 from prepare.steps.repairs._norm_autograd import contiguous_copy, through_contiguous
-from prepare.steps.repairs._subclasses import SwapConvolution
-from prepare.steps.repairs.base import is_channels_last, to_channels_last
+from prepare.steps.repairs._swap_class import SwapClass
+from prepare.steps.repairs.base import is_channels_last, not_a_view, to_channels_last
 
 # The limits of `use_mkldnn` in torch's aten/src/ATen/native/Convolution.cpp: at batch 1 and without groups,
 # at most this many elements in C * D * H; and the batch size from which 1x1x1 kernels use oneDNN.
@@ -37,7 +37,7 @@ class KeepingConv3d(nn.Conv3d):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
         if conv2d.is_product(self, input, weight):
             return conv2d.multiply(self, input, weight, bias)
-        if _trains_weight(self, input) and _kernel_exceeds(self, input, input.shape[-3:]):
+        if _is_trained(weight, input) and _kernel_exceeds(self, input, input.shape[-3:]):
             x = F.pad(input, _zero_padding(self))
             return F.conv3d(x, weight, bias, self.stride, 0, self.dilation, self.groups)
         if not _can_use_onednn(self, input, weight):
@@ -52,7 +52,7 @@ class KeepingConv3d(nn.Conv3d):
         if (small or single_thread) and _is_matrix_product(self, padding):
             # Not weight.flatten(1): its gradient has contiguous strides, which DDP copies and warns of.
             matrix = weight.movedim(1, -1).flatten(1)
-            return F.linear(x.movedim(1, -1), matrix, bias).movedim(-1, 1)
+            return not_a_view(F.linear(x.movedim(1, -1), matrix, bias).movedim(-1, 1))
         if not small:
             return F.conv3d(x, weight, bias, self.stride, padding, self.dilation)
         for groups in (2, 3, 5):
@@ -60,7 +60,8 @@ class KeepingConv3d(nn.Conv3d):
                 x = torch.cat([x] * groups, 1)
                 return F.conv3d(x, weight, bias, self.stride, padding, self.dilation, groups)
         # No such divisor: run two samples, which is still faster.
-        return F.conv3d(torch.cat([x, x]), weight, bias, self.stride, padding, self.dilation)[:1]
+        both = F.conv3d(torch.cat([x, x]), weight, bias, self.stride, padding, self.dilation)
+        return not_a_view(both[:1])
 
 
 class KeepingConvTranspose3d(nn.ConvTranspose3d):
@@ -79,35 +80,35 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
         padding: tuple[int, ...]  # never a string in a transposed convolution
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
-        if _trains_weight(self, input):
-            output_padding = self._output_padding_for(input, output_size)
+        if self.padding_mode != "zeros":
+            return super().forward(input, output_size)
+        weight, bias = self.weight, self.bias
+        output_padding = self._output_padding_for(input, output_size)
+
+        def run_torchs(x: Tensor, weight: Tensor) -> Tensor:
+            options = self.stride, self.padding, output_padding, self.groups, self.dilation
+            return F.conv_transpose3d(x, weight, bias, *options)
+
+        if _is_trained(weight, input):
             if _kernel_exceeds(self, input, self._output_sizes(input, output_padding)):
                 options = (self.stride, 0, output_padding, self.groups, self.dilation)
-                uncropped = F.conv_transpose3d(input, self.weight, self.bias, *options)
+                uncropped = F.conv_transpose3d(input, weight, bias, *options)
                 return F.pad(uncropped, [-number for number in _zero_padding(self)])
             if _has_wrong_weight_gradient(self, input):
-                return self._run_contiguously(input, output_padding)
-        onednn = _can_use_onednn(self, input, self.weight) and self.padding_mode == "zeros"
-        if not onednn or not _is_small(input, self.weight):
-            return super().forward(input, output_size)
+                # With one channel in each group, the weight's strides fit both formats: a copy's only one.
+                weight = contiguous_copy(weight)
+                if input.dim() == 4 or not is_channels_last(input):  # 4: a sample without a batch
+                    return run_torchs(contiguous_copy(input), weight)
+                return through_contiguous(lambda x: run_torchs(x, weight), input)
+        if not (_can_use_onednn(self, input, weight) and _is_small(input, weight)):
+            return run_torchs(input, weight)
         if self.out_channels % 16:
-            return through_contiguous(
-                lambda x: nn.ConvTranspose3d.forward(self, x, output_size), input
-            )
+            return through_contiguous(lambda x: run_torchs(x, weight), input)
         x = torch.cat([input, input], 1)
-        weight = torch.cat(self.weight.chunk(2, 1))
-        output_padding = self._output_padding_for(input, output_size)
+        halves = torch.cat(weight.chunk(2, 1))
         return F.conv_transpose3d(
-            x, weight, self.bias, self.stride, self.padding, output_padding, 2, self.dilation
+            x, halves, bias, self.stride, self.padding, output_padding, 2, self.dilation
         )
-
-    def _run_contiguously(self, x: Tensor, output_padding: list[int]) -> Tensor:
-        # With one channel in each group, the weight's strides fit both formats: a copy's fit only one.
-        weight = contiguous_copy(self.weight)
-        options = (self.stride, self.padding, output_padding, self.groups, self.dilation)
-        if x.dim() == 4 or not is_channels_last(x):  # 4: a sample without a batch
-            return F.conv_transpose3d(contiguous_copy(x), weight, self.bias, *options)
-        return through_contiguous(lambda x: F.conv_transpose3d(x, weight, self.bias, *options), x)
 
     def _output_padding_for(self, x: Tensor, output_size: list[int] | None) -> list[int]:
         """Return the output padding for the requested size."""
@@ -131,17 +132,16 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
         ]
 
 
-REPAIR = SwapConvolution(
-    "conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: KeepingConvTranspose3d}
-)
+REPAIR = SwapClass("conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: KeepingConvTranspose3d})
 
 
 def backward_exceeds_memory(module: nn.Module, x: Tensor, output: Tensor) -> bool:
     """Return whether torch's backward of an unrepaired module may read and write outside its tensors."""
-    if not isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)) or REPAIR.is_repaired(module):
+    if not isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)) or REPAIR.mends(module):
         return False
     sizes = (output if isinstance(module, nn.ConvTranspose3d) else x).shape[-3:]
-    return _kernel_exceeds(module, x, sizes) and _trains_weight(module, x)
+    weight = next(module.parameters())  # also where it computes the weight
+    return _kernel_exceeds(module, x, sizes) and _is_trained(weight, x)
 
 
 def _can_use_onednn(module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor, weight: Tensor) -> bool:
@@ -160,10 +160,10 @@ def _can_use_onednn(module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor, weight: T
     )
 
 
-def _trains_weight(module: nn.Conv3d | nn.ConvTranspose3d, x: Tensor) -> bool:
+def _is_trained(weight: Tensor, x: Tensor) -> bool:
     """Return whether a backward on a CPU may compute the gradient of the weight."""
     return (
-        module.weight.requires_grad
+        weight.requires_grad
         and torch.is_grad_enabled()
         and x.device.type == "cpu"
         and x.dim() in (4, 5)

@@ -3,38 +3,45 @@
 from typing import Any
 
 from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
 
 from prepare.steps.repairs import _norm_autograd, _norm_kernels
-from prepare.steps.repairs.base import SwapClass, is_channels_last, to_channels_last
+from prepare.steps.repairs._swap_class import SwapClass
+from prepare.steps.repairs.base import is_channels_last, to_channels_last
 
 
 class KeepingLayerNorm(nn.LayerNorm):
     """torch's LayerNorm over all dimensions but the batch, keeping a channels-last layout."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
+        x, weight, bias = input, self.weight, self.bias
+
+        def run_torchs(x: Tensor) -> Tensor:
+            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)
+
         if (
-            not (is_channels_last(x) and _norm_autograd.supports(x, self.weight))
+            not (is_channels_last(x) and _norm_autograd.supports(x, weight))
             or tuple(x.shape[1:]) != self.normalized_shape
             or _norm_autograd.autocasts_to_float32(x)
         ):
-            return super().forward(x)
+            return run_torchs(x)
         if _norm_autograd.needs_contiguous_copy(x):
-            return _norm_autograd.through_contiguous(super().forward, x)
+            return _norm_autograd.through_contiguous(run_torchs, x)
         # In float32, so that a 16-bit result is rounded only once.
         x_wide = x.to(_norm_kernels.compute_dtype(x))
         y, _, _ = _norm_autograd.normalize(x_wide, 1, None, None, self.eps)
-        if self.weight is not None:
-            y = y * self.weight
-        if self.bias is not None:
-            y = y + self.bias
+        if weight is not None:
+            y = y * weight
+        if bias is not None:
+            y = y + bias
         return to_channels_last(y.to(x.dtype))
 
 
 class _LayerNormRepair(SwapClass):
     """Repair only norms over (C, H, W) or (C, D, H, W)."""
 
-    def fits(self, module: nn.Module) -> bool:
-        return super().fits(module) and _rank(module) in (4, 5)
+    def concerns(self, module: nn.Module) -> bool:
+        return super().concerns(module) and _rank(module) in (4, 5)
 
     def ranks(self, module: nn.Module) -> tuple[int, ...]:
         return (_rank(module),)

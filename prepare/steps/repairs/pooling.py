@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.steps.repairs.base import SwapClass, is_channels_last
+from prepare.steps.repairs._swap_class import SwapClass
+from prepare.steps.repairs.base import is_channels_last, not_a_view
 
 
 class KeepingAvgPool3d(nn.AvgPool3d):
@@ -23,13 +24,14 @@ class KeepingAvgPool3d(nn.AvgPool3d):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
         if not _fits(input, 5):
             return super().forward(input)
-        return _average(
+        pooled = _average(
             _autocast(input),
             self,
             padding=self.padding,
             count=self.count_include_pad,
             divisor=self.divisor_override,
         )
+        return not_a_view(pooled)
 
 
 class KeepingLPPool3d(nn.LPPool3d):
@@ -62,7 +64,8 @@ class KeepingAdaptiveAvgPool3d(nn.AdaptiveAvgPool3d):
         if size == (1, 1, 1):
             return _mean(x)
         planes = F.adaptive_avg_pool2d(_planes(x), (size[1], size[2]))
-        return _volumes(F.adaptive_avg_pool2d(_depths(planes, x), (size[0], 1)), planes)
+        pooled = F.adaptive_avg_pool2d(_depths(planes, x), (size[0], 1))
+        return not_a_view(_volumes(pooled, planes))
 
 
 class KeepingAdaptiveMaxPool3d(nn.AdaptiveMaxPool3d):
@@ -95,7 +98,14 @@ class KeepingAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
         return _mean(input)
 
 
-REPAIR = SwapClass(
+class _PoolingRepair(SwapClass):
+    """Repair all; in two dimensions the output is torch's."""
+
+    def changes_layout(self, module: nn.Module) -> bool:
+        return not isinstance(module, nn.AdaptiveAvgPool2d)
+
+
+REPAIR = _PoolingRepair(
     "pooling",
     {
         nn.AvgPool3d: KeepingAvgPool3d,
@@ -141,7 +151,7 @@ def _mean(x: Tensor) -> Tensor:
     n, c, *spatial = x.shape
     # Over rows, because the gradient of a mean over the last dimensions is contiguous.
     mean = x.movedim(1, -1).flatten(1, -2).mean(1)
-    return mean.view(n, *(1 for _ in spatial), c).movedim(-1, 1)
+    return not_a_view(mean.view(n, *(1 for _ in spatial), c).movedim(-1, 1))
 
 
 def _maxima(x: Tensor, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -153,7 +163,8 @@ def _maxima(x: Tensor, size: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     pooled, depth = F.adaptive_max_pool2d(depths, (size[0], 1), return_indices=True)
     in_plane, depth = (each.movedim(1, -1) for each in (_depths(in_plane, x), depth))
     indices = in_plane.gather(1, depth) + depth * (x.shape[3] * x.shape[4])
-    return _volumes(pooled, planes), _volumes(indices.movedim(-1, 1), planes)
+    both = _volumes(pooled, planes), _volumes(indices.movedim(-1, 1), planes)
+    return not_a_view(both[0]), not_a_view(both[1])
 
 
 def _planes(x: Tensor) -> Tensor:

@@ -5,10 +5,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import (
-    SwapClass,
     is_channels_last,
     memory_dim,
+    not_a_view,
     to_channels_last,
     with_channels_last_grad,
 )
@@ -38,7 +39,8 @@ class _KeepingSoftmax(nn.Module):
         place, channel_bytes = memory_dim(dim, rank), input.shape[1] * input.dtype.itemsize
         if input.device.type == "cpu" and channel_bytes < _VECTOR_BYTES and place >= rank - 2:
             return to_channels_last(super().forward(with_channels_last_grad(input)))
-        return self._function(input.movedim(1, -1), place).movedim(-1, 1)
+        rows = self._function(input.movedim(1, -1), place)
+        return not_a_view(rows.movedim(-1, 1), is_saved=True)
 
 
 class KeepingSoftmax(_KeepingSoftmax, nn.Softmax):

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.model import issues_here
+from prepare.core.model import doctor_findings
+from prepare.core.model.doctor_findings import CallIssues
 from prepare.core.model.issue_sizes import SIZES
-from prepare.core.model.issues_here import CallIssues
 from prepare.core.model.known_issues import issues
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import observe, predict
@@ -19,7 +19,7 @@ SMALL, LARGE = (2, 8, 2, 2, 2), (2, 8, 4, 4, 4)
 @pytest.fixture(autouse=True)
 def table(monkeypatch):
     # The entry itself, whatever a doctor has found on this machine.
-    monkeypatch.setattr(issues_here, "standing_here", lambda _: issues())
+    monkeypatch.setattr(doctor_findings, "standing_here", lambda _: issues())
 
 
 def conv(dtype=torch.bfloat16, **options):

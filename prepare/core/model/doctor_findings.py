@@ -9,8 +9,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from prepare.core.model.forward_code import forward_code, torch_class
 from prepare.core.model.issue_sizes import SIZES
 from prepare.core.model.known_issues import (
     FINE,
@@ -23,7 +24,6 @@ from prepare.core.model.known_issues import (
     standing,
 )
 from prepare.core.model.memory_format import canonical_stride
-from prepare.core.model.module_kinds import is_repaired
 from prepare.core.model.tensors import name_of
 from prepare.core.utils.environment import machine_identity
 from prepare.core.utils.folders import cache_folder
@@ -91,14 +91,20 @@ class CallIssues:
 
     def of(self, module: nn.Module, shape: Sequence[int]) -> list[Issue]:
         """Return the issues that a call has for certain, given the shape of the module's input."""
-        issues, weight = self._by_class.get(type(module).__name__), getattr(module, "weight", None)
-        if not issues or weight is None or is_repaired(module):
+        cls: Any = type(module)  # a class is hashable, which mypy denies
+        kind = (torch_class(cls) or cls).__name__
+        if not (issues := self._by_class.get(kind)):
+            return []
+        weight = module._parameters.get("weight", vars(module).get("weight"))
+        if weight is None:
+            return []
+        if (code := forward_code(module)).repaired or not code.runs_torchs:
             return []
         formats, dtypes = formats_of(weight), [name_of(weight.dtype)]
         return [
             issue
             for issue in issues
-            if issue.concerns(type(module).__name__, formats, dtypes)
+            if issue.concerns(kind, formats, dtypes)
             and ONLY[issue.only](module)
             and SIZES[issue.sizes].holds(module, shape)
         ]

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prepare.core.model.module_kinds import CONVOLUTIONS, is_repair
+from prepare.core.model.forward_code import forward_code
+from prepare.core.model.module_kinds import CONVOLUTIONS
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.model.tensors import (
     computed_names,
@@ -33,7 +34,9 @@ def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
     evaluated is replaced by the reason, a string.
     """
     names = computed_names(module)
-    rebuilt = isinstance(module, CONVOLUTIONS) and _has_own_forward(module)
+    code, is_convolution = forward_code(module), isinstance(module, CONVOLUTIONS)
+    # A hook that hands its arguments on is not called: it may move weights, or count calls.
+    rebuilt = is_convolution and not code.alone and not (code.replaced_by and code.through)
     if not names and not rebuilt:
         return {}
     with PROCESS_STATE, torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -65,21 +68,6 @@ def _evaluable(module: nn.Module) -> nn.Module:
 
 def _like(tensor: Tensor, copy: Tensor) -> Tensor:
     return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
-
-
-def _has_own_forward(module: nn.Module) -> bool:
-    """Return whether its forward is neither torch's nor a repair's: those use the weight unchanged."""
-    return not all(_is_known(module, name) for name in ("forward", "_conv_forward"))
-
-
-def _is_known(module: nn.Module, name: str) -> bool:
-    function = getattr(getattr(module, name), "__func__", None)
-    if function is None:
-        return False
-    repairs = (cls for cls in type(module).__mro__ if is_repair(cls))
-    return function.__module__.startswith("torch.nn.modules.") or any(
-        vars(cls).get(name) is function for cls in repairs
-    )
 
 
 def _weight_in_forward(module: Any) -> Tensor:

@@ -1,0 +1,152 @@
+"""Repair a module by its class: a subclass of torch's, or one made of that and of a user's class."""
+
+import functools
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from torch import nn
+from torch.fx import Proxy
+
+from prepare.core.model.forward_code import forward_code, torch_class
+from prepare.core.model.generated_class import made_of, make_class
+from prepare.core.model.module_kinds import mark_repair
+from prepare.core.model.scripting import script_error
+from prepare.errors import RefusedError
+from prepare.steps.repairs.base import Repair
+
+_PARAMETRIZED = "torch.nn.utils.parametrize"
+
+
+class SwapClass(Repair):
+    """Repair a module by changing its class: the same object, with its hooks.
+
+    `swaps` is `{torch's class: the repair, a subclass of it}`. A module of a class that runs the code of
+    torch's class gets one made of its own class and of the repair, which comes right before torch's class in
+    the method resolution order: `super().forward(x)` in the user's code runs the repair. The repairs are
+    defined at module level, so that models can be pickled and copied, and read all settings from the module.
+    A weight may be computed each time it is read: a repair reads it once in a call.
+    """
+
+    def __init__(self, name: str, swaps: Mapping[type[nn.Module], type[nn.Module]]) -> None:
+        self.name = name
+        self.swaps = {original: mark_repair(keeping) for original, keeping in swaps.items()}
+        self._originals = {keeping: original for original, keeping in swaps.items()}
+        for keeping in swaps.values():
+            keeping.forward = _dispatched(keeping)
+            keeping.__prepare_scriptable__ = _refuse_script  # type: ignore[attr-defined]
+            keeping.qconfig = property(_get, self._set, _delete)  # type: ignore[attr-defined]
+
+    def concerns(self, module: nn.Module) -> bool:
+        cls: Any = type(module)  # a class is hashable, which mypy denies
+        return torch_class(cls) in self.swaps
+
+    def fits(self, module: nn.Module) -> bool:
+        cls: Any = type(module)
+        return (
+            self.concerns(module)
+            and not self.is_repaired(module)
+            and _can_be_made_of(cls)
+            and forward_code(module).runs(self.swaps[torch_class(cls)])
+        )
+
+    def ranks(self, module: nn.Module) -> tuple[int, ...]:
+        cls: Any = type(module)
+        ranks: dict[str, tuple[int, ...]] = {"2d": (4,), "3d": (5,)}
+        return ranks.get(torch_class(cls).__name__[-2:], (4, 5))
+
+    def repair(self, module: nn.Module, formats: Mapping[int, str]) -> None:
+        module.__class__ = self._repaired(type(module))
+
+    def is_repaired(self, module: nn.Module) -> bool:
+        return isinstance(module, tuple(self._originals))
+
+    def mends(self, module: nn.Module) -> bool:
+        return self.is_repaired(module) and forward_code(module).repaired
+
+    def undo(self, module: nn.Module) -> None:
+        module.__class__ = self._without(type(module))
+
+    def _repaired(self, cls: Any) -> Any:
+        if cls in self.swaps:
+            return self.swaps[cls]
+        if cls.__module__ == _PARAMETRIZED:
+            return _rebased(cls, self._repaired(cls.__base__))
+        keeping: Any = self.swaps[torch_class(cls)]
+        return subclass_of(cls, keeping)
+
+    def _without(self, cls: Any) -> Any:
+        if cls in self._originals:
+            return self._originals[cls]
+        if cls.__module__ == _PARAMETRIZED:
+            return _rebased(cls, self._without(cls.__base__))
+        if made := made_of(cls):
+            return made[0]
+        wrong = f"{cls.__qualname__} was derived from the class of a repaired module"
+        raise RefusedError("repair_layout", wrong, "undo first what gave the module this class")
+
+    def _set(self, module: nn.Module, qconfig: Any) -> None:
+        """Undo the repair of a module that torch.ao.quantization will replace: it looks for the class."""
+        if qconfig is None:
+            vars(module)["qconfig"] = None
+        else:
+            self.undo(module)
+            module.qconfig = qconfig
+
+
+@cache
+def subclass_of(own: Any, keeping: Any) -> Any:
+    """Return the class `Keeping...` made of a user's class and a repair: the same class each time."""
+    members = {"__module__": keeping.__module__, "__doc__": own.__doc__}
+    name = f"Keeping{own.__name__}"
+    return mark_repair(make_class(name, (own, keeping), members, subclass_of, own, keeping))
+
+
+def _can_be_made_of(cls: Any) -> bool:
+    """Return whether a class is torch's own, a user's, or one of a parametrized module."""
+    if cls.__module__ == _PARAMETRIZED:
+        return _can_be_made_of(cls.__base__)
+    # Sharded and quantized modules have classes of torch, which are looked for by identity.
+    return torch_class(cls) is cls or not cls.__module__.startswith("torch.")
+
+
+def _rebased(cls: Any, base: Any) -> Any:
+    """Return the class of a parametrized module with another base: torch makes one for each module."""
+    members = {k: v for k, v in vars(cls).items() if k not in {"__dict__", "__weakref__"}}
+    return type(cls)(cls.__name__, (base,), members)
+
+
+def _dispatched(keeping: Any) -> Callable[..., Any]:
+    """Return the forward of a repair for whoever calls it: it runs that of the module's present class.
+
+    A hook may hold it as a bound method when the repair is undone. In a graph of torch.fx a repaired module
+    is one node, as a module of torch is.
+    """
+    forward = keeping.forward
+
+    @functools.wraps(forward)
+    def dispatched(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not isinstance(self, keeping):
+            return type(self).forward(self, *args, **kwargs)
+        x = args[0] if args else kwargs.get("input")
+        if not isinstance(x, Proxy) or x.tracer.root is self:  # type: ignore[attr-defined]
+            return forward(self, *args, **kwargs)
+        tracer: Any = x.tracer
+        return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
+
+    dispatched.__module__ = __name__
+    return dispatched
+
+
+def _get(module: nn.Module) -> Any:
+    if "qconfig" not in vars(module):
+        raise AttributeError("qconfig")
+    return vars(module)["qconfig"]
+
+
+def _delete(module: nn.Module) -> None:
+    del vars(module)["qconfig"]
+
+
+def _refuse_script(module: nn.Module) -> None:
+    raise script_error(module, "repair_layout")

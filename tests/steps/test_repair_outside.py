@@ -1,0 +1,351 @@
+"""Repaired modules are torch's to the outside: how they are called, what they return, and who else changes them."""
+
+import functools
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.ao import quantization
+from torch.nn.utils import parametrize
+
+from prepare.errors import KnownIssueError, RefusedError
+from prepare.pipeline import Pipeline
+from prepare.steps import repair_layout
+from prepare.steps.repairs import find_repair
+from test_repair_layout import (
+    DEEP,
+    EXAMPLES,
+    FLAT,
+    channels_last,
+    example,
+    fixed,
+    kinds,
+    network,
+    run,
+)
+
+FORMATTED = {**FLAT, "input_format": {}}
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_argument_has_torchs_name(name):
+    module, _, x = example(name)
+    torch.testing.assert_close(
+        fixed(name)(input=channels_last(x)), module(input=x), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_outputs_are_no_views(name, n):
+    x, module = channels_last(example(name)[2][:1].repeat_interleave(n, 0)), fixed(name)
+    y = module(x.requires_grad_())
+    assert not y._is_view()
+    y.detach_()
+    with torch.no_grad():
+        frozen = module(x)
+    assert not frozen._is_view()
+    frozen += torch.ones(1, requires_grad=True)
+    assert frozen.requires_grad
+    assert frozen.stride() == y.stride()
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if "oftm" in name])
+def test_a_result_that_backward_needs_must_not_be_changed(name):
+    for module, x in (
+        (example(name)[0], example(name)[2]),
+        (fixed(name), channels_last(example(name)[2])),
+    ):
+        y = module(x.requires_grad_())
+        y.add_(1)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            y.sum().backward()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_another_default_device_changes_nothing(name, monkeypatch):
+    monkeypatch.setattr("prepare.steps.repairs._norm_autograd._MIN_ELEMENTS", 0)
+    module, x = fixed(name), channels_last(example(name)[2])
+    expected = run(module, x)
+    module.zero_grad()
+    torch.set_default_device("meta")
+    try:
+        found = run(module, x)
+    finally:
+        torch.set_default_device(None)
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if not name.startswith("weight_norm")])
+def test_a_functional_call_runs_the_repair(name):
+    module, x = fixed(name), channels_last(example(name)[2])
+    weights = {key: value.detach() * 2 for key, value in module.named_parameters()}
+    found = torch.func.functional_call(module, weights, (x,))
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.mul_(2)
+    torch.testing.assert_close(found, module(x))
+
+
+# ---- classes
+
+
+class Alias(nn.InstanceNorm2d):
+    """Another name."""
+
+
+class Scaling(nn.InstanceNorm2d):
+    def forward(self, input):  # noqa: A002
+        return 2 * super().forward(input)
+
+
+class Inner(nn.InstanceNorm2d):
+    def _apply_instance_norm(self, input):  # noqa: A002
+        return 2 * super()._apply_instance_norm(input)
+
+
+class Functional(nn.InstanceNorm2d):
+    def forward(self, input):  # noqa: A002
+        return nn.functional.instance_norm(input, weight=self.weight, bias=self.bias)
+
+
+class Double(nn.Module):
+    """Counts its calls."""
+
+    calls = 0
+
+    def forward(self, weight):
+        self.calls += 1
+        return 2 * weight
+
+
+def parametrized():
+    norm = nn.InstanceNorm2d(8, affine=True)
+    parametrize.register_parametrization(norm, "weight", Double())
+    return norm
+
+
+NORMS = {
+    "alias": lambda: Alias(8, affine=True),
+    "scaling": lambda: Scaling(8, affine=True),
+    "inner": lambda: Inner(8, affine=True),
+    "parametrized": parametrized,
+}
+
+
+def gradients(model, x):
+    model(x).square().mean().backward()
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def trained(norm):
+    """Return a network with this norm, and the gradients of a contiguous copy at batch 1."""
+    torch.manual_seed(0)
+    model, x = network(norm=norm), torch.randn(1, 3, 16, 16)
+    right = gradients(model, x)
+    model.zero_grad()
+    return model, x, right
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_that_runs_torchs_code_is_named_and_repaired(name):
+    model, x, right = trained(NORMS[name]())
+    before = type(model[1])
+    with pytest.raises(KnownIssueError, match=rf"{before.__name__} \(1\).*add the step \"repair"):
+        Pipeline.from_config({"conv2d_memory_format": {}}).apply(model)
+    pipeline = Pipeline.from_config(FORMATTED)
+    pipeline.apply(model)
+    assert find_repair("instance_norm").mends(model[1])
+    torch.testing.assert_close(gradients(model, pipeline.format(x)), right, rtol=1e-4, atol=1e-5)
+    assert pipeline.check(model) == []
+    repair_layout.undo(model)
+    assert not find_repair("instance_norm").is_repaired(model[1])
+    assert type(model[1]).__name__ == before.__name__
+    model(x)
+
+
+def test_a_norm_with_a_forward_of_its_own_stays_an_error():
+    model = network(norm=Functional(8))
+    with pytest.raises(KnownIssueError, match=r"Functional \(1\).*cannot repair it: own forward"):
+        Pipeline.from_config(FLAT).apply(model)
+    assert kinds(model)[1] == "Functional"
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [
+        (lambda: nn.InstanceNorm2d(64, affine=True), (2, 64, 16, 16)),
+        (lambda: nn.GroupNorm(4, 64), (2, 64, 16, 16)),
+        (lambda: nn.LayerNorm((64, 16, 16)), (2, 64, 16, 16)),
+        (lambda: nn.BatchNorm2d(64), (2, 64, 16, 16)),
+        (lambda: nn.ConvTranspose3d(4, 4, 3, groups=4), (1, 4, 4, 4, 4)),
+        (lambda: nn.Conv3d(4, 8, 1), (1, 4, 4, 4, 4)),
+    ],
+    ids=["in", "gn", "ln", "bn", "conv_transpose3d", "conv3d"],
+)
+def test_a_computed_weight_is_computed_once_in_a_call(make, shape):
+    model = nn.Sequential(make())
+    parametrize.register_parametrization(model[0], "weight", Double())
+    Pipeline.from_config({"repair_layout": {"force": True, "exact": True}}).apply(model)
+    counted = model[0].parametrizations.weight[0]
+    counted.calls = 0
+    model(channels_last(torch.randn(shape)))
+    assert counted.calls == 1
+
+
+def test_undo_refuses_a_class_that_was_made_of_a_repair():
+    model = network()
+    Pipeline.from_config(FLAT).apply(model)
+    model[1].__class__ = type("Tracked", (type(model[1]),), {})
+    with pytest.raises(
+        RefusedError, match="Tracked was derived from the class of a repaired module"
+    ):
+        repair_layout.undo(model)
+
+
+# ---- a forward on the instance
+
+
+def by_accelerate(module):
+    hooks = pytest.importorskip("accelerate.hooks")
+    hooks.add_hook_to_module(module, hooks.ModelHook())
+
+
+def by_diffusers(module):
+    hooks = pytest.importorskip("diffusers.hooks")
+    hooks.HookRegistry.check_if_exists_or_initialize(module).register_hook(hooks.ModelHook(), "a")
+
+
+def by_partial(module):
+    module.forward = functools.partial(lambda forward, *args: forward(*args), module.forward)
+
+
+HOOKS = [by_accelerate, by_diffusers, by_partial]
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_that_reaches_the_repair_trains_right(hook):
+    model, x, right = trained(nn.InstanceNorm2d(8, affine=True))
+    for module in model:
+        hook(module)
+    pipeline = Pipeline.from_config(FORMATTED)
+    pipeline.apply(model)
+    torch.testing.assert_close(gradients(model, pipeline.format(x)), right, rtol=1e-4, atol=1e-5)
+    repair_layout.undo(model)
+    model(pipeline.format(x))
+
+
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_that_does_not_is_an_error_with_its_name(hook):
+    model = network(norm=nn.GroupNorm(2, 8))
+    hook(model[1])
+    where = rf"GroupNorm \(1\).*cannot repair it: its forward was replaced by {hook.__name__[3:]}|lambda"
+    with pytest.raises(KnownIssueError, match=where) as raised:
+        Pipeline.from_config(FLAT).apply(model)
+    assert "prepare the model first" in str(raised.value)
+    plan = Pipeline.from_config(FLAT).plan(model.eval())
+    assert any("its forward was replaced by" in str(warning) for warning in plan.warnings)
+    assert plan.training_errors
+    assert plan.training_steps is None
+    assert not [action for action in plan.actions if action.step == "repair_layout"]
+
+
+@pytest.mark.parametrize("kind", [nn.GroupNorm, nn.InstanceNorm2d])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_hooks_after_the_repair_run_it_and_outlive_its_undo(hook, kind):
+    model, x, right = trained(kind(2, 8) if kind is nn.GroupNorm else kind(8))
+    pipeline = Pipeline.from_config(FORMATTED)
+    pipeline.apply(model)
+    hook(model[1])
+    assert pipeline.check(model) == []
+    assert not pipeline.plan(model).errors
+    torch.testing.assert_close(gradients(model, pipeline.format(x)), right, rtol=1e-4, atol=1e-5)
+    repair_layout.undo(model)
+    model(x)
+    assert pipeline.check(model)
+    pipeline.apply(model)
+    assert pipeline.check(model) == []
+
+
+def test_a_replacement_after_the_repair_is_found():
+    model = network()
+    pipeline = Pipeline.from_config(FLAT)
+    pipeline.apply(model)
+    model[1].forward = lambda input: nn.functional.instance_norm(input)  # noqa: A006
+    (error,) = pipeline.plan(model).errors
+    assert "its forward was replaced by" in str(error)
+
+
+# ---- other tools
+
+
+def test_torchs_quantization_gets_torchs_classes_back():
+    convolution = nn.Conv2d(256, 512, 3)
+    stubs = quantization.QuantStub(), quantization.DeQuantStub()
+    model = nn.Sequential(stubs[0], convolution, stubs[1], nn.AdaptiveAvgPool2d(1)).eval()
+    Pipeline.from_config(FLAT).apply(model)
+    assert kinds(model)[1] == "KeepingConv2d"
+    model[3].qconfig = None  # this one stays as it is
+    assert kinds(model)[3] == "KeepingAdaptiveAvgPool2d"
+    assert model[3].qconfig is None
+    assert not hasattr(model[1], "qconfig")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.qconfig = quantization.get_default_qconfig("x86")
+        quantization.prepare(model, inplace=True)
+        model(torch.randn(1, 256, 8, 8))
+        quantization.convert(model, inplace=True)
+        assert type(model[1]).__module__.startswith("torch.ao.nn.quantized")
+        model(torch.randn(1, 256, 8, 8))
+
+
+class Flattening(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 8, 3), nn.InstanceNorm2d(8))
+
+    def features(self, x):
+        x = self.body(x)
+        return x.view(x.size(0), -1)
+
+    def forward(self, x):
+        return self.features(x)
+
+
+class Decorated(Flattening):
+    @torch.no_grad()
+    def features(self, x):
+        return self.body(x).view(x.size(0), -1)
+
+
+def test_a_network_that_flattens_by_view_still_runs():
+    model, x = Flattening().eval(), torch.randn(2, 1, 8, 8)
+    expected = model(x)
+    pipeline = Pipeline.from_config(FORMATTED)
+    pipeline.apply(model)
+    torch.testing.assert_close(model(pipeline.format(x)), expected, rtol=1e-4, atol=1e-5)
+    assert pipeline.check(model) == []
+    repair_layout.undo(model)
+    assert "features" not in vars(model)
+
+
+def test_a_view_that_cannot_be_replaced_is_named():
+    model = Decorated().eval()
+    named = [str(warning) for warning in Pipeline.from_config(FORMATTED).plan(model).warnings]
+    assert any("Decorated.features: " in one and "write reshape" in one for one in named)
+
+
+def test_views_stay_where_no_repair_changes_a_layout():
+    model = Flattening().eval()
+    model.body[1] = nn.BatchNorm2d(8).eval()
+    Pipeline.from_config(FORMATTED).apply(model)
+    assert "features" not in vars(model)
+
+
+def test_a_3d_hooked_depthwise_transposed_convolution_is_refused():
+    model = nn.Sequential(nn.ConvTranspose3d(8, 8, 3, groups=8))
+    by_partial(model[0])
+    with pytest.raises(KnownIssueError, match="its forward was replaced by"):
+        Pipeline.from_config(DEEP).apply(model)
