@@ -1,51 +1,67 @@
-"""Watch a prepared model: decide at each call whether to look, and act on a difference."""
+"""Watch a prepared model: decide at each call of a module whether to look, and act on a difference."""
 
 from __future__ import annotations
 
 import logging
 import math
+import sys
 import threading
 import time
 import zlib
 from collections.abc import Hashable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, get_args
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 
-from prepare.core.forward.call import call_of
+from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.unchanged import ModelState, unchanged
 from prepare.core.forward.workload import Workload, sizes_of
-from prepare.core.utils.process_state import PROCESS_STATE
-from prepare.core.utils.signals import held_interrupts
-from prepare.core.utils.suggest import choose
-from prepare.core.utils.text import first_line, plural, size
-from prepare.errors import DriftError, Problem, RefusedError, raise_problems
-from prepare.guard.attach import attach
-from prepare.guard.compare import WrongModule, autocast_of, difference, relative, too_large
+from prepare.core.utils.text import first_line, size
+from prepare.errors import DriftError, Problem, raise_problems
+from prepare.guard.apart import CommunicatesError, apart, can_look
+from prepare.guard.compare import (
+    WrongModule,
+    autocast_of,
+    difference,
+    relative,
+    run_again,
+    snapshot,
+    too_large,
+)
 from prepare.guard.originals import Originals, obstacle, watched_modules
-from prepare.guard.record import Watcher, describe_call, key_of
-from prepare.guard.respond import OnDifference, Response
+from prepare.guard.respond import OnDifference, Response, check_options
+from prepare.guard.text import text_of, turn_of
 from prepare.guard.turns import Turns
+from prepare.guard.watch import (
+    Calls,
+    Watched,
+    WatchedCall,
+    describe_call,
+    keep_output,
+    key_of,
+)
 from prepare.pipeline.drift import Drift, Guard, optimizer_drift, plan_drift, raise_drift
 from prepare.pipeline.optimizer_state import unwrap_optimizer
-from prepare.stages.verify.execution.module_calls import CallInterceptor, RecordedCall
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from prepare.pipeline import Pipeline, Plan
+    from prepare.stages.verify.execution.module_calls import RecordedCall
+
 
 _log = logging.getLogger(__name__)
-# The most keys that are remembered; a key of before is then looked at again.
+# The most keys of a module that are remembered; a key of before is then looked at again.
 _KEYS = 1 << 16
+# The looks at one key that may fail before it is left alone.
+_TRIES = 3
 # The looks after which it is said how long those of all modules take.
 _TOLD = 20
-_ACTION = {"raise": "raises", "warn": "warns once", "fallback": "puts torch's own class back"}
+# The number and the end of the looks of a call of a module alone.
+_NO_CALL = -1, math.inf
 
 
 class ModelGuard(Guard):
@@ -64,7 +80,7 @@ class ModelGuard(Guard):
     def __init__(
         self,
         model: nn.Module,
-        pipeline: Pipeline,
+        pipeline: Any,
         *,
         every: int,
         on_difference: OnDifference = "raise",
@@ -74,35 +90,30 @@ class ModelGuard(Guard):
         share: float = 0.01,
         folder: str | Path | None = None,
     ) -> None:
-        if on_difference not in get_args(OnDifference):
-            remedy = choose(str(on_difference), get_args(OnDifference))
-            raise RefusedError("on_difference", f"{on_difference!r} is not allowed", remedy)
-        raise_problems(RefusedError, _limits(seconds, max_bytes, share))
-        plan = pipeline.plan(model, known_issues="ignore")
-        raise_drift(plan_drift(plan))
+        check_options(on_difference, seconds, max_bytes, share)
+        raise_drift(plan_drift(pipeline.plan(model, known_issues="ignore")))
         super().__init__(model, every=every)
         self._model, self._pipeline = model, pipeline
         self._optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
-        self._seconds, self._max_bytes, self._share = seconds, max_bytes, share
+        self._seconds, self._max_bytes = seconds, max_bytes
         self._originals = Originals(model, pipeline)
         path = None if folder is None else Path(folder)
         self._response = Response(pipeline, self._originals, on_difference, self._optimizer, path)
-        self._watch(plan)
         self._other_mode = {n for n, m in model.named_modules() if m.training != model.training}
         self.differences: list[WrongModule] = self._response.differences
         self.looks, self.seconds_used = 0, 0.0
-        # Keys of which all was looked at; and of others, what was.
-        self._known: set[Hashable] = set()
-        self._seen: dict[Hashable, set[Hashable]] = {}
+        self.running = Calls()
+        # Keys of calls of the model, numbered; by thread the number, and when no look begins any more.
+        self._known: dict[Hashable, int] = {}
+        self._began: dict[int, tuple[int, float]] = {}
         self._turns, self._steps, self._is_told = Turns(every=every, share=share), 0, False
-        self._recorded: list[tuple[RecordedCall, nn.Module, str]] = []
-        # The thread that looks; the watcher of a model's call, its key, and when no look begins any more.
-        self._thread: int | None = None
-        self._current: tuple[Watcher, Hashable | None, float] | None = None
-        self._look = ExitStack()
+        self._chosen: set[str] = set()
+        self._recorded: list[WatchedCall] = []
+        self._share = share
         # What `look` restores.
         self._state: ModelState | None = None
-        self._detach = attach(self, model)
+        self._hooked: dict[str, Watched] = {}
+        self._watch()
 
     def __call__(self) -> None:
         """Count a training step, and compare what the forward recorded; on every `every`-th, look for drift.
@@ -111,7 +122,6 @@ class ModelGuard(Guard):
             DriftError: the model has drifted.
             GuardError: a module differs from torch's own, with `on_difference="raise"`.
         """
-        self._end_look()  # that of a forward which was interrupted
         self._compare_recorded()
         super().__call__()
 
@@ -119,7 +129,7 @@ class ModelGuard(Guard):
         return self
 
     def __exit__(self, kind: object, *raised: object) -> None:
-        self.remove() if kind is None else self._end()
+        self.remove() if kind is None else self._detach()
 
     def look(self, workload: Workload | Any) -> None:
         """Look now at all modules in each size of a workload, so that in serving its calls cost a look-up.
@@ -135,15 +145,14 @@ class ModelGuard(Guard):
             GuardError: a module differs from torch's own, with `on_difference="raise"`.
             DriftError: the model has drifted.
         """
-        with PROCESS_STATE, torch.no_grad():
-            seconds, self._seconds = self._seconds, math.inf
-            try:
-                for _, example in sizes_of(workload):
-                    call = call_of(example)
-                    with unchanged(self._model, call.args, call.kwargs) as self._state:
-                        self._model(*call.args, **call.kwargs)
-            finally:
-                self._seconds, self._state = seconds, None
+        seconds, self._seconds = self._seconds, math.inf
+        try:
+            for _, example in sizes_of(workload):
+                call = call_of(example)
+                with torch.no_grad(), unchanged(self._model, call.args, call.kwargs) as self._state:
+                    self._model(*call.args, **call.kwargs)
+        finally:
+            self._seconds, self._state = seconds, None
 
     def find_drift(self) -> list[Drift]:
         drifts = super().find_drift()
@@ -153,145 +162,96 @@ class ModelGuard(Guard):
 
     def remove(self) -> None:
         """Stop looking, after a last comparison of what was recorded."""
-        self._end()
+        self._detach()
         self._compare_recorded()
 
     def __repr__(self) -> str:
-        if not self.watched:
-            why = "no module is changed, or their weights are sharded"
-            return f"guard of {type(self._model).__name__}: it looks for drift alone: {why}"
-        kinds: dict[str, int] = {}
-        for name, kind in self.watched.items():
-            if name not in self._excluded:
-                kinds[kind] = kinds.get(kind, 0) + 1
-        what = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
-        limits = f"{self._seconds:g} s and {size(self._max_bytes)} in each"
-        used = f"{plural(self.looks, 'look')} in {self.seconds_used:.3g} s"
-        lines = [
-            f"guard of {type(self._model).__name__}: {what}",
-            f"  serving   all at the first call of each shape, layout, dtype and mode; at most {limits}",
-            f"  training  each once in {self._turn()}",
-            f"  then      {_ACTION[self._response.action]}",
-            f"  so far    {used}, {plural(len(self.differences), 'difference')}",
-        ]
-        if any(is_compiled(module) for module in self._model.modules()):
-            lines.append("  compiled  modules are looked at as a whole, and in serving only")
-        if "fuse_conv_bn" in self._pipeline.steps:
-            text = "are compared with torch's of the same fused weights: their norms are gone"
-            lines.append(f"  fused     convolutions {text}")
-        lines += [
-            f"  left out  {name or 'the model'}: {why}" for name, why in self.left_out.items()
-        ]
-        return "\n".join(lines)
+        return text_of(self)
 
-    def _turn(self) -> str:
-        """Return in how many training steps every module is looked at once, in words."""
-        steps = self._turns.steps_of_all(len(self._names()))
-        count = plural(self._every, "step")
-        if steps > self._every:
-            count = f"about {round(steps, 2 - len(str(steps))):,} steps, not {self._every:,}"
-        limit = (
-            f"in at most {100 * self._share:g} % of" if self._share < 1 else "without a limit of"
-        )
-        return f"{count}, {limit} the time"
+    # --------------------------------------------------------------------------------- what is watched
 
-    # ------------------------------------------------------------------------------- the model's calls
-
-    def _watch(self, plan: Plan) -> None:
+    def _watch(self) -> None:
+        """Put hooks on the modules that the pipeline changed, and on those inside whose calls they need."""
+        plan = self._pipeline.plan(self._model, known_issues="ignore")
         self.watched = watched_modules(self._model, self._originals, plan)
-        modules = dict(self._model.named_modules())
-        self.left_out = {n: why for n in self.watched if (why := obstacle(modules[n]))}
-        self._excluded = set(self.left_out)
-        # In an order without a meaning: so the time of the first looks tells that of the others.
-        self._order = sorted(self.watched, key=lambda name: zlib.crc32(name.encode()))
-
-    def _end(self) -> None:
-        self._end_look()
+        self.left_out: dict[str, str] = {}
         self._detach()
+        self._hooked = {}
+        inside = [f"{name}." if name else "" for name in self.watched]
+        compiled = [
+            f"{name}." if name else "" for name, k in self.watched.items() if k == "compiled"
+        ]
+        for name, module in self._model.named_modules():
+            is_part = ".parametrizations." in f".{name}." or name.startswith(tuple(compiled))
+            kind = self.watched.get(name, "")
+            if name and not kind and (is_part or not name.startswith(tuple(inside))):
+                continue
+            watched = self._hooked[name] = Watched(name, module, kind)
+            if kind and (why := obstacle(module)):
+                self._note(watched, why)
+                watched.why = why
+            watched.attach(self)
 
-    def before(self, args: Any, kwargs: Any) -> None:
-        """Begin to look if this call is due; else cost next to nothing."""
+    def _detach(self) -> None:
+        for watched in self._hooked.values():
+            watched.detach()
+
+    def _looked_at(self) -> list[Watched]:
+        """Return the modules that can be looked at, in an order without a meaning.
+
+        So the time of the first looks tells that of the others.
+        """
+        found = (w for w in self._hooked.values() if w.kind and not w.why)
+        return sorted(found, key=lambda watched: zlib.crc32(watched.name.encode()))
+
+    # --------------------------------------------------------------------------------- calls of modules
+
+    def before(self, watched: Watched, args: Any, kwargs: Any) -> None:
+        """Begin a record of this call if it is due; else cost next to nothing."""
         model = self._model
-        key = key_of(model, args, kwargs)
-        if key in self._known:
-            return
-        if self._thread == threading.get_ident():  # a look runs the model itself
-            return
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
-            self._note("the model", "its calls are captured in a CUDA graph, which runs no Python")
-            return
-        if model.training and torch.is_grad_enabled():
-            self._before_training(key, args, kwargs)
+        key: tuple[Hashable, ...] = ()
+        is_step = model.training and torch.is_grad_enabled()
+        if watched.module is model:
+            key = (self._begin(args, kwargs, is_step=is_step),)
+        if is_step:
+            is_due = watched.name in self._chosen
+        elif watched.kind:
+            if not key:
+                call = self._began.get(threading.get_ident(), _NO_CALL)
+                key = call[0], key_of(watched.module, args, kwargs)
+            is_due = key not in watched.known
         else:
-            self._begin(key, args, kwargs, self._names(), self._look_at_served)
+            is_due = False
+        if is_due or self.running:
+            key = () if is_step else key
+            self._record(watched, key, Call(args, kwargs), is_due=is_due)
 
-    def after(self, output: Any, *, raised: bool) -> Any:
-        """End a look, at the end of the call in which it began; return the output to use."""
-        if self._thread != threading.get_ident() or self._current is None:
-            return output
-        watcher, key, _ = self._current
-        try:
-            output = watcher.end(output, raised=raised)
-            if not raised and key is not None and not self._is_late:
-                if len(self._known) >= _KEYS:
-                    self._known.clear()
-                self._known.add(key)
-                self._seen.pop(key, None)
-        finally:
-            for name in watcher.refused:
-                self._note(name, f"its call needs more than {size(self._max_bytes)}")
-            self._end_look()
-        return output
-
-    def _names(self) -> list[str]:
-        return [name for name in self._order if name not in self._excluded]
-
-    def _begin(
-        self, key: Hashable | None, args: Any, kwargs: Any, names: list[str], look: Any
-    ) -> None:
-        with ExitStack() as stack:
-            # A deferred interrupt is raised when the look has ended, or in the next module.
-            stack.enter_context(held_interrupts(may_hang=True))
-            # One look at a time: it changes how modules are called.
-            stack.enter_context(PROCESS_STATE)
-            if key in self._known:  # by another thread meanwhile
-                return
-            if key is not None:
+    def _begin(self, args: Any, kwargs: Any, *, is_step: bool) -> int:
+        """Begin a call of the model: look for drift at a new key, choose the modules of a training step."""
+        key = key_of(self._model, args, kwargs)
+        number = self._known.get(key)
+        if number is None or is_step:
+            if not can_look(Call(args, kwargs).tensors()):
+                return -1
+            if is_step:
+                self._begin_step(key)
+            else:
                 raise_drift(self.find_drift())
                 raise_problems(DriftError, self._modes())
-            watcher = Watcher(
-                self._model,
-                CallInterceptor(),
-                wanted=names,
-                look=look,
-                max_bytes=self._max_bytes,
-                interrupted=self._end_look,
-            )
-            self._current = watcher, key, time.monotonic() + self._seconds
-            self._is_late, self._thread = False, threading.get_ident()
-            stack.callback(self._forget)
-            if not is_compiled(self._model):
-                hook: Any = self._model.register_forward_hook(
-                    lambda *given: self._after_hook(hook, given[-1]), always_call=True
-                )
-                stack.callback(hook.remove)
-            watcher.begin(args, kwargs)
-            stack.callback(watcher.end, None, raised=True)
-            self._look = stack.pop_all()
+            if len(self._known) >= _KEYS:
+                self._known.clear()
+            number = self._known.setdefault(key, len(self._known))
+        self._began[threading.get_ident()] = number, time.monotonic() + self._seconds
+        return number
 
-    def _after_hook(self, hook: Any, output: Any) -> Any:
-        if self._thread == threading.get_ident():
-            hook.remove()
-            output = self.after(output, raised=output is None)
-        return output
-
-    def _end_look(self) -> None:
-        if self._thread == threading.get_ident():
-            look, self._look = self._look, ExitStack()
-            look.close()
-
-    def _forget(self) -> None:
-        self._thread = self._current = None
+    def _begin_step(self, key: Hashable) -> None:
+        self._compare_recorded()
+        self._steps += 1
+        names = [w.name for w in self._looked_at() if w.kind != "compiled"]
+        is_looked_at = names and not is_compiled(self._model)
+        self._chosen = set(self._turns.next(key, names)) if is_looked_at else set()
+        if self._chosen or self._steps % self._every == 0:
+            raise_drift(self.find_drift())
 
     def _modes(self) -> Iterator[Problem]:
         """Yield the modules in train mode of a model that serves in eval mode."""
@@ -303,126 +263,134 @@ class ModelGuard(Guard):
                     name, "is in train mode in a model in eval mode", "call eval() of the model"
                 )
 
-    # ---------------------------------------------------------------------------------------- serving
+    def _record(self, watched: Watched, key: Hashable, call: Call, *, is_due: bool) -> None:
+        end = self._began.get(threading.get_ident(), _NO_CALL)[1]
+        is_due = is_due and not watched.why and time.monotonic() <= end
+        record = self.running.begin(watched, key, call, is_due=is_due)
+        if record is None or not record.is_due:
+            return
+        if self.running.bytes_of(record) > self._max_bytes:
+            self.running.leave(record)
+            self._note(watched, f"its call needs more than {size(self._max_bytes)}")
+            watched.known[key] = None
+            return
+        watched.follow_hooks(self)
+        record.before = snapshot(watched.module)
+        record.amp = autocast_of(watched.module, call.tensors())
 
-    def _look_at_served(self, call: RecordedCall, module: nn.Module, output: Any) -> Any:
-        assert self._current is not None
-        _, key, end = self._current
-        seen = self._seen.setdefault(key, set())
-        inner = call.module, key_of(module, call.arguments.args, call.arguments.kwargs)
-        if inner in seen or call.module in self._excluded:
-            return output
-        if time.monotonic() > end:
-            self._is_late = True
-            return output
-        amp = autocast_of(module, call)
-        found = self._compared(call, module, amp, backward=False)
-        if found and self._act(found, call, module) and not torch.is_grad_enabled():
-            arguments = call.arguments
-            output = module(*arguments.args, **arguments.kwargs)
-            if self._current and not call.children:
-                again = replace(call, outputs=output)
-                if found := self._compared(again, module, amp, backward=False):
-                    self._act(found, again, module)  # a hook for example is not torch's own
-        seen.add(inner)
-        return output
+    def after(self, watched: Watched, args: Any, output: Any, *, is_last: bool) -> Any:
+        """End the record of this call, and look at it if it is due; return the output to use, or None."""
+        record, changed = self.running.find(sys._getframe(2)), None
+        if record is None:
+            return None
+        if not is_last or output is not record.raw:
+            keep_output(record, args, output)
+            if record.is_due:
+                if not is_last:
+                    record.draw()
+                changed = self._look(record, is_last=is_last)
+        if changed is not None:
+            record.call.outputs = output = changed
+        record.raw = output
+        if is_last or not watched.is_followed:
+            self.running.leave(record)
+        return changed
 
-    # --------------------------------------------------------------------------------------- training
+    # ------------------------------------------------------------------------------------------- looks
 
-    def _before_training(self, key: Hashable, args: Any, kwargs: Any) -> None:
-        self._compare_recorded()
-        self._steps += 1
-        if self._steps % self._every == 0:
-            raise_drift(self.find_drift())
-        names = [] if is_compiled(self._model) else self._names()
-        if chosen := self._turns.next(key, names) if names else []:
-            self._begin(None, args, kwargs, chosen, self._record_trained)
+    def _look(self, record: WatchedCall, *, is_last: bool) -> Any:
+        """Look at a call that has ended; in training what is found waits for the gradients.
 
-    def _record_trained(self, call: RecordedCall, module: nn.Module, output: Any) -> Any:
-        if not is_compiled(module) and all(call.module != c.module for c, _, _ in self._recorded):
-            kept = replace(call, children=list(call.children))
-            self._recorded.append((kept, module, autocast_of(module, call)))
-        return output
+        With `is_last` its output is the one that hooks have changed.
+        """
+        watched, key = record.watched, record.key
+        if not key:
+            if not is_last and any(watched is other.watched for other in self._recorded):
+                return None
+        elif watched.known.setdefault(key, key) is not key:
+            return None  # another thread looks
+        found = record.found = record.found or self._compared(record, backward=False)
+        if not key:
+            if not is_last:
+                self._recorded.append(record)
+            return None
+        if not found or not self._act(record) or torch.is_grad_enabled():
+            return None
+        if is_last:
+            self._act(record)  # a hook for example is not torch's own
+        return apart(partial(run_again, watched.module, self._alone(record), record.amp))
+
+    def _alone(self, record: WatchedCall) -> RecordedCall:
+        return relative(record.call, record.watched.module, self._model)
 
     def _compare_recorded(self) -> None:
         """Compare what a training step recorded, when its gradients have arrived."""
         recorded, self._recorded = self._recorded, []
-        for call, module, amp in recorded:
-            with self._alone():
-                start = time.perf_counter()
-                found = self._compared(call, module, amp, backward=True)
-                self._turns.add(time.perf_counter() - start)
-                if found:
-                    self._act(found, call, module)
+        for record in recorded:
+            if record.found is None:
+                record.found = self._compared(record, backward=True)
+            self._turns.add(record.seconds)
+            if record.found:
+                self._act(record)
         is_measured = self._steps > 1 and self.looks >= min(_TOLD, len(self.watched))
         if is_measured and not self._is_told:
             self._is_told = True
-            _log.info("guard: in training each module is looked at once in %s", self._turn())
+            _log.info("guard: in training each module is looked at once in %s", turn_of(self))
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        with PROCESS_STATE, CallInterceptor() as interceptor:
-            self._interceptor, self._thread = interceptor, threading.get_ident()
-            try:
-                yield
-            finally:
-                self._thread = None
-
-    # --------------------------------------------------------------------------------- what was found
-
-    def _compared(
-        self, call: RecordedCall, module: nn.Module, amp: str, *, backward: bool
-    ) -> WrongModule | None:
+    def _compared(self, record: WatchedCall, *, backward: bool) -> WrongModule | None:
         """Return the difference of one call from torch's own; None if there is none, or none can be told."""
-        if why := too_large(call, module, self._max_bytes):
-            self._note(call.module, why)
+        watched, module = record.watched, record.watched.module
+        if why := too_large(record.call, module, self._max_bytes):
+            self._note(watched, why)
             return None
-        start = time.perf_counter()
-        interceptor = self._current[0].interceptor if self._current else self._interceptor
+        start, prefix = time.perf_counter(), f"{watched.name}." if watched.name else ""
+        hooked = {name.removeprefix(prefix) for name in self._hooked if name.startswith(prefix)}
+
+        def run() -> str:
+            original = self._originals.of(watched.name, record.before)
+            return difference(record, original, self._alone(record), hooked, backward=backward)
+
         try:
-            with torch.inference_mode(mode=False):
-                original = self._originals.of(call.module, module)
-                alone = relative(call, module, self._model)
-                text = difference(alone, module, original, interceptor, amp=amp, backward=backward)
+            text = apart(run)
         except Exception as error:  # the module's code may depend on the code around it
-            self._note(call.module, first_line(error))
-            self._excluded.add(call.module)
+            self._failed(record, error)
             return None
+        except BaseException:  # an interrupt, which only the wait meets
+            watched.known.pop(record.key, None)
+            raise
         finally:
+            record.seconds += time.perf_counter() - start
             self.seconds_used += time.perf_counter() - start
-        self.looks += 1
-        where = call.module or type(self._model).__name__
-        return (
-            WrongModule(where, text, describe_call(module, call.arguments, amp)) if text else None
-        )
+        self.left_out.pop(watched.name, None)
+        self.looks += bool(record.key or backward or text)
+        where = watched.name or type(self._model).__name__
+        described = describe_call(module, record.call.arguments, record.amp)
+        return WrongModule(where, text, described) if text else None
 
-    def _note(self, name: str, why: str) -> None:
-        if name not in self.left_out:
-            self.left_out[name] = why
-            _log.info("guard: %s is left out: %s", name or "the model", why)
+    def _failed(self, record: WatchedCall, error: Exception) -> None:
+        watched = record.watched
+        self._note(watched, first_line(error))
+        if isinstance(error, CommunicatesError):
+            watched.why = first_line(error)
+        tries = watched.tries[record.key] = watched.tries.get(record.key, 0) + 1
+        if tries < _TRIES:
+            watched.known.pop(record.key, None)
 
-    def _act(self, found: WrongModule, call: RecordedCall, module: nn.Module) -> bool:
+    def _note(self, watched: Watched, why: str) -> None:
+        if watched.name not in self.left_out:
+            self.left_out[watched.name] = why
+            _log.info("guard: %s is left out: %s", watched.name or "the model", why)
+
+    def _act(self, record: WatchedCall) -> bool:
         """Raise, warn, or put torch's own class back; return whether that was done."""
+        module = record.watched.module
         was_compiled = is_compiled(module)
         try:
-            return self._response.act(found, call, module)
+            return self._response.act(record.found, record.call, module)
         finally:  # the warning may be an error
             if self.differences and self.differences[-1].done:
                 if self._state is not None:  # what was put back stays
                     self._state.forget(module, self._model)
                 self.record(self._model)
                 if was_compiled:  # what is in it is looked at from now on
-                    self._watch(self._pipeline.plan(self._model, known_issues="ignore"))
-                if was_compiled and module is self._model:
-                    self._detach = attach(self, self._model)
-
-
-def _limits(seconds: float, max_bytes: int, share: float) -> Iterator[Problem]:
-    if not share > 0:
-        yield Problem("share", f"{share} is not above 0", "give a part of the time, as in 0.01")
-    if not seconds > 0:
-        yield Problem(
-            "seconds", f"{seconds} is not above 0", "give the seconds that a call may take"
-        )
-    if max_bytes < 1:
-        yield Problem("max_bytes", f"{max_bytes} is not at least 1", "give a number of bytes")
+                    self._watch()

@@ -16,10 +16,10 @@ from prepare.core.model.tensors import is_plain
 from prepare.pipeline.preconditions import fsdp_problems
 
 if TYPE_CHECKING:
-    from prepare.pipeline import Pipeline
     from prepare.pipeline.plan import Plan
 
 _TABLES = ("_parameters", "_buffers")
+_TORCHS = frozenset(vars(nn.Module())) - {"training"}
 _ASKED = ("dtype", "memory_format")
 
 
@@ -29,7 +29,7 @@ class Originals:
     They hold no tensors; `of` adds those that the model has by then.
     """
 
-    def __init__(self, model: nn.Module, pipeline: Pipeline) -> None:
+    def __init__(self, model: nn.Module, pipeline: Any) -> None:
         tree = copy_tree(model)
         pipeline.undo(tree)
         self._modules = dict(tree.named_modules(remove_duplicate=False))
@@ -51,13 +51,13 @@ class Originals:
             source = _submodule(module, inner)
             for table in _TABLES:
                 vars(part)[table].update(vars(source)[table])
-            vars(part).update(_attributes(source))
+            vars(part).update(_attributes(source) if _is_torchs(part) else _state(source))
         return own
 
     def restore(self, name: str, module: nn.Module) -> None:
         """Give a module of torch the options back that it had; attributes of other code may be state."""
         own = self._modules[name]
-        if not type(own).__module__.startswith("torch."):
+        if not _is_torchs(own):
             return
         kept = {*dict(_attributes(module)), "training"}
         options = {key: v for key, v in vars(own).items() if key[0] != "_" and key not in kept}
@@ -126,6 +126,17 @@ def _submodule(module: nn.Module, name: str) -> nn.Module:
         return module.get_submodule(name)
     except AttributeError:
         raise ValueError(f"it has no module {name} any more") from None
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("torch.")
+
+
+def _state(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Yield the attributes of a module of other code that may be state: no functions in place of methods."""
+    for key, value in vars(module).items():
+        if key not in _TORCHS and not callable(getattr(type(module), key, None)):
+            yield key, value
 
 
 def _attributes(module: nn.Module) -> Iterator[tuple[str, Any]]:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.nested import map_tensors
+from prepare.pipeline.optimizer_state import relayout
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
-    from prepare.pipeline import Pipeline
 
 # The phases whose steps change the code of a module.
 _CODE = ("structure", "runtime")
@@ -35,10 +35,8 @@ def obstacle_to_put_back(module: nn.Module, *, training: bool, optimizer: Optimi
     return ""
 
 
-def put_back(module: nn.Module, pipeline: Pipeline, optimizer: Optimizer | None) -> str:
+def put_back(module: nn.Module, pipeline: Any, optimizer: Optimizer | None) -> str:
     """Put torch's own class back in `module`, not in those inside it; return what was done."""
-    from prepare.pipeline import relayout
-
     if is_compiled(module):
         vars(module).pop("_compiled_call_impl")
         return "it runs uncompiled from now on"
@@ -48,6 +46,8 @@ def put_back(module: nn.Module, pipeline: Pipeline, optimizer: Optimizer | None)
     vars(view).update(vars(module) | {"_modules": kept})
     pipeline.undo(view, phases=_CODE)
     module.__class__ = type(view)
+    for key in vars(module).keys() - vars(view).keys():  # a method that a step had put on it
+        del vars(module)[key]
     with torch.no_grad():
         for tensor in _own(module):
             tensor.data = tensor.data.contiguous()

@@ -5,14 +5,19 @@ from __future__ import annotations
 import logging
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
+from prepare.core.utils.files import open_unlinked, write_bytes
+from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line
-from prepare.errors import GuardError, GuardWarning
+from prepare.errors import GuardError, GuardWarning, Problem, RefusedError, raise_problems
+from prepare.guard.apart import apart
 from prepare.guard.put_back import obstacle_to_put_back, put_back
 
 if TYPE_CHECKING:
@@ -21,18 +26,25 @@ if TYPE_CHECKING:
 
     from prepare.guard.compare import WrongModule
     from prepare.guard.originals import Originals
-    from prepare.pipeline import Pipeline
     from prepare.stages.verify.execution.module_calls import RecordedCall
 
 OnDifference = Literal["raise", "warn", "fallback"]
 _log = logging.getLogger(__name__)
 
 
+def check_options(action: str, seconds: float, max_bytes: int, share: float) -> None:
+    """Raise a RefusedError if an option of a guard is wrong."""
+    if action not in get_args(OnDifference):
+        remedy = choose(str(action), get_args(OnDifference))
+        raise RefusedError("on_difference", f"{action!r} is not allowed", remedy)
+    raise_problems(RefusedError, _limits(seconds, max_bytes, share))
+
+
 @dataclass
 class Response:
     """Acts on differences; `differences` holds those that were found."""
 
-    pipeline: Pipeline
+    pipeline: Any
     originals: Originals
     action: OnDifference
     optimizer: Optimizer | None
@@ -54,8 +66,7 @@ class Response:
         self.differences.append(found)
         _log.warning("%s", found)
         if self.folder is not None:
-            with (self.folder / "guard.log").open("a") as log:
-                log.write(f"{found}\n")
+            _write(self.folder / "guard.log", f"{found}\n")
         if not found.done and self.action != "warn":
             raise GuardError("", str(found))
         if found.module not in self._warned:
@@ -71,10 +82,25 @@ class Response:
         if why:
             text = f"{found.text}, and torch's own cannot be put back: {why}"
             return replace(found, text=text)
+        return replace(
+            found, done=apart(lambda: self._exchange(name, module))
+        )  # without interrupts
+
+    def _exchange(self, name: str, module: nn.Module) -> str:
         done = put_back(module, self.pipeline, self.optimizer)
         self.originals.restore(name, module)
         self._is_back.add(name)
-        return replace(found, done=done)
+        return done
+
+
+def _write(log: Path, line: str) -> None:
+    """Add a line to a log that is no link; a difference is told also where that is not possible."""
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with open(log, "a", opener=open_unlinked) as file:
+            file.write(line)
+    except OSError as error:
+        _log.warning("guard: %s is not written: %s", log, error)
 
 
 def _save(folder: Path, found: WrongModule, call: RecordedCall, module: nn.Module) -> str:
@@ -91,8 +117,20 @@ def _save(folder: Path, found: WrongModule, call: RecordedCall, module: nn.Modul
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        torch.save(content, path)
+        torch.save(content, buffer := BytesIO())
+        write_bytes(path, buffer.getvalue())
     except Exception as error:  # an argument may be of any class
         _log.info("guard: the call of %s is not saved: %s", found.module, first_line(error))
         return ""
     return str(path)
+
+
+def _limits(seconds: float, max_bytes: int, share: float) -> Iterator[Problem]:
+    if not share > 0:
+        yield Problem("share", f"{share} is not above 0", "give a part of the time, as in 0.01")
+    if not seconds > 0:
+        yield Problem(
+            "seconds", f"{seconds} is not above 0", "give the seconds that a call may take"
+        )
+    if max_bytes < 1:
+        yield Problem("max_bytes", f"{max_bytes} is not at least 1", "give a number of bytes")

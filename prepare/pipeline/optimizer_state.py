@@ -112,19 +112,20 @@ def mismatched_state(
 ) -> Iterator[tuple[Tensor, Move]]:
     """Yield the parameter and the move of each state tensor that differs from its parameter after `moves`.
 
-    A state tensor of its parameter's shape (a moment, a maximum) gets the parameter's device and strides.
+    A state tensor gets its parameter's device and, if it has its shape (a moment, a maximum), its strides.
     It follows a cast of the parameter if it had its dtype, and else keeps the dtype that its optimizer
     gave it; step counters are skipped.
     """
     for parameter, state in optimizer.state.items():
         device, parameter_dtype, stride = _after_move(parameter, moves.get(id(parameter)))
         for name, tensor in state.items():
-            like_it = isinstance(tensor, Tensor) and tensor.shape == parameter.shape
-            if not like_it or not tensor.dim():
+            if not isinstance(tensor, Tensor) or not tensor.dim():
                 continue
+            own = stride_of(tensor)
+            wanted = stride if tensor.shape == parameter.shape else own
             dtype = parameter_dtype if tensor.dtype == parameter.dtype else tensor.dtype
-            if (tensor.device, tensor.dtype, stride_of(tensor)) != (device, dtype, stride):
-                yield parameter, Move(f"optimizer state {name}", [tensor], device, dtype, stride)
+            if (tensor.device, tensor.dtype, own) != (device, dtype, wanted):
+                yield parameter, Move(f"optimizer state {name}", [tensor], device, dtype, wanted)
 
 
 def same_element_order(state: Tensor, parameter: Tensor) -> bool:

@@ -56,6 +56,8 @@ class ConvolutionFormat(TensorStep):
         return Want(memory_format=self.memory_format)
 
     def nothing_matched(self, model: torch.nn.Module) -> str:
+        from torch.nn.parameter import is_lazy
+
         own, other, name = self.spatial, 5 - self.spatial, type(model).__name__
         counts = {
             spatial: sum(isinstance(module, _classes(spatial)) for module in model.modules())
@@ -63,6 +65,8 @@ class ConvolutionFormat(TensorStep):
         }
         if empty := self._without_data(model):
             return f"{name} has {counts[own]} Conv{own}d, and {_words_of_empty(empty)}"
+        if any(map(is_lazy, model.parameters())):
+            return f"{name} has lazy modules without weights yet; run one forward pass first"
         if counts[own]:
             return f"{name} has {counts[own]} Conv{own}d, and the patterns exclude all of them"
         if counts[other]:

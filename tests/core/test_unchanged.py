@@ -259,3 +259,14 @@ def test_the_first_error_is_that_of_the_model():
 
     with pytest.raises(ValueError, match="first"):
         without_gradients(run)
+
+
+def test_hooks_that_a_forward_registers_are_removed():
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    tables = model[1]._forward_hooks, model[0]._forward_pre_hooks
+    with unchanged(model):
+        model[1].register_forward_hook(lambda *_: None)
+        model[0].register_forward_pre_hook(lambda *_: None)
+        assert all(tables)
+    assert not any(tables)
+    assert model[1]._forward_hooks is tables[0]

@@ -58,7 +58,7 @@ def test_modules_have_their_turn_though_each_step_has_another_shape():
         looked_at = set()
         for size in range(12, 44):
             model(images(size)).mean().backward()
-            looked_at |= {call.module for call, _, _ in guard._recorded}
+            looked_at |= guard._chosen
     assert looked_at == set(guard.watched)
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from guarded import ALL, add, images, network, prepared, train
+from guarded import ALL, STEPS, add, images, network, prepared, train
 from prepare.audit import audit
+from prepare.core.model.replaced_method import replaced_methods
 from prepare.errors import GuardError, GuardWarning
 from prepare.pipeline import Pipeline
 
@@ -58,6 +59,19 @@ def test_a_module_that_is_put_back_has_the_numbers_of_torch(training, monkeypatc
     assert "4.norm" in [name for action in plan.actions for name in action.modules]
     train(model, guard, 1) if training else None
     assert guard.find_drift() == []
+
+
+def test_a_module_with_rewritten_calls_that_is_put_back_has_its_own():
+    pipeline, model = prepared(STEPS | {"keep_layout": {}})
+    assert any(replaced_methods(model[4]))
+    with torch.no_grad(), pipeline.guard(model, on_difference="fallback") as guard:
+        rewritten = vars(model[4])["forward"]
+        rewritten.__func__ = lambda self, x: type(self).forward(self, x) * 1.1
+        with pytest.warns(GuardWarning, match="its own Block runs there"):
+            found = model(images().fill_(0.5))
+        assert not any(replaced_methods(model[4]))
+        torch.testing.assert_close(found, network().eval()(images().fill_(0.5)))
+        assert [each.module for each in guard.differences] == ["4"]
 
 
 def test_a_compiled_model_that_is_put_back_runs_uncompiled():

@@ -300,6 +300,20 @@ def test_the_state_follows_a_cast_and_counters_do_not():
     assert {state["exp_avg"].dtype for state in optimizer.state.values()} == {torch.bfloat16}
 
 
+def test_factored_state_follows_a_cast_and_trains_on():
+    model = nn.Conv2d(3, 8, 3)
+    optimizer = optim.Adafactor(model.parameters())
+    model(torch.randn(2, 3, 8, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}})
+    pipeline.apply(model, optimizer=optimizer)
+    assert optimizer.state[model.weight]["row_var"].dtype is torch.bfloat16
+    model(torch.randn(2, 3, 8, 8, dtype=torch.bfloat16)).square().mean().backward()
+    optimizer.step()
+    assert pipeline.check(model, optimizer=optimizer) == []
+
+
 def test_float16_parameters_with_an_optimizer_are_refused():
     model = network()
     optimizer = make("Adam", "plain", model)

@@ -137,6 +137,15 @@ def test_a_network_of_1d_convolutions_has_no_channels_last_format():
         Pipeline.from_config({"conv2d_memory_format": {}}).apply(nn.Conv1d(4, 8, 3))
 
 
+def test_a_plan_of_lazy_modules_asks_for_a_forward_pass():
+    model = nn.Sequential(nn.LazyConv2d(8, 3), nn.ReLU(), nn.LazyConv2d(4, 3))
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}})
+    (error,) = pipeline.plan(model).errors
+    assert "has lazy modules without weights yet; run one forward pass first" in str(error)
+    model(torch.zeros(1, 3, 8, 8))
+    assert pipeline.apply(model)[0].weight.stride(1) == 1
+
+
 @pytest.mark.parametrize("partitioned", ["all", "one"])
 def test_weights_that_hold_no_data_are_named(partitioned):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3))

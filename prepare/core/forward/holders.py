@@ -38,6 +38,8 @@ class Holder(NamedTuple):
 
     def replace(self, change: Callable[[Any], Any]) -> None:
         """Hold `change(value)` in place of each value."""
+        if not self.values:
+            return
         values = [value if type(value) in SIMPLE else change(value) for value in self.values]
         if not all(map(is_, values, self.values)):
             self.write(self.owner, self.keys, values)
@@ -45,8 +47,8 @@ class Holder(NamedTuple):
     def restore(self) -> list[str] | None:
         """Hold again what was held; return the names that held anything else, None if there is no change."""
         keys, values = self.read(self.owner)
-        both = (keys, self.keys), (values, self.values)
-        if all(len(now) == len(before) and all(map(is_, now, before)) for now, before in both):
+        same_number = len(keys) == len(self.keys) and len(values) == len(self.values)
+        if same_number and all(map(is_, keys, self.keys)) and all(map(is_, values, self.values)):
             return None
         self.write(self.owner, self.keys, self.values)
         now, before = _by_name(keys, values), _by_name(self.keys, self.values)
@@ -60,19 +62,20 @@ def _by_name(keys: list[Any], values: list[Any]) -> dict[str, Any]:
     return {key: value for key, value in pairs if isinstance(key, str) and key != "__class__"}
 
 
-def _base(container: Any) -> Any:
+@cache
+def _base(kind: type) -> Any:
     """Return the class whose methods read and write a container; a subclass may have others."""
-    return next(base for base in CONTAINERS if isinstance(container, base))
+    return next(base for base in CONTAINERS if issubclass(kind, base))
 
 
 def _contained(container: Any) -> _Content:
-    base = _base(container)
+    base = _base(type(container))  # type: ignore[arg-type]
     keys = list(base.__iter__(container))
     return (keys, list(base.values(container))) if issubclass(base, dict) else ([], keys)
 
 
 def _fill(container: Any, keys: list[Any], values: list[Any]) -> None:
-    base = _base(container)
+    base = _base(type(container))  # type: ignore[arg-type]
     base.clear(container)
     if issubclass(base, dict):
         for key, value in zip(keys, values, strict=True):

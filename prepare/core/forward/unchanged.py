@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -110,6 +111,7 @@ class ModelState:
         self._seen: dict[int, Any] = {}
         self._fixed: set[int] = set()  # tensors of scripted modules, which cannot be replaced
         self._holders: list[Holder] = []
+        self._empty: list[dict[Any, Any]] = []  # of hooks: most of what a module has
         self._tensors: list[_Held] = []
         self._resets: list[tuple[Place, Callable[[], object]]] = []
         self._memory: list[tuple[Place, Any, Tensor]] = []
@@ -145,6 +147,7 @@ class ModelState:
         tables = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values())]
         tensors = {id(tensor) for tensor in tables}
         self._holders = [held for held in self._holders if id(held.owner) not in owners]
+        self._empty = [held for held in self._empty if id(held) not in owners]
         self._tensors = [held for held in self._tensors if id(held.tensor) not in tensors]
 
     def restore(self) -> None:
@@ -153,12 +156,7 @@ class ModelState:
         Raises:
             RefusedError: the call wrote into a parameter of which there is no copy.
         """
-        for holder in self._holders:
-            if (names := holder.restore()) is not None:
-                name, inside = holder.place
-                # The tables of a module hold its own names, a container in an attribute others.
-                for each in [inside] if inside else names:
-                    self._note((name, each))
+        self._restore_holders()
         for place, reset in self._resets:
             if reset():
                 self._note(place)
@@ -178,6 +176,16 @@ class ModelState:
                     _bits_of(storage).copy_(values)
                     self._note(place)
         self._check_not_copied()
+
+    def _restore_holders(self) -> None:
+        for holder in self._holders:
+            if (names := holder.restore()) is not None:
+                name, inside = holder.place
+                # The tables of a module hold its own names, a container in an attribute others.
+                for each in [inside] if inside else names:
+                    self._note((name, each))
+        for hooks in filter(None, self._empty):
+            hooks.clear()
 
     def _check_not_copied(self) -> None:
         lost = [place for place, tensor, before in self._not_copied if tensor._version != before]
@@ -247,6 +255,8 @@ class ModelState:
                 self._hold(value, place, None, CONTAINER)
                 for each, held in value.items():
                     self._visit(held, (name, inside or each), depth + 1)
+            elif key in _HOOKS and not value and type(value) in (dict, OrderedDict):
+                self._empty.append(value)
             elif key in _HOOKS and isinstance(value, dict):
                 self._hold(value, place, None, CONTAINER)
                 for hook in value.values():

@@ -261,7 +261,8 @@ def _leaves(tensor: Tensor) -> list[Tensor]:
     if not is_wrapper(tensor) or not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
-    return [leaf for name in names for leaf in _leaves(getattr(tensor, name))]
+    held = (getattr(tensor, name) for name in names)  # a DTensor names its mesh, too
+    return [leaf for each in held if isinstance(each, Tensor) for leaf in _leaves(each)]
 
 
 def _parametrized(module: nn.Module) -> bool:

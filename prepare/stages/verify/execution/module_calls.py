@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.call import Call
 from prepare.core.forward.nested import map_tensors, tensors_in
-from prepare.core.forward.unchanged import unchanged
+from prepare.core.forward.unchanged import ModelState, unchanged
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.stages.verify.execution.determinism import DeterministicMode, Float64Default
 from prepare.stages.verify.execution.hooks import repair_convolutions
@@ -172,7 +172,7 @@ class LoneRun:
 
     `module` is the module in either model, `names` the names of that model's modules by id. `stand_in`
     converts its tensors, `convert` the recorded ones, into the dtype and layout of the run. The forward runs
-    under autocast to `amp`.
+    under autocast to `amp`, in a `scope` that leaves the module as it was.
     """
 
     module: nn.Module
@@ -183,6 +183,7 @@ class LoneRun:
     dtype: torch.dtype | None = None
     repair: bool = False
     amp: str = "none"
+    scope: Callable[..., contextlib.AbstractContextManager[ModelState]] = unchanged
     is_random: bool = field(default=False, init=False)
     _leaves: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict, init=False)
     _roots: list[tuple[str, Tensor, Tensor | None]] = field(default_factory=list, init=False)
@@ -222,7 +223,7 @@ class LoneRun:
 
         with (
             held_interrupts(),
-            unchanged(self.module, stand_in=stand_in, values=is_own) as state,
+            self.scope(self.module, stand_in=stand_in, values=is_own) as state,
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(True),
             Float64Default() if self.dtype == torch.float64 else contextlib.nullcontext(),

@@ -1,0 +1,123 @@
+"""Run a comparison in a thread of its own, where no interrupt arrives, and without a trace."""
+
+from __future__ import annotations
+
+import _thread
+import contextvars
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, distributed, fx
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from prepare.core.forward.torch_state import saved_settings
+from prepare.core.model.tensors import is_plain
+from prepare.stages.verify.execution.module_calls import NotAloneError
+
+_T = TypeVar("_T")
+_MESSAGES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
+# Only threads of a look hold it, which no interrupt reaches: it guards the random numbers of the process.
+_ONE_LOOK = threading.Lock()
+_PATIENCE = 60.0
+_THREAD = threading.local()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_ONE_LOOK._at_fork_reinit)  # type: ignore[attr-defined]
+
+
+class CommunicatesError(NotAloneError):
+    """A module sends messages to other processes, which one of them alone must not send."""
+
+
+def can_look(tensors: list[Tensor]) -> bool:
+    """Return whether a call with these arguments is a plain one, which code of another thread may repeat.
+
+    Not in a backward, where a checkpointed segment runs again, nor while a call is traced, transformed,
+    captured in a CUDA graph, or made by a look.
+    """
+    return not (
+        getattr(_THREAD, "looks", False)
+        or torch._C._current_graph_task_id() != -1
+        or torch._C._functorch.peek_interpreter_stack() is not None
+        or forward_ad._current_level >= 0
+        or torch.jit.is_tracing()
+        or fx._symbolic_trace._is_fx_tracing_flag
+        or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+        or not all(map(is_plain, tensors))
+    )
+
+
+def apart(run: Callable[[], _T]) -> _T:
+    """Return `run()`, called in another thread; wait for its end also after an interrupt.
+
+    So it meets none of the modes, hooks and transforms of this thread, and nothing stops it half-way.
+    """
+    answers: SimpleQueue[Any] = SimpleQueue()
+    context, turn = contextvars.copy_context(), [True]
+    device, stream = torch.get_default_device(), None
+    if torch.cuda.is_initialized():
+        stream = torch.cuda.current_stream()
+
+    def work() -> None:
+        answer: tuple[Any, BaseException | None]
+        try:
+            turn.pop()
+            _THREAD.looks = True
+            # No autocast in this thread is the outermost one, whose end clears the casts of all threads.
+            torch.autocast_increment_nesting()
+            torch.set_autocast_cache_enabled(False)
+            with torch.cuda.stream(stream), device if device.type != "cpu" else nullcontext():
+                answer = context.run(run), None
+        except BaseException as error:  # the module's code may raise anything, as SystemExit
+            answer = None, error
+        answers.put(answer)
+        answers.put(answer)  # the first may get lost in an interrupt
+
+    try:
+        # Not a Thread: an interrupt between the lines of its methods breaks it.
+        _thread.start_new_thread(work, ())
+        found, error = answers.get()
+    except BaseException:
+        if not _taken(turn):
+            answers.get()
+        raise
+    if error is not None:
+        raise error if isinstance(error, Exception) else NotAloneError(f"raises {error!r}")
+    return found
+
+
+@contextmanager
+def without_trace() -> Iterator[None]:
+    """Restore random numbers at the end of the block, and refuse messages to other processes inside it."""
+    if not _ONE_LOOK.acquire(timeout=_PATIENCE):
+        raise TimeoutError("another look does not end")
+    restore = saved_settings()
+    is_group = distributed.is_available() and distributed.is_initialized()
+    try:
+        with _NoMessages() if is_group else nullcontext():
+            yield
+    finally:
+        restore()
+        _ONE_LOOK.release()
+
+
+class _NoMessages(TorchDispatchMode):
+    """Raises in the place of a collective operation."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in _MESSAGES:
+            raise CommunicatesError("it communicates with other processes")
+        return func(*args, **kwargs or {})
+
+
+def _taken(turn: list[bool]) -> bool:
+    """Take the turn of a thread that has not begun; return whether that was in time."""
+    try:
+        return turn.pop()
+    except IndexError:
+        return False

@@ -1,0 +1,48 @@
+"""Say in words what a guard looks at, when, and what it did so far."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prepare.core.forward.compiled import is_compiled
+from prepare.core.utils.text import plural, size
+
+_ACTION = {"raise": "raises", "warn": "warns once", "fallback": "puts torch's own class back"}
+
+
+def text_of(guard: Any) -> str:
+    """Return what a guard looks at, within which limits, and what it has left out."""
+    if not guard.watched:
+        why = "no module is changed, or their weights are sharded"
+        return f"guard of {type(guard._model).__name__}: it looks for drift alone: {why}"
+    kinds: dict[str, int] = {}
+    for name, kind in guard.watched.items():
+        if not guard._hooked[name].why:
+            kinds[kind] = kinds.get(kind, 0) + 1
+    what = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
+    limits = f"{guard._seconds:g} s and {size(guard._max_bytes)} in each"
+    used = f"{plural(guard.looks, 'look')} in {guard.seconds_used:.3g} s"
+    lines = [
+        f"guard of {type(guard._model).__name__}: {what}",
+        f"  serving   all at the first call of each shape, layout, dtype and mode; at most {limits}",
+        f"  training  each once in {turn_of(guard)}",
+        f"  then      {_ACTION[guard._response.action]}",
+        f"  so far    {used}, {plural(len(guard.differences), 'difference')}",
+    ]
+    if any(is_compiled(module) for module in guard._model.modules()):
+        lines.append("  compiled  modules are looked at as a whole, and in serving only")
+    if "fuse_conv_bn" in guard._pipeline.steps:
+        text = "are compared with torch's of the same fused weights: their norms are gone"
+        lines.append(f"  fused     convolutions {text}")
+    lines += [f"  left out  {name or 'the model'}: {why}" for name, why in guard.left_out.items()]
+    return "\n".join(lines)
+
+
+def turn_of(guard: Any) -> str:
+    """Return in how many training steps every module is looked at once, in words."""
+    steps = guard._turns.steps_of_all(len(guard._looked_at()))
+    count = plural(guard._every, "step")
+    if steps > guard._every:
+        count = f"about {round(steps, 2 - len(str(steps))):,} steps, not {guard._every:,}"
+    limit = f"in at most {100 * guard._share:g} % of" if guard._share < 1 else "without a limit of"
+    return f"{count}, {limit} the time"
