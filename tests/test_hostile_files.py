@@ -8,6 +8,7 @@ import signal
 import struct
 import traceback
 import zipfile
+from contextvars import copy_context
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -331,7 +332,7 @@ def test_an_interrupt_at_every_line_of_a_claim_leaves_it_free(tmp_path):
         path = tmp_path / str(number)
         try:
             with interrupt_at(number):
-                hold(path)
+                copy_context().run(hold, path)  # what it has set ends with it
         except KeyboardInterrupt:
             interrupts += 1
         assert not locks.is_held(path), f"{number}: {places[number - 1]}"

@@ -136,7 +136,7 @@ def test_a_wrong_shard_of_an_index_is_named(tmp_path):
         ("/etc/passwd", "not in its folder"),
         ("b.safetensors", "cannot be read: No such file or directory; did you mean"),
         ("", "names the file '', which is not in its folder"),
-        ("n" * 300, "cannot be read: File name too long"),
+        ("n" * 300, "n..., which is not in its folder"),
         ("\ud800", "cannot be read: .*surrogates not allowed"),
         ("a\0", "cannot be read: embedded null byte"),
         (".", "not in its folder"),

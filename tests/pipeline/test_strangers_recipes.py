@@ -352,7 +352,7 @@ def test_a_bracket_without_an_end_matches_itself(name):
     assert not matches(name.replace("[0]", "[[]0]"), f"{name}b", None)
 
 
-@pytest.mark.parametrize("pattern", ["re:" + "(" * 900 + ")" * 900, "re:a{99999999999}"])
+@pytest.mark.parametrize("pattern", ["re:" + "(" * 900 + ")" * 899, "re:a{99999999999}"])
 def test_a_regular_expression_beyond_the_limits_of_re_is_refused(pattern):
     with pytest.raises(ConfigError, match="is not a regular expression"):
         Pipeline.from_config({"half": {"keep": [pattern]}})

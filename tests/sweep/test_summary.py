@@ -121,7 +121,7 @@ def test_a_bench_without_a_baseline_gives_the_reason(sweep, capsys):
 
 def test_summary_and_diff_do_not_import_torch(swept):
     script = (
-        "import sys\nfrom prepare.cli import main as cli\n"
+        "import sys\nfrom prepare.app.cli import main as cli\n"
         f"codes = [cli.run(['summary', {str(swept)!r}])]\n"
         f"folders = [{str(swept / '0-row')!r}, {str(swept / '4-row')!r}]\n"
         "codes.append(cli.run(['diff', *folders, '--page', folders[0] + '/diff.html']))\n"

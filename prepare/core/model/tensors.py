@@ -196,7 +196,7 @@ def inner_data(tensor: Tensor) -> list[Tensor]:
     So does a weight that torchao quantized. Empty for any other tensor.
     """
     data = _leaves(tensor)
-    largest = max(data, key=lambda each: each.nbytes, default=tensor)
+    largest = max(data, key=lambda each: each.numel() * each.element_size(), default=tensor)
     return data if largest.dtype != tensor.dtype else []
 
 

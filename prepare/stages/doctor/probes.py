@@ -196,14 +196,6 @@ KNOWN: dict[str, Probe] = {
         _judged(OperationCase(partial(nn.Conv2d, 3, 64, 1, stride=2), (2, 3, 128, 128), _FLAT, repeats=20)),
     ),
     "norm_gradient_of_tokens_cpu": Probe("BatchNorm2d below tokens, at batch 1", _gradient_of_tokens),
-    "conv_bfloat16_avx2_cpu": Probe(
-        "Conv2d in bfloat16",
-        _timed(
-            2.0, "float32",
-            OperationCase(partial(nn.Conv2d, 32, 32, 3), (2, 32, 32, 32), _FLAT, _BFLOAT16),
-            dtype="float32",
-        ),
-    ),
     "batch_norm_sums_cpu": Probe(
         "BatchNorm in training, of a large batch",
         _inexact(
