@@ -16,11 +16,19 @@ class ProcessLock:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._release_of_others)
 
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002  as threading's
+        """Take the lock, and return whether it was taken."""
+        return self._lock.acquire(blocking, timeout)
+
+    def release(self) -> None:
+        """Give the lock back."""
+        self._lock.release()
+
     def __enter__(self) -> bool:
-        return self._lock.acquire()
+        return self.acquire()
 
     def __exit__(self, *_: object) -> None:
-        self._lock.release()
+        self.release()
 
     def _release_of_others(self) -> None:
         if self._lock.acquire(blocking=False):
