@@ -30,7 +30,7 @@ def test_a_sweep_says_it_before_it_starts(tmp_path, monkeypatch, capsys):
 
 
 def test_an_import_raises_a_configuration_error(tmp_path):
-    done = run("import prepare.pipeline", tmp_path)
+    done = run("from prepare.pipeline import Pipeline", tmp_path)
     assert done.stderr.splitlines()[-1] == f"prepare.errors.ConfigError: {SAID}"
 
 

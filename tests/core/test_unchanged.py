@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import random
+import warnings
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from prepare.core.forward.call import Call
 from prepare.core.forward.example_input import Example
 from prepare.core.forward.run_example import own_changes, run_example
 from prepare.core.forward.unchanged import unchanged, without_gradients
-from prepare.errors import GuardError, ModelError, RefusedError
+from prepare.errors import ModelError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare
 from prepare.stages.export.captured import capture
@@ -39,7 +40,8 @@ def run(model, reference, pipeline, x):
 
 def look(model, reference, pipeline, x):
     # It runs modules again alone, which may differ then.
-    with contextlib.suppress(GuardError), pipeline.guard(model) as guard:
+    with warnings.catch_warnings(), pipeline.guard(model, on_difference="warn") as guard:
+        warnings.simplefilter("ignore")
         guard.look(Workload([pipeline.format(x)]))
 
 
