@@ -10,6 +10,11 @@ from verify_checks import FIXED, FLAT, Draws, prepared
 from verify_faults import Net
 
 
+@pytest.fixture(autouse=True)
+def _no_compiled_code_of_another_test():
+    torch._dynamo.reset()
+
+
 class Thinning(nn.Module):
     def __init__(self, part=0.0):
         super().__init__()
