@@ -17,9 +17,15 @@ import torch
 from torch import nn
 
 from checkpoint_nets import FORMATS, same_state, small, state_of
-from prepare.checkpoint import load, save
+from prepare.checkpoint import load, open_weights, save
 from prepare.checkpoint.init_empty import build_empty
 from prepare.errors import CheckpointError
+
+
+@pytest.fixture(autouse=True)
+def _nobody_saves_meanwhile(monkeypatch):
+    monkeypatch.setattr(open_weights, "_LOOKS", 0)
+
 
 CREATED = "prepare-test-was-run"
 

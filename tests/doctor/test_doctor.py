@@ -49,10 +49,14 @@ def test_every_probe_of_the_table_exists_and_has_an_entry():
 
 
 def test_what_is_known_of_this_cpu_is_found(cache):
-    seen, names = [], [issue.name for issue in DECIDED]
+    kernels = torch.backends.cpu.get_cpu_capability()  # of another CPU this fault does not show
+    here = [
+        i for i in DECIDED if kernels == "AVX512" or i.name != "depthwise_transposed_conv3d_cpu"
+    ]
+    seen, names = [], [issue.name for issue in here]
     found = examine("cpu", probes=names, progress=lambda *given: seen.append(given)).findings
     assert {each.name: each.verdict for each in found} == {
-        issue.name: f"{issue.effect} here" for issue in DECIDED
+        issue.name: f"{issue.effect} here" for issue in here
     }
     assert all(each.remedy for each in found)
     assert seen[-1][1:] == (len(names), len(names))
