@@ -167,7 +167,8 @@ def test_a_value_that_overflows_in_any_part_is_refused(place, value):
     with pytest.raises(RefusedError, match=r"1\.weight: 1 of its values would become inf"):
         pipeline.apply(model)
     assert model[0].weight.dtype is torch.float32
-    assert (torch.get_num_threads(), threading.active_count()) == (3, threads)
+    assert torch.get_num_threads() == 3
+    assert threading.active_count() <= threads  # one of an earlier test may have ended
 
 
 @pytest.mark.parametrize("low_memory", [True, False])
