@@ -149,7 +149,7 @@ def check(tmp_path: Path, run: Path, swept: Path, count: int) -> None:
 
 
 def test_some_wrong_values_in_records_raise_nothing_raw(tmp_path, run, swept):
-    check(tmp_path, run, swept, 120)
+    check(tmp_path, run, swept, 40)
 
 
 @pytest.mark.slow

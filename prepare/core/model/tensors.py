@@ -190,13 +190,17 @@ def is_wrapper(tensor: Tensor) -> bool:
     return type(tensor).__torch_dispatch__ is not _NO_DISPATCH
 
 
+def _strided_bytes(tensor: Tensor) -> int:
+    return tensor.nbytes if is_strided(tensor) else 0
+
+
 def inner_data(tensor: Tensor) -> list[Tensor]:
     """Return the plain tensors inside a wrapper whose values have another dtype than it reports.
 
     So does a weight that torchao quantized. Empty for any other tensor.
     """
     data = _leaves(tensor)
-    largest = max(data, key=lambda each: each.numel() * each.element_size(), default=tensor)
+    largest = max(data, key=_strided_bytes, default=tensor)
     return data if largest.dtype != tensor.dtype else []
 
 
