@@ -49,7 +49,7 @@ def test_documented_malloc_settings_keep_memory_in_the_process():
         def work(times):
             for _ in range(times):
                 torch.ones(10**7)
-        work(20)  # what is kept is soon as large as it has to be
+        work(60)  # what is kept is soon as large as it has to be
         before = page_faults()
         work(5)
         print(page_faults() - before)"""
