@@ -149,7 +149,8 @@ def test_these_versions_of_hydra_are_admitted(wheel, version):
 
 
 def test_the_console_script_runs_from_an_empty_folder(installed, tmp_path):
-    words = ("model=unet2d", "memfmt=channels_last", "bench=none")
+    small = ("model.width=2", "model.depth=2", "input.shape=[1,1,8,8]")
+    words = ("model=unet2d", *small, "memfmt=channels_last", "bench=none")
     done = run(installed / "prepare", *words, cwd=tmp_path)
     assert done.stderr == ""  # progress is for a terminal
     assert done.returncode == 0
