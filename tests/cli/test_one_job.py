@@ -81,7 +81,7 @@ def test_a_plan_touches_nothing_and_says_what_would_change(go):
     )
     assert "float32 -> float16" in ran.out
     whole = go("model=unet3d", "precision=half", "task=plan", "--verbose").out
-    assert "plan.json has" in whole
+    assert "plan.json" in whole
     short = go("model=unet3d", "precision=half", "task=plan").out.splitlines()
     assert short[0].endswith("tensors would change, and nothing was changed")
     assert [row[2:10].strip() for row in short[1:]] == ["memory", "next", "details"]
