@@ -32,8 +32,6 @@ PAGES = (
     DOCS / "benchmarks.md",
     DOCS / "census.md",
     DOCS / "decisions" / "keep-layout.md",
-    DOCS / "replay.md",
-    DOCS / "verification.md",
 )
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
 
