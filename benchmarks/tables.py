@@ -30,7 +30,6 @@ RESULTS = Path(__file__).parent / "results"
 PAGES = (
     *sorted(RESULTS.glob("*.md")),
     DOCS / "benchmarks.md",
-    DOCS / "census.md",
     DOCS / "decisions" / "keep-layout.md",
 )
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
