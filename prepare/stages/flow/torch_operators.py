@@ -92,7 +92,9 @@ def multiplications(
     if not is_convolution(name):
         return "product", count
     groups, channels = arguments["groups"], arguments["input"].shape[1]
-    return ("convolution" if groups == 1 else "depthwise" if groups == channels else "grouped"), count
+    return (
+        "convolution" if groups == 1 else "depthwise" if groups == channels else "grouped"
+    ), count
 
 
 def returns_parameter_gradient(name: str, index: int) -> bool:
