@@ -60,6 +60,8 @@ PAIRS = {
 COLUMNS = ("network", "card", "torch", "mode", "precision", "batch", "size", "ratio")
 # Fewer networks than these have no quantiles.
 _FEW = 8
+# The part of networks that an interval must hold.
+HALF = 0.5
 _WIDTHS = (0.25, 0.2, 0.15, 0.1, 0.05)
 
 Row = dict[str, Any]
@@ -213,8 +215,8 @@ def left_out(rows: list[Row], kind: Kind, width: float) -> tuple[float, float]:
     return statistics.fmean(errors), statistics.fmean(held)
 
 
-def figures(rows: list[Row]) -> dict[str, Any]:
-    """Return what the page and the tool say of all pairs."""
+def figures(every: list[Row], rows: list[Row]) -> dict[str, Any]:
+    """Return what the page and the tool say of all pairs; in `rows` the multiplications are counted."""
     pairs, candidates = [], {name: [] for name in CANDIDATES}
     for card, version, mode in PAIRS.values():
         own = [
@@ -223,7 +225,7 @@ def figures(rows: list[Row]) -> dict[str, Any]:
         for name, kind in CANDIDATES.items():
             candidates[name].append(left_out(own, kind, 0.25)[0])
         held = {width: left_out(own, CANDIDATES[CHOSEN], width)[1] for width in _WIDTHS}
-        width = next((each for each in _WIDTHS if held[each] >= 0.5), _WIDTHS[-1])
+        width = next((each for each in _WIDTHS if held[each] >= HALF), _WIDTHS[-1])
         groups: dict[str, list[float]] = defaultdict(list)
         for row in own:
             groups[CANDIDATES[CHOSEN](row)].append(row["ratio"])
@@ -240,13 +242,25 @@ def figures(rows: list[Row]) -> dict[str, Any]:
         }
         pair = {"card": card, "torch": version, "mode": mode, "networks": len(own)}
         pair |= {"interval": width, "held": round(held[width], 2), "kinds": kinds}
-        pairs.append(pair | {"by_breaks": _by_breaks(own)})
+        alike = [
+            row
+            for row in every
+            if (row["card"], row["torch"], row["mode"]) == (card, version, mode)
+        ]
+        pairs.append(pair | {"by_breaks": _by_breaks(alike)})
     errors = {name: [round(value, 3) for value in values] for name, values in candidates.items()}
     structures = {
         name: _by_structure([r for r in rows if r["mode"] == name])
         for name in ("inference", "training")
     }
-    return {"source": SOURCE, "pairs": pairs, "errors": errors, "structures": structures}
+    counted = len({row["network"] for row in rows}), len({row["network"] for row in every})
+    return {
+        "source": SOURCE,
+        "counted": counted,
+        "pairs": pairs,
+        "errors": errors,
+        "structures": structures,
+    }
 
 
 def _by_breaks(rows: list[Row]) -> dict[str, Any]:
@@ -275,17 +289,17 @@ def _by_structure(rows: list[Row]) -> list[Row]:
     ]  # fmt: skip
 
 
-def write(rows: list[Row]) -> None:
+def write(every: list[Row], rows: list[Row]) -> None:
     """Write the table, the figures, the quantiles of the tool, and the picture."""
     lines = [
         f"# speed in NHWC over speed in NCHW, AMP, on networks with at least {FEWEST} convolutions; {SOURCE}"
     ]
     lines += [",".join(COLUMNS)]
     lines += [
-        ",".join(f"{row[c]:.4f}" if c == "ratio" else str(row[c]) for c in COLUMNS) for row in rows
+        ",".join(f"{row[c]:.4f}" if c == "ratio" else str(row[c]) for c in COLUMNS) for row in every
     ]
     TABLE.write_text("\n".join(lines) + "\n")
-    found = figures(rows)
+    found = figures(every, rows)
     FIGURES.write_text(json.dumps(found, indent=1) + "\n")
     FILE.write_text("\n".join(_quantiles(found)) + "\n")
     bars = [
@@ -312,6 +326,8 @@ def _quantiles(found: dict[str, Any]) -> Iterator[str]:
     yield f"source: {json.dumps(found['source'])}"
     yield "pairs:"
     for pair in found["pairs"]:
+        if pair["held"] < HALF:  # its networks are too few to say anything of another
+            continue
         head = {key: pair[key] for key in ("card", "torch", "mode", "held")}
         kinds = {
             name: {key: kind[key] for key in ("networks", "low", "median", "high")}
@@ -351,6 +367,11 @@ def table_of_kinds(found: dict[str, Any]) -> list[str]:
             text = "{median:.2f} ({low:.2f} to {high:.2f}), {networks}"
             cells.append(text.format(**kind) if kind else "too few")
         lines.append(f"| {' | '.join(cells)} | {pair['held']:.0%} |".replace("%", " %"))
+    counted, every = found["counted"]
+    said = (
+        f"The multiplications of {counted} of the {every} networks were counted, in a random order."
+    )
+    lines += ["", said]
     return lines
 
 
@@ -415,11 +436,12 @@ def main() -> None:
             count_networks(census.shuffled({row["network"] for row in rows}))
     known = census.read(NETWORKS)
     write(
+        rows,
         [
             row | {key: known[row["network"]][key] for key in ("family", "work")}
             for row in rows
             if row["network"] in known
-        ]
+        ],
     )
 
 
