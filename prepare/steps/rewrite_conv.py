@@ -27,7 +27,7 @@ _SHOWN = 3
 class _RewriteConv(ForChannelsLast):
     """Runs convolutions as exactly equal operations: products, 2-d convolutions, one frame of a video.
 
-    Each option but the last three names the modules of one rewrite, and is a file of `prepare/steps/rewrites/`:
+    Each option but `include`, `exclude` and `force` names the modules of one rewrite:
     `linear` (the kernel is the stride: patch embeddings), `pointwise` (one pixel), `lower_rank` (3-d kernels
     that are flat in time or space), `one_frame` (causal convolutions whose other frames are zeros) and
     `one_position` (the kernel is as large as the input). Without names, a run times every convolution that
@@ -92,12 +92,16 @@ class _RewriteConv(ForChannelsLast):
             same = reference.get_submodule(name)
             for rewrite in _all():
                 if rewrite.is_repaired(same) and rewrite.fits(module):
-                    rewrite.repair(module, {4: "", 5: ""} if "in_channels_last" in vars(same) else {})
+                    rewrite.repair(
+                        module, {4: "", 5: ""} if "in_channels_last" in vars(same) else {}
+                    )
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
         if not self._is_auto or self.force:
             return
-        tried = {name: found for name, found in self.tried(model).items() if _is_torchs(model, name)}
+        tried = {
+            name: found for name, found in self.tried(model).items() if _is_torchs(model, name)
+        }
         if tried:
             names = ", ".join(list(tried)[:_SHOWN]) + (", ..." if len(tried) > _SHOWN else "")
             wrong = f"an example would time {plural(len(tried), 'more convolution')} ({names})"
@@ -113,13 +117,15 @@ class _RewriteConv(ForChannelsLast):
     ) -> tuple[Self, list[str]]:
         from prepare.steps.rewrites._choose import choose_rewrites, unserved_calls
 
+        self.undo(model)
         if self.force:
             wanted = self._wanted(model)
             problems = unserved_calls(model, example, wanted, backward=backward, amp=amp)
             where = f"steps.{self.name}.force"
             remedy = "give other sizes, exclude the module, or leave out force"
             raise_problems(
-                ConfigError, [Problem(where, f"{name} cannot run as {why}", remedy) for name, why in problems]
+                ConfigError,
+                [Problem(where, f"{name} cannot run as {why}", remedy) for name, why in problems],
             )
             return self, []
         choice = choose_rewrites(
@@ -158,7 +164,9 @@ class _RewriteConv(ForChannelsLast):
             found = {}
             for name, module in modules.items():
                 if self.force:
-                    fitting = [each for each in _all() if each.is_repaired(module) or each.fits(module)]
+                    fitting = [
+                        each for each in _all() if each.is_repaired(module) or each.fits(module)
+                    ]
                 else:
                     fitting = [each for each in _all() if each.never_loses and each.fits(module)]
                 if fitting and (self.force or _is_torchs(model, name)):

@@ -49,7 +49,7 @@ class _Recorded:
 
 
 @dataclass
-class Choice:
+class RewriteChoice:
     """The chosen rewrites, `{rewrite: names of modules}`, what they save, and how long the choice took."""
 
     names: dict[str, list[str]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ def choose_rewrites(
     *,
     backward: bool,
     amp: Amp,
-) -> Choice:
+) -> RewriteChoice:
     """Return the rewrites that are faster beyond noise for the calls of `example`; changes no module.
 
     `model` is prepared but for this step. Calls of the same sizes of the same kind of convolution are timed
@@ -92,22 +92,22 @@ def choose_rewrites(
     """
     start = time.perf_counter()
     if not tried:
-        return Choice()
+        return RewriteChoice()
     device = device_of([model])
     if device.type == "meta":
         named = ", ".join(tried)
-        return Choice(failure=f"nothing is timed on the meta device; a run would try {named}")
+        return RewriteChoice(failure=f"nothing is timed on the meta device; a run would try {named}")
     with isolated():
         try:
             calls, seconds = _record(model, example, tried, backward=backward, amp=amp)
         except Exception as error:  # the run says where the model fails
-            return Choice(failure=f"the example cannot be run: {first_line(error)}")
+            return RewriteChoice(failure=f"the example cannot be run: {first_line(error)}")
         limit = start + _SECONDS + _CALLS * seconds
-        choice, known = Choice(), {}
+        timer, choice = _Timer(formats, limit, backward, amp), RewriteChoice()
         order = sorted(calls, key=lambda name: -sum(c.seconds * c.count for c in calls[name]))
         for name in order:
             module = model.get_submodule(name)
-            best = _best_of(module, calls[name], tried[name], formats, known, limit, backward, amp)
+            best = timer.best_of(module, calls[name], tried[name])
             if best is None:
                 choice.untimed += 1
                 continue
@@ -150,10 +150,10 @@ def _record(
     """Return the calls of the named convolutions in a call of the model, and the seconds of that."""
     calls: dict[str, dict[Any, _Recorded]] = {}
     args, kwargs = arguments(example)
-    with _recording(model, names, calls), torch.set_grad_enabled(backward):
-        with autocast(amp, device_of([model])):
-            start = time.perf_counter()
-            model(*args, **kwargs)
+    cast = autocast(amp, device_of([model]))
+    with _recording(model, names, calls), torch.set_grad_enabled(backward), cast:
+        start = time.perf_counter()
+        model(*args, **kwargs)
     found = {name: list(by_size.values()) for name, by_size in calls.items()}
     return found, time.perf_counter() - start
 
@@ -188,141 +188,65 @@ def _recording(model: nn.Module, names: Mapping[str, Any], calls: dict[str, Any]
             del vars(module)["_conv_forward"]
 
 
-def _best_of(
-    module: nn.Module,
-    calls: list[_Recorded],
-    rewrites: list[Rewrite],
-    formats: Mapping[int, str],
-    known: dict[Any, Any],
-    limit: float,
-    backward: bool,  # noqa: FBT001
-    amp: Amp,
-) -> tuple[Rewrite | None, float, float] | None:
-    """Return the best rewrite or None, with the seconds before and after; None if no time is left.
+@dataclass
+class _Timer:
+    """Times the calls of convolutions, each of the same kind once, until `limit` on the clock."""
 
-    A rewrite must be faster for all calls together, and slower for none.
-    """
-    totals = dict.fromkeys(rewrites, 0.0)
-    before = 0.0
-    for call in calls:
-        key = (*map(str, _signature(module, call)), tuple(each.name for each in rewrites))
-        if key not in known:
-            if time.perf_counter() > limit:
-                return None
-            known[key] = _timed(module, call, rewrites, formats, limit, backward, amp)
-        seconds, ratios = known[key]
-        before += call.count * seconds
+    formats: Mapping[int, str]
+    limit: float
+    backward: bool
+    amp: Amp
+    known: dict[Any, tuple[float, dict[str, float]]] = field(default_factory=dict)
+
+    def best_of(
+        self, module: nn.Module, calls: list[_Recorded], rewrites: list[Rewrite]
+    ) -> tuple[Rewrite | None, float, float] | None:
+        """Return the best rewrite or None, with the seconds before and after; None if no time is left."""
+        totals = dict.fromkeys(rewrites, 0.0)
+        before = 0.0
+        for call in calls:
+            key = (*map(str, _signature(module, call)), *(each.name for each in rewrites))
+            if key not in self.known:
+                if time.perf_counter() > self.limit:
+                    return None
+                self.known[key] = self.timed(module, call, rewrites)
+            seconds, ratios = self.known[key]
+            before += call.count * seconds
+            for rewrite in rewrites:
+                totals[rewrite] += call.count * seconds * ratios[rewrite.name]
+        best = min(rewrites, key=lambda rewrite: totals[rewrite])
+        is_faster = totals[best] < _LEAST * before
+        return (best if is_faster else None), before, totals[best]
+
+    def timed(
+        self, module: nn.Module, call: _Recorded, rewrites: list[Rewrite]
+    ) -> tuple[float, dict[str, float]]:
+        """Return the seconds of torch's convolution, and the ratio of each rewrite: 1 if none is shown."""
+        variants = {"": _copied(module, None, self.formats)}
+        ratios = dict.fromkeys((rewrite.name for rewrite in rewrites), 1.0)
         for rewrite in rewrites:
-            totals[rewrite] += call.count * seconds * ratios[rewrite.name]
-    best = min(rewrites, key=lambda rewrite: totals[rewrite])
-    is_faster = totals[best] < _LEAST * before
-    return (best if is_faster else None), before, totals[best]
+            copied = _copied(module, rewrite, self.formats)
+            with torch.no_grad(), autocast(self.amp, call.x.device):
+                if copied.served(call.x, copied.weight, copied.bias) is not None:
+                    variants[rewrite.name] = copied
+        if len(variants) == 1:
+            return call.seconds, ratios
+        run = {name: self._caller(each, call) for name, each in variants.items()}
+        samples: dict[str, list[float]] = {name: [] for name in run}
+        for each in run.values():
+            each()
+        repeats = max(1, round(_SHORTEST / max(_seconds(run[""], 1), 1e-7)))
+        shuffled = random.Random(0)  # noqa: S311
+        while len(samples[""]) < _LOOKS[-1]:
+            for name in shuffled.sample([*run], len(run)):
+                samples[name].append(_seconds(run[name], repeats))
+            if len(samples[""]) in _LOOKS and "unclear" not in _verdicts(samples, ratios):
+                break
+            is_late = time.perf_counter() > self.limit
+            if len(samples[""]) >= _FEW and _is_hopeless(samples, is_late=is_late):
+                break
+        return statistics.estimate(samples[""], _CONFIDENCE).value, ratios
 
-
-def _signature(module: Any, call: _Recorded) -> tuple[Any, ...]:
-    """Return what decides on the time of a call: two calls with the same are timed once."""
-    x, weight = call.x, module.weight
-    return (
-        type(module), module.extra_repr(), weight.stride(), weight.dtype, weight.requires_grad,
-        x.shape, x.stride(), x.dtype, call.needs_grad,
-    )  # fmt: skip
-
-
-def _timed(
-    module: nn.Module,
-    call: _Recorded,
-    rewrites: list[Rewrite],
-    formats: Mapping[int, str],
-    limit: float,
-    backward: bool,  # noqa: FBT001
-    amp: Amp,
-) -> tuple[float, dict[str, float]]:
-    """Return the seconds of torch's convolution, and the ratio of each rewrite to it: 1 if none is shown."""
-    variants = {"": _copied(module, None, formats)}
-    ratios = dict.fromkeys((rewrite.name for rewrite in rewrites), 1.0)
-    for rewrite in rewrites:
-        copied = _copied(module, rewrite, formats)
-        with torch.no_grad(), autocast(amp, call.x.device):
-            if copied.served(call.x, copied.weight, copied.bias) is not None:
-                variants[rewrite.name] = copied
-    if len(variants) == 1:
-        return call.seconds, ratios
-    run = {name: _caller(each, call, backward=backward, amp=amp) for name, each in variants.items()}
-    samples: dict[str, list[float]] = {name: [] for name in run}
-    for each in run.values():
-        each()
-    repeats = max(1, round(_SHORTEST / max(_seconds(run[""], 1), 1e-7)))
-    shuffled = random.Random(0)  # noqa: S311
-    while len(samples[""]) < _LOOKS[-1]:
-        for name in shuffled.sample([*run], len(run)):
-            samples[name].append(_seconds(run[name], repeats))
-        if len(samples[""]) in _LOOKS and "unclear" not in _verdicts(samples, ratios):
-            break
-        if len(samples[""]) >= _FEW and _is_hopeless(samples, is_late=time.perf_counter() > limit):
-            break
-    return statistics.estimate(samples[""], _CONFIDENCE).value, ratios
-
-
-def _is_hopeless(samples: Mapping[str, list[float]], *, is_late: bool) -> bool:
-    """Return whether no rewrite was faster in any round; if it is late, whether none was much faster in all."""
-    pairs = [
-        statistics.ratios(times, samples[""]) for name, times in samples.items() if name
-    ]
-    if is_late:
-        return len(samples[""]) >= _LOOKS[0] or not any(max(each) < _MUCH for each in pairs)
-    return all(min(each) >= 1 for each in pairs)
-
-
-def _seconds(run: Callable[[], None], repeats: int) -> float:
-    start = time.perf_counter()
-    for _ in range(repeats):
-        run()
-    return (time.perf_counter() - start) / repeats
-
-
-def _verdicts(samples: Mapping[str, list[float]], ratios: dict[str, float]) -> set[str]:
-    """Write the ratios that are shown into `ratios`; return all verdicts.
-
-    The noise is that of the convolution against itself, a round later.
-    """
-    base = samples[""]
-    noise = statistics.noise(statistics.ratio(base[1:], base[:-1], _CONTROL))
-    measured = {n: statistics.ratio(samples[n], base, _CONFIDENCE) for n in ratios if n in samples}
-    verdicts = {name: statistics.verdict(each, noise) for name, each in measured.items()}
-    shown = {name: each.value for name, each in measured.items() if verdicts[name] in ("faster", "slower")}
-    ratios.update(dict.fromkeys(measured, 1.0) | shown)
-    return {*verdicts.values()}
-
-
-def _copied(module: nn.Module, rewrite: Rewrite | None, formats: Mapping[int, str]) -> Any:
-    """Return a copy of a convolution with its own tensors, rewritten, in the layout that this reads."""
-    copied: Any = copy_tree(module, clone_of)
-    if rewrite is not None:
-        if not rewrite.is_repaired(copied):
-            rewrite.repair(copied, formats)
-        if reads_contiguous(copied) and "weight" in copied._parameters:
-            copied.weight.data = copied.weight.data.contiguous()
-    return copied
-
-
-def _caller(module: Any, call: _Recorded, *, backward: bool, amp: Amp) -> Any:
-    """Return a function that runs one call, with its backward in training."""
-    x = call.x.clone().requires_grad_(call.needs_grad and backward)
-    leaves = [each for each in (x, *module.parameters()) if each.requires_grad]
-    given: list[Tensor] = []
-
-    def run() -> None:
-        with torch.set_grad_enabled(backward):
-            with autocast(amp, x.device):
-                y = module._conv_forward(x, module.weight, module.bias)
-            if backward and leaves:
-                given[:] = given or [torch.randn_like(y)]
-                torch.autograd.grad(y, leaves, given[0])
-        _wait(x.device)
-
-    return run
-
-
-def _wait(device: torch.device) -> None:
+    def _wait(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize()

@@ -16,13 +16,14 @@ from torch.nn.modules.conv import _ConvNd
 
 from prepare.core.model.tensors import is_lazy, is_plain
 from prepare.steps.repairs import find_repair, repair_names
-from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import (
     FORMATS,
     is_channels_last,
     not_a_view,
     with_channels_last_grad,
 )
+from prepare.steps.repairs.swap_class import SwapClass
+
 
 class Rewritten(_ConvNd):
     """A convolution that computes the calls for which its rewrite is, and lets torch compute the others."""
@@ -86,8 +87,6 @@ class Rewrite(SwapClass):
         if not self.concerns(module):
             kinds = " or ".join(sorted(kind.__name__ for kind in self.swaps))
             return f"{type(module).__name__} is no {kinds}"
-        if isinstance(module, Rewritten) and not self.is_repaired(module):
-            return "another rewrite is in its place"
         if mismatch := self.mismatch(module):
             return mismatch
         if not (self.is_repaired(module) or super().fits(module)):
@@ -129,7 +128,11 @@ def plain_reason(module: Any) -> str:
     """Return what is more than a kernel and a stride: padding, dilation or groups; empty if nothing."""
     if any(_padding(module)):
         return f"padding {module.padding} is not 0"
-    if any(step != 1 for size, step in zip(module.kernel_size, module.dilation, strict=True) if size > 1):
+    if any(
+        step != 1
+        for size, step in zip(module.kernel_size, module.dilation, strict=True)
+        if size > 1
+    ):
         return f"dilation {module.dilation} is not 1"
     return "" if module.groups == 1 else f"groups {module.groups} are not 1"
 
@@ -160,7 +163,11 @@ def multiply(module: Rewritten, x: Tensor, weight: Tensor, bias: Tensor | None) 
     if prod(positions) == 1:
         result = F.linear(rows.flatten(0, -2), matrix, bias)
         ones = [1] * len(sizes)
-        shaped = result.view(number, *ones, -1).movedim(-1, 1) if last else result.view(number, -1, *ones)
+        shaped = (
+            result.view(number, *ones, -1).movedim(-1, 1)
+            if last
+            else result.view(number, -1, *ones)
+        )
         return not_a_view(shaped)
     if last or number > 1:
         result = F.linear(rows, matrix, bias).movedim(-1, 1)
@@ -178,7 +185,9 @@ def as_matrix(weight: Tensor) -> Tensor:
 def in_format(x: Tensor, *, last: bool) -> Tensor:
     """Return `x` in channels-last or contiguous, no view of a result."""
     if last:
-        return not_a_view(x) if is_channels_last(x) else x.contiguous(memory_format=FORMATS[x.dim()])
+        return (
+            not_a_view(x) if is_channels_last(x) else x.contiguous(memory_format=FORMATS[x.dim()])
+        )
     return not_a_view(x) if x.is_contiguous() else x.contiguous()
 
 
@@ -193,4 +202,3 @@ def _is_common(x: Tensor, weight: Tensor, groups: int) -> bool:
         and x.device == weight.device
         and (x.dtype == weight.dtype or torch.is_autocast_enabled(x.device.type))
     )
-

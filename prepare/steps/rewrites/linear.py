@@ -26,7 +26,9 @@ class Linear(Rewritten):
         return self.in_channels <= _IMAGE_CHANNELS
 
     def _takes(self, x: Tensor) -> bool:
-        return not any(size % step for size, step in zip(x.shape[2:], self.kernel_size, strict=True))
+        return not any(
+            size % step for size, step in zip(x.shape[2:], self.kernel_size, strict=True)
+        )
 
     def _compute(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return multiply(self, x, weight, bias)
@@ -46,7 +48,9 @@ class KernelIsStride(Rewrite):
     def mismatch(self, module: Any) -> str:
         if module.kernel_size != module.stride:
             return f"kernel {module.kernel_size} is not the stride {module.stride}"
-        return plain_reason(module) or ("" if prod(module.kernel_size) > 1 else "kernel is one pixel")
+        return plain_reason(module) or (
+            "" if prod(module.kernel_size) > 1 else "kernel is one pixel"
+        )
 
     def unserved(self, module: Any, sizes: Sequence[int]) -> str:
         return f"{tuple(sizes)} is not a multiple of the kernel {module.kernel_size}"

@@ -65,6 +65,6 @@ class _Flat(Rewrite):
 REWRITE = _Flat(
     "lower_rank",
     {nn.Conv3d: LowerRankConv3d},
-    identity="y[n, o, t] = conv2d(x[n, :, t], w[:, :, 0]), and y[n, o, :, p] = conv1d(x[n, :, :, p], w[..., 0, 0])",
+    identity="y[n, :, t] = conv2d(x[n, :, t], w[:, :, 0]), or y[..., p] = conv1d(x[..., p], w[..., 0, 0])",
     phrase="a 2-d convolution",
 )

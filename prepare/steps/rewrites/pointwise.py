@@ -26,7 +26,9 @@ class Pointwise(Rewritten):
         columns = x.flatten(2)
         if len(x) == 1:
             columns = columns[0]
-            result = matrix @ columns if bias is None else torch.addmm(bias[:, None], matrix, columns)
+            result = (
+                matrix @ columns if bias is None else torch.addmm(bias[:, None], matrix, columns)
+            )
         else:
             matrix = matrix.expand(len(x), -1, -1)
             result = (
