@@ -133,8 +133,8 @@ class _RewriteConv(ForChannelsLast):
         )
         if choice.failure:
             return self, [f"steps.{self.name}: {self.without_example()}: {choice.failure}"]
-        named = {name: [] for name in rewrites.rewrite_names()} | choice.names
-        chosen = {option: tuple(map(exactly, names)) for option, names in named.items()}
+        named: dict[str, list[str]] = {name: [] for name in rewrites.rewrite_names()} | choice.names
+        chosen: dict[str, Any] = {option: tuple(map(exactly, names)) for option, names in named.items()}
         return dataclasses.replace(self, **chosen), [f"steps.{self.name}: {choice.text()}"]
 
     def tried(self, model: torch.nn.Module) -> dict[str, list[Rewrite]]:
@@ -161,7 +161,7 @@ class _RewriteConv(ForChannelsLast):
         """
         modules = dict(model.named_modules())
         if self._is_auto:
-            found = {}
+            found: dict[str, Rewrite] = {}
             for name, module in modules.items():
                 if self.force:
                     fitting = [
@@ -172,7 +172,7 @@ class _RewriteConv(ForChannelsLast):
                 if fitting and (self.force or _is_torchs(model, name)):
                     found[name] = fitting[0]
             return found
-        wanted: dict[str, Rewrite] = {}
+        wanted = {}
         problems = []
         for rewrite in _all():
             for pattern in getattr(self, rewrite.name) or ():

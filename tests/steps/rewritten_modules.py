@@ -23,7 +23,7 @@ def _sized(numbers, rank, low, high):
 
 
 def _patches(numbers, rank, *, positions):
-    kernel = _sized(numbers, rank, 1, 3)[:-1] + (numbers.randint(2, 4),)
+    kernel = (*_sized(numbers, rank - 1, 1, 3), numbers.randint(2, 4))
     channels, outputs = numbers.randint(1, 6), numbers.randint(1, 5)
     conv = (nn.Conv2d, nn.Conv3d)[rank - 2]
     module = conv(channels, outputs, kernel, kernel, bias=numbers.random() < 0.7)

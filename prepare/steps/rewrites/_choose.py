@@ -96,7 +96,9 @@ def choose_rewrites(
     device = device_of([model])
     if device.type == "meta":
         named = ", ".join(tried)
-        return RewriteChoice(failure=f"nothing is timed on the meta device; a run would try {named}")
+        return RewriteChoice(
+            failure=f"nothing is timed on the meta device; a run would try {named}"
+        )
     with isolated():
         try:
             calls, seconds = _record(model, example, tried, backward=backward, amp=amp)
@@ -247,6 +249,78 @@ class _Timer:
                 break
         return statistics.estimate(samples[""], _CONFIDENCE).value, ratios
 
-    def _wait(device: torch.device) -> None:
+    def _caller(self, module: Any, call: _Recorded) -> Callable[[], None]:
+        """Return a function that runs one call, with its backward in training."""
+        backward = self.backward
+        x = call.x.clone().requires_grad_(call.needs_grad and backward)
+        leaves = [each for each in (x, *module.parameters()) if each.requires_grad]
+        given: list[Tensor] = []
+
+        def run() -> None:
+            with torch.set_grad_enabled(backward):
+                with autocast(self.amp, x.device):
+                    y = module._conv_forward(x, module.weight, module.bias)
+                if backward and leaves:
+                    given[:] = given or [torch.randn_like(y)]
+                    torch.autograd.grad(y, leaves, given[0])
+            _wait(x.device)
+
+        return run
+
+
+def _signature(module: Any, call: _Recorded) -> tuple[Any, ...]:
+    """Return what decides on the time of a call: two calls with the same are timed once."""
+    x, weight = call.x, module.weight
+    return (
+        type(module), module.extra_repr(), weight.stride(), weight.dtype, weight.requires_grad,
+        x.shape, x.stride(), x.dtype, call.needs_grad,
+    )  # fmt: skip
+
+
+def _is_hopeless(samples: Mapping[str, list[float]], *, is_late: bool) -> bool:
+    """Return whether no rewrite was ever faster; if it is late, whether none was always much faster."""
+    pairs = [statistics.ratios(times, samples[""]) for name, times in samples.items() if name]
+    if is_late:
+        return len(samples[""]) >= _LOOKS[0] or not any(max(each) < _MUCH for each in pairs)
+    return all(min(each) >= 1 for each in pairs)
+
+
+def _seconds(run: Callable[[], None], repeats: int) -> float:
+    start = time.perf_counter()
+    for _ in range(repeats):
+        run()
+    return (time.perf_counter() - start) / repeats
+
+
+def _verdicts(samples: Mapping[str, list[float]], ratios: dict[str, float]) -> set[str]:
+    """Write the ratios that are shown into `ratios`; return all verdicts.
+
+    The noise is that of the convolution against itself, a round later.
+    """
+    base = samples[""]
+    noise = statistics.noise(statistics.ratio(base[1:], base[:-1], _CONTROL))
+    measured = {n: statistics.ratio(samples[n], base, _CONFIDENCE) for n in ratios if n in samples}
+    verdicts = {name: statistics.verdict(each, noise) for name, each in measured.items()}
+    shown = {
+        name: each.value
+        for name, each in measured.items()
+        if verdicts[name] in ("faster", "slower")
+    }
+    ratios.update(dict.fromkeys(measured, 1.0) | shown)
+    return {*verdicts.values()}
+
+
+def _copied(module: nn.Module, rewrite: Rewrite | None, formats: Mapping[int, str]) -> Any:
+    """Return a copy of a convolution with its own tensors, rewritten, in the layout that this reads."""
+    copied: Any = copy_tree(module, clone_of)
+    if rewrite is not None:
+        if not rewrite.is_repaired(copied):
+            rewrite.repair(copied, formats)
+        if reads_contiguous(copied) and "weight" in copied._parameters:
+            copied.weight.data = copied.weight.data.contiguous()
+    return copied
+
+
+def _wait(device: torch.device) -> None:
     if device.type != "cpu":
         torch.accelerator.synchronize()

@@ -100,7 +100,8 @@ def _are_zeros(x: Tensor, met: int, place: int) -> bool:
 
 def _is_padding(x: Tensor, place: int) -> bool:
     """Return whether all frames but one were made by `F.pad`, as the graph of `x` says."""
-    if type(x.grad_fn).__name__ != "ConstantPadNdBackward0":
+    made_by: Any = x.grad_fn
+    if type(made_by).__name__ != "ConstantPadNdBackward0":
         return False
-    _, _, _, _, before, after, *_ = (*x.grad_fn._saved_pad, 0, 0, 0, 0, 0, 0)  # type: ignore[union-attr]
+    _, _, _, _, before, after, *_ = (*made_by._saved_pad, 0, 0, 0, 0, 0, 0)
     return place <= before and x.shape[2] - 1 - place <= after
