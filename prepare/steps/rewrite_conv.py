@@ -97,13 +97,13 @@ class _RewriteConv(ForChannelsLast):
                     )
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
+        from prepare.core.model.module_kinds import is_rewritten
+
         if not self._is_auto or self.force:
             return
-        tried = {
-            name: found for name, found in self.tried(model).items() if _is_torchs(model, name)
-        }
+        tried = [name for name in self.tried(model) if not is_rewritten(model.get_submodule(name))]
         if tried:
-            names = ", ".join(list(tried)[:_SHOWN]) + (", ..." if len(tried) > _SHOWN else "")
+            names = ", ".join(tried[:_SHOWN]) + (", ..." if len(tried) > _SHOWN else "")
             wrong = f"an example would time {plural(len(tried), 'more convolution')} ({names})"
             yield Problem(f"steps.{self.name}", wrong, "give one, or name them")
 
@@ -134,7 +134,9 @@ class _RewriteConv(ForChannelsLast):
         if choice.failure:
             return self, [f"steps.{self.name}: {self.without_example()}: {choice.failure}"]
         named: dict[str, list[str]] = {name: [] for name in rewrites.rewrite_names()} | choice.names
-        chosen: dict[str, Any] = {option: tuple(map(exactly, names)) for option, names in named.items()}
+        chosen: dict[str, Any] = {
+            option: tuple(map(exactly, names)) for option, names in named.items()
+        }
         return dataclasses.replace(self, **chosen), [f"steps.{self.name}: {choice.text()}"]
 
     def tried(self, model: torch.nn.Module) -> dict[str, list[Rewrite]]:
@@ -153,30 +155,30 @@ class _RewriteConv(ForChannelsLast):
         return all(getattr(self, name) is None for name in rewrites.rewrite_names())
 
     def _wanted(self, model: torch.nn.Module) -> dict[str, Rewrite]:
-        """Return the rewrite of each module that this step names, or finds.
+        """Return the rewrite of each module that this step names, or finds."""
+        if not self._is_auto:
+            return self._named(model)
+        wanted: dict[str, Rewrite] = {}
+        for name, module in model.named_modules():
+            done = next((each for each in _all() if each.is_repaired(module)), None)
+            fitting = (each for each in _all() if self.force or each.never_loses)
+            fit = next((each for each in fitting if each.fits(module)), None)
+            if rewrite := (done if self.force else None) or (None if done else fit):
+                wanted[name] = rewrite
+        return wanted
+
+    def _named(self, model: torch.nn.Module) -> dict[str, Rewrite]:
+        """Return the rewrite of each module that the patterns name.
 
         Raises:
             PatternError: a pattern matches no module.
             ConfigError: a rewrite does not fit the modules of a pattern, or two are named for one.
         """
-        modules = dict(model.named_modules())
-        if self._is_auto:
-            found: dict[str, Rewrite] = {}
-            for name, module in modules.items():
-                if self.force:
-                    fitting = [
-                        each for each in _all() if each.is_repaired(module) or each.fits(module)
-                    ]
-                else:
-                    fitting = [each for each in _all() if each.never_loses and each.fits(module)]
-                if fitting and (self.force or _is_torchs(model, name)):
-                    found[name] = fitting[0]
-            return found
-        wanted = {}
+        modules, wanted = dict(model.named_modules()), dict[str, "Rewrite"]()
         problems = []
         for rewrite in _all():
+            where = f"steps.{self.name}.{rewrite.name}"
             for pattern in getattr(self, rewrite.name) or ():
-                where = f"steps.{self.name}.{rewrite.name}"
                 named = [name for name, module in modules.items() if matches(pattern, name, module)]
                 fitting = [name for name in named if not rewrite.reason(modules[name])]
                 if not named:
@@ -198,12 +200,6 @@ class _RewriteConv(ForChannelsLast):
 def _undo(module: torch.nn.Module) -> None:
     while rewrite := next((each for each in _all() if each.is_repaired(module)), None):
         rewrite.undo(module)
-
-
-def _is_torchs(model: torch.nn.Module, name: str) -> bool:
-    """Return whether a module has no rewrite yet."""
-    module = model.get_submodule(name)
-    return not any(rewrite.is_repaired(module) for rewrite in _all())
 
 
 @cache

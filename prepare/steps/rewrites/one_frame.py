@@ -103,5 +103,5 @@ def _is_padding(x: Tensor, place: int) -> bool:
     made_by: Any = x.grad_fn
     if type(made_by).__name__ != "ConstantPadNdBackward0":
         return False
-    _, _, _, _, before, after, *_ = (*made_by._saved_pad, 0, 0, 0, 0, 0, 0)
-    return place <= before and x.shape[2] - 1 - place <= after
+    pad = [*made_by._saved_pad, 0, 0, 0, 0, 0, 0]
+    return place <= pad[4] and x.shape[2] - 1 - place <= pad[5]
