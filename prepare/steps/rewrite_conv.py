@@ -42,7 +42,7 @@ class _RewriteConv(ForChannelsLast):
     Source: `docs/rewrites.md` has the identities and our measurements.
     """
 
-    recipe_part = "rewrite"
+    recipe_part = "fusion"
     complexity = 2
     keeps_tensors: ClassVar[bool] = True
     only_layouts = False
@@ -53,8 +53,9 @@ class _RewriteConv(ForChannelsLast):
 
     @classmethod
     def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterator[Offer]:
-        if any(rewrite.fits(module) for module in model.modules() for rewrite in _all()):
-            yield Offer("rewrite", {})
+        linear = rewrites.find_rewrite("linear")
+        if names := [name for name, module in model.named_modules() if linear.fits(module)]:
+            yield Offer("rewrite", {linear.name: [*map(exactly, names)]})
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:
         for name, module in model.named_modules(remove_duplicate=False):
