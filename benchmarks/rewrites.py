@@ -145,14 +145,23 @@ def ratio(times: dict[str, list[float]], one: str, other: str) -> str:
     return f"{median(a / b for a, b in zip(times[one], times[other], strict=True)):.2f}"
 
 
-def wan(dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return the decoder of Wan's autoencoder as a module of one image."""
-    import diffusers
+class Decoder(nn.Module):
+    """The decoder of Wan's autoencoder."""
 
+    def __init__(self) -> None:
+        import diffusers
+
+        super().__init__()
+        self.vae = diffusers.AutoencoderKLWan(base_dim=32, dim_mult=[1, 2, 4, 4])
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return self.vae.decode(z, return_dict=False)[0]
+
+
+def wan(dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return the decoder and the latents of one image."""
     torch.manual_seed(0)
-    vae = diffusers.AutoencoderKLWan(base_dim=32, dim_mult=[1, 2, 4, 4]).eval().to(dtype)
-    vae.forward = lambda z: vae.decode(z, return_dict=False)[0]
-    return vae, torch.randn(1, 16, 1, 32, 32, dtype=dtype)
+    return Decoder().eval().to(dtype), torch.randn(1, 16, 1, 32, 32, dtype=dtype)
 
 
 def tower(dtype: torch.dtype) -> tuple[Any, Any]:
