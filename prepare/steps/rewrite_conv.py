@@ -185,7 +185,7 @@ class _RewriteConv(ForChannelsLast):
                 if not named:
                     wrong = f"{pattern!r} matches no module of {type(model).__name__}"
                     fit = {n: m for n, m in modules.items() if not rewrite.reason(m)}
-                    raise PatternError(where, wrong, near_misses(pattern, fit))
+                    raise PatternError(where, wrong, near_misses(pattern, fit or modules))
                 if not fitting:
                     reason = rewrite.reason(modules[named[0]])
                     wrong = f"it does not fit {named[0] or type(model).__name__}: {reason}"

@@ -6,8 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from prepare import predict
+from prepare.audit import Audit, audit
 from prepare.errors import ConfigError, PatternError
 from prepare.pipeline import Pipeline
+from prepare.stages.tune.candidates import candidates
 from prepare.steps import repair_layout, rewrite_conv
 from prepare.steps.rewrites import _choose, rewrite_names
 from prepare.steps.rewrites.linear import LinearConv2d, LinearConv3d
@@ -274,6 +277,53 @@ def test_repairs_and_rewrites_go_together_in_any_order(first, monkeypatch):
     rewrite_conv.undo(model)
     assert type(model[0]) is type(both[0]) is Causal
     assert torch.equal(model(x), right)
+
+
+class TestSeen:
+    """A rewrite is seen where a preparation is: audit, flow, guard, plan and tune."""
+
+    def test_the_audit_names_the_operation_of_each_convolution(self, tmp_path):
+        model = pipeline(linear=["proj"]).apply(Tower())
+        operations = {row.path: row.operation for row in audit(model).rows}
+        assert operations["proj.weight"] == "linear"
+        assert operations["wide.weight"] == "conv2d"
+        assert operations["proj.bias"] == operations["head.weight"] == ""
+        audit(model).save(tmp_path / "audit.json")
+        again = Audit.load(tmp_path / "audit.json")
+        assert [row.operation for row in again.rows] == [*operations.values()]
+
+    @pytest.mark.parametrize("attach", [True, False])
+    def test_the_layout_flow_has_no_break_after_a_product(self, attach):
+        model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 3), nn.ReLU())
+        steps = {
+            "conv2d_memory_format": {},
+            **({"input_format": {"attach": True}} if attach else {}),
+        }
+        pipeline(steps, linear=["0"]).apply(model)
+        flow = predict(model, torch.randn(2, 3, 16, 16))
+        assert (flow.status, flow.summary["breaks"]) == ("ok", 0)
+
+    def test_a_guard_looks_at_a_rewritten_module(self):
+        model = nn.Sequential(nn.Conv2d(3, 8, 4, 4))
+        step = pipeline(linear=["0"])
+        step.apply(model)
+        assert "1 repaired" in str(step.guard(model))
+
+    def test_a_plan_names_the_issue_and_the_step_until_it_is_there(self):
+        steps = {"conv3d_memory_format": {}}
+        (warning,) = Pipeline.from_config(steps).plan(Tower()).warnings
+        assert str(warning) == (
+            "Conv3d (proj): a kernel that is its stride (patches, tubelets) is a matrix product, and may be "
+            'several times slower as a convolution [conv_kernel_is_stride]; add the step "rewrite_conv": {}'
+        )
+        assert not pipeline(steps, linear=["proj"]).plan(Tower()).warnings
+
+    def test_a_tuning_tries_it_where_a_kernel_is_a_stride(self):
+        names = [each.name for each in candidates(Tower(), declared={}, allow=(), mode="eval")]
+        assert "rewrite" in names
+        plain = nn.Sequential(nn.Conv2d(3, 4, 3))
+        others = candidates(plain, declared={}, allow=(), mode="eval")
+        assert not [each.name for each in others if "rewrite" in each.name]
 
 
 def test_a_copy_from_before_follows():
