@@ -36,6 +36,8 @@ from typing import Any, Self
 
 # Names and messages of others may hold what a terminal takes as a command; Python prints them as they are.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# Characters of a place, which may be the name that a file or a model has for something.
+_LONGEST = 2_000
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,10 @@ class Problem:
     remedy: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.wrong}" if self.where else self.wrong
+        where = self.where if len(self.where) <= _LONGEST else f"{self.where[:_LONGEST]}..."
+        if not where.isprintable():  # a place is one line
+            where = where.encode("unicode_escape", "backslashreplace").decode()
+        text = f"{where}: {self.wrong}" if where else self.wrong
         text = f"{text}; {self.remedy}" if self.remedy else text
         return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 

@@ -22,6 +22,8 @@ class _CheckError(ValueError):
 
 # Characters of a value in a message.
 _LONGEST = 300
+# Levels of a value; a recipe has no more.
+_MOST_LEVELS = 32
 
 
 class ForRecipes(NamedTuple):
@@ -53,15 +55,20 @@ def is_for_recipes(value: Any, hint: Any) -> bool:
     return origin is Literal and value in args
 
 
-def plain(value: Any) -> Any:
-    """Return `value` as dicts, lists and scalars; torch's dtypes, devices and formats as their names."""
+def plain(value: Any, *, levels: int = _MOST_LEVELS) -> Any:
+    """Return `value` as dicts, lists and scalars; torch's dtypes, devices and formats as their names.
+
+    Raises:
+        ValueError: it has more `levels`, or holds itself.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Mapping | Sequence):
+        is_torchs = type(value).__module__ == "torch"
+        return str(value).removeprefix("torch.") if is_torchs else value
+    if not levels:
+        raise ValueError(f"is more than {_MOST_LEVELS} levels deep: nest less")
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(item) for item in value]
-    if type(value).__module__ == "torch":
-        return str(value).removeprefix("torch.")
-    return value
+        return {str(key): plain(item, levels=levels - 1) for key, item in value.items()}
+    return [plain(item, levels=levels - 1) for item in value]
 
 
 def read_options(

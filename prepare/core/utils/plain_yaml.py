@@ -6,9 +6,10 @@ second document are errors, each with its line. Unquoted values have the meaning
 `nUll`) is an error; only `0x1f` and `0o17` are integers here and strings there. Numbers are finite, integers
 have at most 64 bits.
 
-Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser needs up to 3 s for that; it is used
-without libyaml, and for escaped surrogates, which libyaml rejects. Nothing composes a file that we `record`
-ourselves: it may be larger, any text may be a key in it, and a text may hold `${`.
+Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser needs up to 3 s for 1 MiB, so it gets a
+quarter of that; it is used without libyaml, and for escaped surrogates, which libyaml rejects. Nothing
+composes a file that we `record` ourselves: it may be larger, any text may be a key in it, and a text may hold
+`${`.
 """
 
 import math
@@ -22,6 +23,7 @@ import yaml
 from prepare.errors import RecipeError
 
 MAX_BYTES = 1 << 20
+_MAX_SLOW = 1 << 18
 MAX_DEPTH = 32
 MAX_VALUES = 5_000
 MAX_RECORDED_VALUES = 100_000
@@ -75,8 +77,11 @@ def read(
     """
     most = MAX_RECORDED_BYTES if recorded else MAX_BYTES
     text = _decoded(text, where, most).removeprefix("\ufeff")
-    events = yaml.parse(text, Loader=_loader_of(text))
-    reader = _Reader(events, text, where, keys, recorded=recorded)
+    loader = _loader_of(text)
+    if loader is _SLOW and len(text) > _MAX_SLOW:
+        reason = "has escaped surrogates" if _FAST else "libyaml is missing"
+        raise RecipeError(where, f"{reason}, and is larger than {_MAX_SLOW:,} characters", _SHORTER)
+    reader = _Reader(yaml.parse(text, Loader=loader), text, where, keys, recorded=recorded)
     return YamlDocument(reader.document(remedy), reader.at)
 
 

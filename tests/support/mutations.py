@@ -28,20 +28,20 @@ def mutations(folder: Path) -> Iterator[Mutation]:
             name, text = path.relative_to(folder).as_posix(), path.read_text()
             read, write = _FORMATS[path.suffix]
             tree = read(text)
-            for place in _places(tree, ()):
+            for place in places(tree, ()):
                 yield from _changed(name, tree, place, write)
             for cut in {0, 1, len(text) // 4, len(text) // 2, len(text) - 3}:
                 yield Mutation(name, f"cut at {cut}", text[:cut])
 
 
-def _places(tree: Any, above: tuple) -> Iterator[tuple]:
+def places(tree: Any, above: tuple) -> Iterator[tuple]:
     """Yield the keys that lead to each value."""
     items = tree.items() if isinstance(tree, dict) else ()
     if isinstance(tree, list):
         items = [(index, tree[index]) for index in _ENDS[: len(tree)]]
     for key, value in items:
         yield (*above, key)
-        yield from _places(value, (*above, key))
+        yield from places(value, (*above, key))
 
 
 def _changed(name: str, tree: Any, place: tuple, write: Any) -> Iterator[Mutation]:
