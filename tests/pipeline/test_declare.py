@@ -163,6 +163,17 @@ def test_options_that_hold_themselves_or_nest_deep_are_refused():
                 Pipeline.from_config(steps)
 
 
+def test_a_number_of_ten_thousand_digits_is_refused_in_a_line():
+    for value in (10**10_000, [10**10_000]):
+        for steps in (
+            {"half": {"keep": value}},
+            {"half": {"dtype": value}},
+            {"compile": {"mode": value}},
+        ):
+            with pytest.raises(ConfigError, match=r"^steps\.\w+\.\w+: .*(64 bits|so many digits)"):
+                Pipeline.from_config(steps)
+
+
 def test_all_mistakes_are_reported_at_once():
     with pytest.raises(ConfigError) as caught:
         Pipeline.from_config({"half": {"dtype": 1, "x": 2}, "nothing": {}, "device": {"device": 3}})

@@ -24,6 +24,8 @@ class _CheckError(ValueError):
 _LONGEST = 300
 # Levels of a value; a recipe has no more.
 _MOST_LEVELS = 32
+_INTEGERS = range(-(1 << 63), 1 << 64)
+_MOST_REMEDIES = 20
 
 
 class ForRecipes(NamedTuple):
@@ -84,14 +86,16 @@ def read_options(
     problems, read = [], {}
     for key, value in options.items():
         if key not in fields:
-            remedy = choose(str(key), fields, noun=f"{noun}s")
+            few = len(problems) < _MOST_REMEDIES  # the search for the nearest word takes its time
+            remedy = choose(str(key), fields, noun=f"{noun}s") if few else ""
             problems.append(Problem(f"{where}.{key}", f"no such {noun}", remedy))
             continue
         try:
             read[key] = convert(plain(value), hints[key])
         except ValueError as error:
             words = value if isinstance(value, list | tuple) else [value]
-            gone = taken_out(*(f"{where}.{key}={word}" for word in words))
+            texts = [f"{where}.{key}={word}" for word in words if isinstance(word, str | bool)]
+            gone = taken_out(*texts)
             problems.append(gone or Problem(f"{where}.{key}", *error.args))
     for key, field in fields.items():
         required = field.default is field.default_factory is dataclasses.MISSING
@@ -120,6 +124,8 @@ def convert(value: Any, hint: Any) -> Any:
             return value
     elif hint is Any:
         return value
+    elif type(value) is int and value not in _INTEGERS:
+        raise ValueError("has more than 64 bits", f"give {describe(hint)}")
     elif hint is float and type(value) in (int, float):
         return float(value)
     elif type(value) is hint:
@@ -163,7 +169,10 @@ def as_written(value: Any) -> str:
     """Return a value as the user wrote it, cut: `null`, `true` and `-1`, not None, True and -1.0."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    text = repr(value).removesuffix(".0")
+    try:
+        text = repr(value).removesuffix(".0")
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of so many digits"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -213,7 +222,8 @@ def _convert_literal(value: Any, hint: Any) -> Any:
     for word in words:
         if any(word == choice and type(word) is type(choice) for choice in allowed):
             return word
-    raise ValueError(f"{as_written(value)} is not allowed", choose(str(value), map(str, allowed)))
+    word = value if isinstance(value, str) else ""
+    raise ValueError(f"{as_written(value)} is not allowed", choose(word, map(str, allowed)))
 
 
 def read_size(value: Any) -> int:
