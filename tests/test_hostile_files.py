@@ -22,6 +22,7 @@ from failing_operations import first_middle_and_last, interrupt_at
 from mutations import places
 from prepare import checkpoint, recipe
 from prepare.app.cli.replay import _configuration
+from prepare.app.job.outcome import failure
 from prepare.app.job.record import Job, Record, Result
 from prepare.app.job.results import read_plan, read_results, record_classes
 from prepare.app.job.settings import read_settings
@@ -29,13 +30,19 @@ from prepare.app.report.compare_runs import read_differences
 from prepare.app.sweep import locks
 from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest, write_sweep_manifest
 from prepare.audit import Audit, audit
+from prepare.core.forward.explain_error import explained
 from prepare.core.model import doctor_findings
 from prepare.core.utils import files
+from prepare.core.utils.machine import disturbed_part
+from prepare.core.utils.options import read_size
+from prepare.core.utils.sizes import Size, place
+from prepare.core.utils.text import csv_text
 from prepare.errors import ConfigError, PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages import contract
 from prepare.stages.contract.records import Contract
-from prepare.stages.tune.cache import Cache
+from prepare.stages.tune.cache import Cache, age
+from prepare.steps.device import readable_device
 from whole_records import tuning, write_run
 
 pytestmark = pytest.mark.skipif(
@@ -343,7 +350,7 @@ def wrong_mutations(kind: str, folder: Path, count: int) -> dict[int, str]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mutated_file_is_read_or_refused_within_limits(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert wrong_mutations(kind, tmp_path, 6) == {}
+    assert wrong_mutations(kind, tmp_path, 4) == {}
 
 
 @pytest.mark.parametrize("kind", ["recipe", "contract", "audit", "manifest"])
@@ -356,6 +363,40 @@ def test_a_number_of_a_million_digits_is_refused(kind, tmp_path):
         .replace(":1", ":1" + "9" * 3_000_000 + "e1", 1)
     )
     assert not in_limits(read, path)
+
+
+TEXTS_THAT_HANG = {
+    "line ends in a cell": lambda: csv_text([["\n" * 100_000, "\t" * 100_000, "\n " * 50_000]]),
+    "digits in a size": lambda: place([Size("9" * 6000, 1.0, 0)], [Size("9" * 6000, 1.0, 0), Size("b", 1.0, 1)]),
+    "digits of a busy machine": lambda: disturbed_part("1" * 100_000),
+    "dots of a busy machine": lambda: disturbed_part("1.2.3 of 2 cores"),
+    "no cores of a busy machine": lambda: disturbed_part("1 of 0 cores"),
+    "percents of a busy machine": lambda: disturbed_part("1.2.3%"),
+    "words of torch": lambda: explained(net(), RuntimeError("shape " * 100_000)),
+    "bytes out of memory": lambda: failure(MemoryError("9" * 5000 + " bytes")),
+    "digits of a device": lambda: pytest.raises(ConfigError, readable_device, "cuda:" + "9" * 6000),
+    "a null byte in a path": lambda: checkpoint.save(net(), "a\0b.pt"),
+    "a year of no age": lambda: age("0001-01-01T00:00:00+14:00") + age(""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TEXTS_THAT_HANG)
+def test_a_text_that_wants_to_hang_is_read_or_refused(what, tmp_path):
+    path = tmp_path / "file"
+    path.touch()
+    assert not in_limits(lambda _: TEXTS_THAT_HANG[what](), path)
+
+
+@pytest.mark.parametrize("size", ["9" * 400 + "G", "9" * 400_000])
+def test_a_size_of_many_digits_is_refused(size):
+    with pytest.raises(ValueError, match="is not a size"):
+        read_size(size)
+
+
+def test_the_result_of_an_error_with_a_long_message_can_be_read(tmp_path):
+    outcome = failure(RuntimeError("x" * 50_000_000))
+    Record(tmp_path).write_result(outcome.result)
+    assert Record(tmp_path).result() == outcome.result
 
 
 @pytest.mark.slow

@@ -25,7 +25,9 @@ _KINDS = ("auto", "cpu", "cuda", "mps", "xpu", "meta")
 
 def readable_device(device: str) -> None:
     """Raise ValueError, with the allowed names, if `device` is not the name of a device."""
-    if not re.fullmatch(rf"({'|'.join(_KINDS)})(:\d+)?", device) or device.startswith("auto:"):
+    if not re.fullmatch(rf"({'|'.join(_KINDS)})(:[0-9]{{1,4}})?", device) or device.startswith(
+        "auto:"
+    ):
         raise ValueError(f"{device!r} is not a device", choose(device, _KINDS))
 
 
