@@ -235,6 +235,12 @@ def test_no_more_than_twenty_mistakes_are_listed():
     assert len(refusal(HEAD + steps).problems) == 20
 
 
+@pytest.mark.parametrize("blank", [" ", "\t", "\n  ", " \n"])
+def test_words_after_many_blanks_are_refused(blank):
+    assert recipe.loads(VERSION_1 + " " * 8_000 + "# a\n") == STEPS_1
+    assert "blanks in a row" in str(refusal(option("a" + blank * 100_000 + "? " * 100_000)))
+
+
 def test_a_large_recipe_for_the_slow_parser_is_refused(monkeypatch):
     large, surrogate = "#" * 300_000, option('["\\ud800"]')
     assert recipe.loads(VERSION_1 + large) == STEPS_1
