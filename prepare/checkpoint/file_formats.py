@@ -57,8 +57,8 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 _DAMAGED = "it is cut short or damaged: fetch or save it again"
 _AGAIN = "save it with torch.save(model.state_dict(), FILE), and nothing but tensors in it"
 _LARGEST_PICKLE, _LONGEST_ORDER = 1 << 25, 16
-# Tensors of a file, each of which takes its time, and bytes of the list of so many records.
-_MOST_TENSORS, _LARGEST_LIST = 50_000, 5_000_000
+# Tensors of a safetensors file, records of torch's (each takes its time), and bytes of the list of so many.
+_MOST_TENSORS, _MOST_RECORDS, _LARGEST_LIST = 20_000, 50_000, 5_000_000
 # Operations of a pickle: of anything, and of each record of the archive; a tensor has a record and takes 32.
 _OPERATIONS, _OPERATIONS_EACH = 100_000, 100
 # Values that are hashed: a tuple of the same tuple twice, sixty times over, has 2**60.
@@ -129,7 +129,7 @@ def _check_archive(path: Path) -> None:
         with open(path, "rb", opener=open_regular) as file:
             end = zipfile._EndRecData(file)  # type: ignore[attr-defined]  # ZipFile reads the whole list
         if end and end[zipfile._ECD_SIZE] > _LARGEST_LIST:  # type: ignore[attr-defined]
-            raise ValueError(f"it has more than {_MOST_TENSORS:,} records")
+            raise ValueError(f"it has more than {_MOST_RECORDS:,} records")
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
             names = {record.filename.partition("/")[2]: record for record in records}
