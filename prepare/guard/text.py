@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from prepare.core.forward.compiled import is_compiled
+from prepare.core.model.memory_format import satisfied
 from prepare.core.utils.text import plural, size
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from prepare.core.forward.call import Call
 
 _ACTION = {"raise": "raises", "warn": "warns once", "fallback": "puts torch's own class back"}
 
@@ -46,3 +54,16 @@ def turn_of(guard: Any) -> str:
         count = f"about {round(steps, 2 - len(str(steps))):,} steps, not {guard._every:,}"
     limit = f"in at most {100 * guard._share:g} % of" if guard._share < 1 else "without a limit of"
     return f"{count}, {limit} the time"
+
+
+def describe_call(module: nn.Module, call: Call, amp: str) -> str:
+    """Return a call in words: `[2, 3, 8, 8] float32 channels_last, eval`."""
+    words = []
+    for tensor in call.tensors()[:3]:
+        formats: tuple[str, ...] = ()
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            formats = satisfied(tuple(tensor.shape), tensor.stride())
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        words.append(f"{list(tensor.shape)} {dtype} {formats[0] if formats else ''}".rstrip())
+    words += [f"autocast to {amp}"] if amp != "none" else []
+    return ", ".join([*words, "train" if module.training else "eval"])
