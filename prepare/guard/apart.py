@@ -30,16 +30,12 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_ONE_LOOK._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-class CommunicatesError(NotAloneError):
-    """A module sends messages to other processes, which one of them alone must not send."""
-
-
 class _NoMessages(TorchDispatchMode):
-    """Raises in the place of a collective operation."""
+    """Raises in the place of a collective operation: one process alone must not send messages to others."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace in _MESSAGES:
-            raise CommunicatesError("it communicates with other processes")
+            raise NotAloneError("it communicates with other processes")
         return func(*args, **kwargs or {})
 
 
@@ -73,7 +69,7 @@ def apart(run: Callable[[], _T]) -> _T:
     stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
     def work() -> None:
-        answer: tuple[Any, BaseException | None]
+        answer: Any
         try:
             turn.pop()
             _THREAD.looks = True

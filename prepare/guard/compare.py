@@ -21,13 +21,9 @@ from prepare.core.model.tensors import is_plain
 from prepare.core.utils.text import size
 from prepare.guard.watch import copy_once
 from prepare.stages.verify.compare_modules import ModuleComparer, OtherTensorsError
+from prepare.stages.verify.execution import module_calls
 from prepare.stages.verify.execution.determinism import DeterministicMode, make_deterministic
-from prepare.stages.verify.execution.module_calls import (
-    CallInterceptor,
-    LoneRun,
-    NotAloneError,
-    RecordedCall,
-)
+from prepare.stages.verify.execution.module_calls import NotAloneError, RecordedCall
 from prepare.stages.verify.execution.runner import ModelPair
 from prepare.stages.verify.execution.single_run import contiguous, seed_everything
 
@@ -55,7 +51,7 @@ def _private(module: nn.Module, **options: Any) -> Iterator[ModelState]:
         state.restore()
 
 
-class _PrivateCalls(CallInterceptor):
+class _PrivateCalls(module_calls.CallInterceptor):
     """Gives the calls of modules of private copies to `handle`, by what torch calls for a compiled module.
 
     Of hooks run only those of torch and of this package on modules inside: they compute weights, and cast.
@@ -140,7 +136,7 @@ class _Comparer(ModuleComparer):
         run = self._lone(self.models.prepared, call, real_stand_in, copy_of, amp=self.models.amp)
         return run.run(call, backward=self.backward)
 
-    def _lone(self, *args: Any, **options: Any) -> LoneRun:
+    def _lone(self, *args: Any, **options: Any) -> module_calls.LoneRun:
         return super()._lone(*args, scope=_private, **options)
 
 

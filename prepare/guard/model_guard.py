@@ -21,7 +21,7 @@ from prepare.core.forward.unchanged import ModelState, unchanged, without_gradie
 from prepare.core.forward.workload import Workload, sizes_of
 from prepare.core.utils.text import first_line, size
 from prepare.errors import DriftError, Problem, raise_problems
-from prepare.guard.apart import CommunicatesError, apart, can_look
+from prepare.guard.apart import apart, can_look
 from prepare.guard.compare import autocast_of, changed_by_hooks, difference, run_again
 from prepare.guard.originals import Originals, obstacle, watched_modules
 from prepare.guard.respond import OnDifference, Response, WrongModule, check_options
@@ -341,10 +341,8 @@ class ModelGuard(Guard):
         return WrongModule(where, text, described) if text else None
 
     def _failed(self, record: WatchedCall, error: Exception) -> None:
-        watched, why = record.watched, first_line(error)
-        self._note(watched, why)
-        if isinstance(error, CommunicatesError):
-            watched.why = why
+        watched = record.watched
+        self._note(watched, first_line(error))
         tries = watched.tries[record.key] = watched.tries.get(record.key, 0) + 1
         if tries < _TRIES:
             watched.known.pop(record.key, None)

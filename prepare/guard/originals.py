@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from prepare.core.forward.compiled import is_compiled
-from prepare.core.forward.float32_calls import casts_of
+from prepare.core.forward.float32_calls import CastResults, casts_of
 from prepare.core.model.forward_code import forward_code
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.model.replaced_method import replaced_methods
@@ -41,17 +41,15 @@ class Originals:
                 vars(module)[key] = None
 
     def of(self, name: str, module: nn.Module) -> nn.Module:
-        """Return torch's own module of this name with the weights of `module`, which it shares.
-
-        Raises:
-            ValueError: it cannot be made; the message says why.
-        """
+        """Return torch's own module of this name with the weights of `module`, which it shares."""
         own = copy_tree(self._modules[name])
         for inner, part in own.named_modules(remove_duplicate=False):
-            source = _submodule(module, inner)
+            source = module.get_submodule(inner)
             for table in _TABLES:
                 vars(part)[table].update(vars(source)[table])
             vars(part).update(_attributes(source) if _is_torchs(part) else _state(source))
+            hooks = source._forward_hooks.items()  # they do not run, but its code may count them
+            part._forward_hooks.update((k, h) for k, h in hooks if not isinstance(h, CastResults))
         return own
 
     def restore(self, name: str, module: nn.Module) -> None:
@@ -119,13 +117,6 @@ def obstacle(module: nn.Module) -> str:
     )
     strange = next((t for t in tensors if not is_plain(t)), None)
     return "" if strange is None else f"it holds a {type(strange).__name__}"
-
-
-def _submodule(module: nn.Module, name: str) -> nn.Module:
-    try:
-        return module.get_submodule(name)
-    except AttributeError:
-        raise ValueError(f"it has no module {name} any more") from None
 
 
 def _is_torchs(module: nn.Module) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
@@ -136,7 +135,17 @@ def check_options(action: str, seconds: float, max_bytes: int, share: float) -> 
     if action not in get_args(OnDifference):
         remedy = choose(str(action), get_args(OnDifference))
         raise RefusedError("on_difference", f"{action!r} is not allowed", remedy)
-    raise_problems(RefusedError, _limits(seconds, max_bytes, share))
+    limits = {
+        "share": (share > 0, share, "above 0", "give a part of the time, as in 0.01"),
+        "seconds": (seconds > 0, seconds, "above 0", "give the seconds that a call may take"),
+        "max_bytes": (max_bytes >= 1, max_bytes, "at least 1", "give a number of bytes"),
+    }
+    wrong = (
+        Problem(name, f"{value} is not {allowed}", remedy)
+        for name, (is_right, value, allowed, remedy) in limits.items()
+        if not is_right
+    )
+    raise_problems(RefusedError, wrong)
 
 
 def _own(module: nn.Module) -> list[Tensor]:
@@ -179,14 +188,3 @@ def _save(folder: Path, found: WrongModule, record: WatchedCall) -> str:
         _log.info("guard: the call of %s is not saved: %s", found.module, first_line(error))
         return ""
     return str(path)
-
-
-def _limits(seconds: float, max_bytes: int, share: float) -> Iterator[Problem]:
-    if not share > 0:
-        yield Problem("share", f"{share} is not above 0", "give a part of the time, as in 0.01")
-    if not seconds > 0:
-        yield Problem(
-            "seconds", f"{seconds} is not above 0", "give the seconds that a call may take"
-        )
-    if max_bytes < 1:
-        yield Problem("max_bytes", f"{max_bytes} is not at least 1", "give a number of bytes")

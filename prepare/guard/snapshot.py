@@ -12,15 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.holders import (
-    CONTAINER,
-    CONTAINERS,
-    OBJECT,
-    SIMPLE,
-    Holder,
-    is_entered,
-    reset_of,
-)
+from prepare.core.forward import holders
 from prepare.core.forward.stand_ins import copy_of
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.model.replaced_method import ReplacedMethod
@@ -49,7 +41,11 @@ def copied(module: nn.Module) -> nn.Module:
 
 def _copied(value: Any, *, memo: dict[int, Any], depth: int = _DEPTH) -> Any:
     kind = type(value)
-    if kind in SIMPLE or not depth or (isinstance(value, nn.Module) and id(value) not in memo):
+    if (
+        kind in holders.SIMPLE
+        or not depth
+        or (isinstance(value, nn.Module) and id(value) not in memo)
+    ):
         return value
     if id(value) in memo:
         return memo[id(value)]
@@ -72,12 +68,11 @@ def _copied(value: Any, *, memo: dict[int, Any], depth: int = _DEPTH) -> Any:
             twin = kind._make(items) if hasattr(kind, "_make") else kind(items)
     else:
         with suppress(Exception):  # its class may refuse to be copied
-            if reset_of(value) is not None:
+            if holders.reset_of(value) is not None:
                 twin = copy.deepcopy(value)
-            elif isinstance(value, CONTAINERS) or is_entered(kind):  # type: ignore[arg-type]
+            elif (access := holders.access_of(value)) is not None:
                 twin = memo[id(value)] = copy.copy(value)
-                access = CONTAINER if isinstance(value, CONTAINERS) else OBJECT
-                Holder(twin, ("", ""), *access, *access[0](twin)).replace(inner)
+                holders.Holder(twin, ("", ""), *access, *access[0](twin)).replace(inner)
     memo[id(value)] = twin
     return twin
 

@@ -17,13 +17,12 @@ from prepare.core.forward.holders import (
     CELL,
     CLASS,
     CONTAINER,
-    CONTAINERS,
     GLOBALS,
     OBJECT,
     SIMPLE,
     Holder,
     Place,
-    is_entered,
+    access_of,
     is_foreign,
     reset_of,
     scripted,
@@ -228,12 +227,10 @@ class ModelState:
             self._visit_module(value, place, depth)
         elif isinstance(value, tuple):
             self._visit_all(value, place, depth)
-        elif isinstance(value, CONTAINERS):
-            self._hold(value, place, depth, CONTAINER)
         elif (reset := reset_of(value)) is not None:
             self._resets.append((place, reset))
-        elif is_entered(kind):  # type: ignore[arg-type]
-            self._hold(value, place, depth, OBJECT)
+        elif (access := access_of(value)) is not None:
+            self._hold(value, place, depth, access)
 
     def _visit_all(self, values: Iterable[Any], place: Place, depth: int) -> None:
         for value in values:
