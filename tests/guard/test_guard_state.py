@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from guarded import ALL
-from prepare.core.forward.unchanged import without_gradients, unchanged
+from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.errors import GuardError, GuardWarning
 from prepare.pipeline import Pipeline
 from stateful_nets import STATEFUL
@@ -53,12 +53,12 @@ def test_a_module_that_keeps_state_raises_no_false_alarm(name, training):
 
 
 def test_a_fault_of_a_module_that_keeps_state_is_found():
-    pipeline, model = flat(STATEFUL["KeyValues"]())
+    pipeline, model = flat(nn.Conv2d(3, 4, 1), STATEFUL["KeyValues"]())
     with torch.no_grad(), pipeline.guard(model) as guard:
         model(batch(6))
-        change = model[0].change
-        model[0].change = lambda x: change(x) + 0.1
-        with pytest.raises(GuardError, match="^0: its outputs are off"):
+        forward = model[1].forward
+        model[1].forward = lambda x: forward(x) + 0.1
+        with pytest.raises(GuardError, match="^1: its outputs are off"):
             model(batch(8))
     assert len(guard.differences) == 1
 
@@ -72,12 +72,13 @@ class Global(nn.Module):
         return x + next(Global.calls)
 
 
-def test_state_outside_of_a_module_is_a_remark():
-    pipeline, model = flat(nn.Conv2d(3, 4, 1), Global())
+def test_state_outside_of_a_module_raises_no_false_alarm():
+    pipeline, model = flat(nn.Conv2d(3, 4, 1), Global(), STATEFUL["OfTheClass"]())
     with torch.no_grad(), pipeline.guard(model) as guard:
-        model(batch(6))
+        for size in (6, 8, 6):
+            model(batch(size))
     assert guard.differences == []
-    assert "it keeps state outside of the module" in guard.left_out["1"]
+    assert "it keeps state outside of the module" in guard.left_out["2"]
 
 
 class Forces(nn.Module):
