@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.float32_calls import CastResults
 from prepare.core.forward.nested import map_tensors, named_tensors_in, tensors_in
 from prepare.core.model.module_tree import remove_hooks
 from prepare.guard.snapshot import copied
@@ -49,8 +48,9 @@ class Watched:
             vars(self.module)[_COMPILED] = _CompiledCall(compiled, *hooks)
             return
         before, first, last = hooks
-        # The last sees what later hooks return; other hooks of the user may change the output.
-        is_last = all(isinstance(h, CastResults) for h in self.module._forward_hooks.values())
+        # The last sees what later hooks return; hooks that the user had may change the output.
+        own = map(type, self.module._forward_hooks.values())
+        is_last = all(hook.__module__.startswith("prepare.") for hook in own)
         self.handles = [
             self.module.register_forward_pre_hook(before, with_kwargs=True),
             self.module.register_forward_hook(last, prepend=not is_last),

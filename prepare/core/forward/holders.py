@@ -223,7 +223,7 @@ GLOBALS = _named_globals, _set_globals
 
 
 def access_of(value: Any) -> Any:
-    """Return how a container, or an object that may be a part of a model, is read and written; None for others."""
+    """Return how a container, or an object that may be part of a model, is read and written; else None."""
     if isinstance(value, CONTAINERS):
         return CONTAINER
     return OBJECT if is_entered(type(value)) else None  # type: ignore[arg-type]
