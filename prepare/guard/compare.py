@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -36,7 +36,7 @@ _TENSORS = 8
 # The part of a tensor, or of a gradient, by which a hook may change it.
 _PASSED = 1e-4
 _CHANGES = (
-    "its code returns something else when it runs again: it keeps state outside of the module"
+    "when its code runs again it returns something else: it keeps state outside of the module"
 )
 
 
@@ -60,14 +60,14 @@ class _PrivateCalls(module_calls.CallInterceptor):
     def redirect(self, tree: nn.Module) -> nn.Module:
         """Give it the calls of all modules of a tree."""
         for part in tree.modules():
-            vars(part)["_compiled_call_impl"] = partial(
-                self._call, part, is_inside=part is not tree
-            )
+            vars(part)["_compiled_call_impl"] = partial(self._call, part)
+        tree._forward_pre_hooks.clear()  # its arguments and outputs are those of its code
+        tree._forward_hooks.clear()
         return tree
 
-    def _call(self, part: nn.Module, *args: Any, is_inside: bool, **kwargs: Any) -> Any:
+    def _call(self, part: nn.Module, *args: Any, **kwargs: Any) -> Any:
         call = Call(args, kwargs)
-        run = partial(_run, part, call) if is_inside else partial(part.forward, *args, **kwargs)
+        run = partial(_run, part, call)
         return run() if self.handle is None else self.handle(run, part, call)
 
     def children(self, tree: nn.Module, record: WatchedCall, limit: int) -> list[RecordedCall]:
@@ -105,18 +105,14 @@ class _Comparer(ModuleComparer):
         Raises:
             NotAloneError: state that no copy holds changes the results.
         """
-        is_recorded = self.takes_recorded = not self.backward and self.record.is_exact
-        if is_recorded:
-            try:
-                found = self._compare_once(call)
-                if not _wrong(found):
-                    return found
-            except OtherTensorsError:
-                pass
-            self.takes_recorded = False
-        found = super().compare(call)
-        is_repeated = self.record.is_compiled or not is_recorded
-        if not _wrong(found) and not is_repeated:
+        if self.backward or not self.record.is_exact:
+            return super().compare(call)
+        self.takes_recorded = True
+        with suppress(OtherTensorsError):
+            if not _wrong(found := self._compare_once(call)):
+                return found
+        self.takes_recorded = False
+        if not _wrong(found := super().compare(call)) and not self.record.is_compiled:
             raise NotAloneError(_CHANGES)
         return found
 
@@ -159,9 +155,7 @@ def difference(record: WatchedCall, original: nn.Module, limit: int) -> str:
     call = replace(record.call, children=children)
     models = ModelPair(*trees, amp=record.amp)
     models.dtype = _dtype(call, prepared, record.amp)
-    comparer = _Comparer(
-        models, calls, backward=not record.key, whole=not children, quick=True, record=record
-    )
+    comparer = _Comparer(models, calls, backward=not record.key, quick=True, record=record)
     comparer.names = {id(tree): "" for tree in trees}
     for tree in trees if children else ():
         comparer.names |= _names(tree)
@@ -177,11 +171,8 @@ def difference(record: WatchedCall, original: nn.Module, limit: int) -> str:
     what = kind.removeprefix("module ")
     if worst.note:
         return f"one of its {what} {worst.note}"
-    far = (
-        f"off by {worst.error:.2g} of their scale"
-        if math.isfinite(worst.error)
-        else "infinitely far"
-    )
+    is_finite = math.isfinite(worst.error)
+    far = f"off by {worst.error:.2g} of their scale" if is_finite else "infinitely far"
     return f"its {what} are {far}, and {worst.allowed:.2g} is allowed"
 
 

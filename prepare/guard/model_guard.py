@@ -158,7 +158,7 @@ class ModelGuard(Guard):
     def _watch(self) -> None:
         """Put hooks on the modules that the pipeline changed, and on the model."""
         plan = self._pipeline.plan(self._model, known_issues="ignore")
-        self.watched = watched_modules(self._model, self._originals, plan)
+        self.watched = watched_modules(self._model, plan)
         self.left_out: dict[str, str] = {}
         self._detach()
         self._hooked = {}
@@ -185,10 +185,11 @@ class ModelGuard(Guard):
 
     # --------------------------------------------------------------------------------- calls of modules
 
-    def acts(self, watched: Watched) -> Iterator[Callable[[Any, Any], Any]]:
-        """Yield what hooks of a module do before its code, after it, and after other hooks."""
-        for act in (self._before, self._first, self._last):
-            yield partial(act, watched)
+    def acts(self, watched: Watched) -> Iterator[tuple[Callable[[Any, Any], Any], Any]]:
+        """Yield what hooks of a module do before its code, after it, and after other hooks; and while what."""
+        yield partial(self._before, watched), (True,)
+        yield partial(self._first, watched), self.running
+        yield partial(self._last, watched), self.running
 
     def _before(self, watched: Watched, args: Any, kwargs: Any) -> None:
         """Begin a record of this call if it is due; else cost next to nothing."""
@@ -262,7 +263,7 @@ class ModelGuard(Guard):
     def _first(self, watched: Watched, _: Any, output: Any) -> Any:
         """Look at what the code of a module returns, in training later; return the output to use, or None."""
         thread = threading.get_ident()
-        record = self.running.get((thread, watched.name)) if self.running else None
+        record = self.running.get((thread, watched.name))
         if record is None:
             return None
         record.end(output)
@@ -280,8 +281,6 @@ class ModelGuard(Guard):
 
     def _last(self, watched: Watched, args: Any, output: Any) -> None:
         """End the record of a call: look at what later hooks changed, in training with the gradients."""
-        if not self.running:
-            return
         record = self.running.pop((threading.get_ident(), watched.name), None)
         if record is None:
             return

@@ -63,20 +63,19 @@ class Originals:
             del vars(module)[key]  # as a forward that was put over that of the class
         vars(module).update({key: v for key, v in options.items() if v is not None})
 
-    def kind(self, name: str, module: nn.Module) -> str:
-        """Return how the pipeline changed the code of a module; empty if it did not."""
-        if is_compiled(module):
-            return "compiled"
-        if forward_code(module).repaired:
-            return "repaired"
-        if any(replaced_methods(module)):
-            return "with rewritten calls"
-        if casts_of(module):
-            return "kept in float32"
-        return ""
+
+def kind_of(module: nn.Module) -> str:
+    """Return how the pipeline changed the code of a module; empty if it did not."""
+    kinds = {
+        "compiled": is_compiled(module),
+        "repaired": forward_code(module).repaired,
+        "with rewritten calls": any(replaced_methods(module)),
+        "kept in float32": casts_of(module),
+    }
+    return next((kind for kind, is_so in kinds.items() if is_so), "")
 
 
-def watched_modules(model: nn.Module, originals: Originals, plan: Plan) -> dict[str, str]:
+def watched_modules(model: nn.Module, plan: Plan) -> dict[str, str]:
     """Return the names of the modules to look at, each with how the pipeline changed it.
 
     If the pipeline changes the dtype or the memory format of tensors, every module is called in another way
@@ -89,20 +88,16 @@ def watched_modules(model: nn.Module, originals: Originals, plan: Plan) -> dict[
         if words := [tensor.wants[key] for key in _ASKED if key in tensor.wants]:
             asked[tensor.module] = "in " + " and ".join(words)
     found: dict[str, str] = {}
-    compiled: list[str] = []
+    compiled: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        forward, above = type(module).forward, (f"{each}." if each else "" for each in compiled)
-        is_part = ".parametrizations." in f".{name}." or name.startswith(tuple(above))
-        if is_part or forward is nn.Module.forward:
+        kind, forward = kind_of(module), type(module).forward
+        if ".parametrizations." in f".{name}." or name.startswith(compiled):
             continue
-        kind = originals.kind(name, module)
         if kind == "compiled":
-            compiled.append(name)
-        if forward is nn.Sequential.forward and not kind:
-            continue
-        if why := kind or asked.get(name) or ("called with their results" if asked else ""):
-            found[name] = why
-    return found
+            compiled += (f"{name}." if name else "",)
+        if kind or forward not in (nn.Module.forward, nn.Sequential.forward):
+            found[name] = kind or asked.get(name) or "called with their results" * bool(asked)
+    return {name: why for name, why in found.items() if why}
 
 
 def obstacle(module: nn.Module) -> str:

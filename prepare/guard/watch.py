@@ -41,7 +41,7 @@ class Watched:
 
     def attach(self, guard: Any) -> None:
         """Give the calls of the module to `guard.acts`; `detach` ends that."""
-        hooks = [_Hook(act, self.module) for act in guard.acts(self)]
+        hooks = [_Hook(*act, self.module) for act in guard.acts(self)]
         if compiled := vars(self.module).get(
             _COMPILED
         ):  # it does not run hooks that are added later
@@ -64,7 +64,7 @@ class Watched:
         if not self.handles or self.hooks.issuperset(_hooks(self.module)):
             return False
         if self._is_last:
-            self.module._forward_hooks.move_to_end(self.handles[1].id)
+            self.module._forward_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]
         return True
 
     def detach(self) -> None:
@@ -115,9 +115,10 @@ class WatchedCall:
             self._compare(self._given, self.call.arguments.args, args)
             self._compare(raw, self.call.outputs, output)
             for tensor in tensors_in(args) if not self.key else ():
-                if "BackwardHookFunction" in type(tensor.grad_fn).__name__:
-                    tensor.grad_fn.register_hook(self._keep_passed)
-        self._given = None
+                node: Any = tensor.grad_fn
+                if "BackwardHookFunction" in type(node).__name__:
+                    node.register_hook(self._keep_passed)
+        self._given = ()
         self._copies.clear()
 
     def _compare(self, *values: Any) -> None:
@@ -132,7 +133,8 @@ class WatchedCall:
                 self.pairs.append([copies[name], copy_once({}, after)])
             is_replaced = is_output and after is not before and not self.key
             if is_replaced and before.requires_grad and after.requires_grad:
-                self.pairs.append(pair := [None, None])
+                pair: list[Tensor | None] = [None, None]
+                self.pairs.append(pair)
                 before.register_hook(partial(_keep, pair, 0))
                 after.register_hook(partial(_keep, pair, 1))
 
@@ -141,18 +143,18 @@ class WatchedCall:
 
 
 class _Hook:
-    """A hook of one watched module; that of a copy does nothing."""
+    """A hook of one watched module, that acts while `running` is not empty; that of a copy does nothing."""
 
-    def __init__(self, act: Callable[..., Any] | None = None, module: Any = None) -> None:
-        self.act, self.module = act, module
+    def __init__(self, act: Any = None, running: Any = (), module: nn.Module | None = None) -> None:
+        self._act, self._running, self.module = act, running, module
 
     def __reduce__(self) -> Any:
         return _Hook, ()
 
     def __call__(self, module: nn.Module, args: Any, other: Any) -> Any:
-        if self.module is not module or torch.compiler.is_compiling() or self.act is None:
-            return None  # a copy, or a replica
-        return self.act(args, other)
+        if torch.compiler.is_compiling() or not self._running or module is not self.module:
+            return None
+        return self._act(args, other)
 
 
 class _CompiledCall:
