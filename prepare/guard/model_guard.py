@@ -186,7 +186,7 @@ class ModelGuard(Guard):
     # --------------------------------------------------------------------------------- calls of modules
 
     def acts(self, watched: Watched) -> Iterator[tuple[Callable[[Any, Any], Any], Any]]:
-        """Yield what hooks of a module do before its code, after it, and after other hooks; and while what."""
+        """Yield what hooks of a module do before, after its code, and after other hooks; and while what."""
         yield partial(self._before, watched), (True,)
         yield partial(self._first, watched), self.running
         yield partial(self._last, watched), self.running
