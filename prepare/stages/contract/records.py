@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 
 from prepare.core.utils import files, plain_yaml
-from prepare.core.utils.json_records import JsonRecord, Kind, load
-from prepare.core.utils.sizes import Size, without_empty_sizes
+from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import ContractError, RecipeError
 
-_KIND = Kind("prepare.contract", 1, "a contract", "a contract.yaml", ContractError)
+if TYPE_CHECKING:
+    from prepare.core.utils.sizes import Size
+
 # Of a weight: its shape, strides, layout, dtype and device.
 _WORDS = 5
 BROKEN, BETTER, TOO_NOISY, NOTE = KINDS = ("broken", "better", "too noisy", "note")
@@ -79,7 +80,7 @@ class TimeRatio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contract:
+class Contract(JsonRecord):
     """The properties of a prepared model that a contract checks, in a mode and under autocast to `amp`.
 
     `steps` is its recipe; None if the model was taken as it is. `modules` maps each name to its class,
@@ -89,6 +90,10 @@ class Contract:
     workload `sizes` maps the name of each size to what depends on it: layouts, places, verification, time.
     """
 
+    KIND: ClassVar[Kind] = Kind(
+        "prepare.contract", 1, "a contract", "a contract.yaml", ContractError
+    )
+    LIMIT: ClassVar[int] = plain_yaml.MAX_RECORDED_BYTES
     model: str
     mode: str
     steps: dict[str, Any] | None
@@ -125,26 +130,28 @@ class Contract:
         text = json.dumps([self.modules, shapes], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike) -> None:
         """Write `contract.yaml`; equal contracts give equal bytes. Raises FileError."""
-        written = asdict(self, dict_factory=without_empty_sizes)
-        data = _KIND.head | {"structure": self.structure} | json.loads(json.dumps(written))
+        plain = json.loads(json.dumps(self.content()))
+        data = self.KIND.head | {"structure": self.structure} | plain
         text = yaml.dump(
             data, Dumper=_ContractDumper, sort_keys=False, allow_unicode=True, width=1000
         )
         files.write_text(path, text)
 
-    @classmethod
-    def load(cls, path: str | Path) -> Contract:
-        """Load a contract from its YAML, without torch.
+    @staticmethod
+    def parse(text: str) -> Any:
+        """Return the content of the YAML of a contract; raise ValueError if it is none."""
+        try:
+            return plain_yaml.read(text, "it", remedy="", recorded=True).value
+        except RecipeError as error:
+            raise ValueError(str(error)) from error
 
-        Raises:
-            FileError: the file cannot be read.
-            ContractError: the file is not a contract, or is of another version.
-        """
-        return load(
-            cls, path, _KIND, check=_check, parse=_parse, limit=plain_yaml.MAX_RECORDED_BYTES
-        )
+    def check(self) -> None:
+        """Raise ValueError for a weight that is not described by as many words as others."""
+        for name, text in self.weights.items():
+            if len(text.split()) != _WORDS:
+                raise ValueError(f"{text!r} does not describe the weight {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,16 +197,3 @@ class ContractCheck(JsonRecord):
     def status(self) -> str:
         """`broken`, `better`, or `kept`: the worst kind that matters."""
         return BROKEN if self.of(BROKEN) else BETTER if self.of(BETTER) else "kept"
-
-
-def _check(contract: Contract) -> None:
-    for name, text in contract.weights.items():
-        if len(text.split()) != _WORDS:
-            raise ValueError(f"{text!r} does not describe the weight {name!r}")
-
-
-def _parse(text: str) -> Any:
-    try:
-        return plain_yaml.read(text, "it", remedy="", recorded=True).value
-    except RecipeError as error:
-        raise ValueError(str(error)) from error
