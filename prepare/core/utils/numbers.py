@@ -52,6 +52,18 @@ def finite(value: float | None) -> float | None:
     return float(value) if value is not None and math.isfinite(value) else None
 
 
+def part_of_tolerance(error: float | None, tolerance: float | None) -> float | None:
+    """Return an error as a part of its tolerance: infinite for an error where none is allowed.
+
+    None if one of them is not known.
+    """
+    if error is None or tolerance is None:
+        return None
+    if not tolerance:
+        return math.inf if error else 0.0
+    return error / tolerance
+
+
 def small(value: float | None) -> str:
     """Format an error with two digits, `1.7e-06`; empty for None."""
     return "" if value is None else f"{value:.2g}"

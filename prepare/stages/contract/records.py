@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -34,48 +33,14 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _ContractDumper.add_representer(str, _represent_text)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A place of the forward, or of the backward, where the layout breaks or a tensor is cast.
-
-    `cause` is that of the layout flow, or the dtypes of a cast. `source` is the line of code that called
-    the operation; it is shown, and not compared.
-    """
-
-    kind: str
-    phase: str
-    module: str
-    cause: str
-    count: int
-    source: str = ""
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """The values that two places have in common if they are the same."""
-        return self.kind, self.phase, self.module, self.cause
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerance:
-    """The largest error of one kind of tensors in a verification, and what was allowed."""
-
-    what: str
-    error: float
-    allowed: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRatio:
-    """The time of the prepared model relative to the unprepared one, its interval, and the machine.
-
-    `disturbed` says what disturbed the timing; empty if nothing did.
-    """
+    """The time of the prepared model relative to the unprepared one, its interval, and the machine."""
 
     ratio: float
     low: float
     high: float
     machine: str
-    disturbed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,10 +48,13 @@ class Contract:
     """The properties of a prepared model that a contract checks, in a mode and under autocast to `amp`.
 
     `steps` is its recipe; None if the model was taken as it is. `modules` maps each name to its class,
-    `weights` each tensor to its shape, strides, dtype and type of device in words, `layouts` each
-    convolution to the layout of its outputs, `optimizer` each tensor of an optimizer's state to its order of
-    elements. `verified` is the status of the verification, empty without one. `seen` holds versions. Of a
-    workload `sizes` maps the name of each size to what depends on it: layouts, places, verification, time.
+    `weights` each tensor to its shape, strides, layout, dtype and type of device in words, `layouts` each
+    convolution to the layout of its outputs, `flow` each module to its breaks and casts with their numbers,
+    `optimizer` each tensor of an optimizer's state to its order of elements. `verified` is the status of the
+    verification, empty without one, and `errors` maps what it compared to the largest error as a part of the
+    tolerance. `seen` holds versions. `untimed` says why a time that was measured is not recorded. `sources`
+    are the lines of code of `flow`, shown and not saved. Of a workload `sizes` maps the name of each size to
+    what depends on it: layouts, flow, verification, time.
     """
 
     model: str
@@ -97,12 +65,14 @@ class Contract:
     modules: dict[str, str]
     weights: dict[str, str]
     layouts: dict[str, str]
-    places: tuple[Place, ...]
+    flow: dict[str, dict[str, int]]
     verified: str
-    tolerances: tuple[Tolerance, ...]
+    errors: dict[str, float]
     amp: str = field(default="none", metadata={"late": True})
     optimizer: dict[str, str] = field(default_factory=dict, metadata={"late": True})
     time: TimeRatio | None = field(default=None, metadata={"late": True})
+    untimed: str = field(default="", metadata={"late": True})
+    sources: dict[str, str] = field(default_factory=dict, compare=False, metadata={"late": True})
     sizes: dict[str, Contract] = field(default_factory=dict, metadata={"late": True})
 
     @classmethod
@@ -110,8 +80,8 @@ class Contract:
         """Return one contract for those of all sizes."""
         empty: dict[str, Any] = {"steps": None, "seen": {}, "modules": {}, "weights": {}}
         sizes = {size.name: replace(contract, **empty, optimizer={}) for size, contract in found}
-        whole = replace(found[0][1], layouts={}, places=(), verified="", tolerances=(), time=None)
-        return replace(whole, sizes=sizes)
+        own: dict[str, Any] = {"layouts": {}, "flow": {}, "verified": "", "errors": {}}
+        return replace(found[0][1], **own, time=None, untimed="", sizes=sizes)
 
     @property
     def is_timed(self) -> bool:
@@ -119,18 +89,20 @@ class Contract:
         return any(each.time for each in (self, *self.sizes.values()))
 
     @property
-    def structure(self) -> str:
-        """The fingerprint of all modules, by name and class, and of all tensors, by name and shape."""
-        shapes = {name: text.partition(" ")[0] for name, text in self.weights.items()}
-        text = json.dumps([self.modules, shapes], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def structure(self) -> dict[str, str]:
+        """The class of each module and the shape of each tensor, by name."""
+        shapes = {name: f"shape {text.split()[0]}" for name, text in self.weights.items()}
+        return {**self.modules, **shapes}
 
     def save(self, path: str | Path) -> None:
         """Write `contract.yaml`; equal contracts give equal bytes. Raises FileError."""
-        written = asdict(self, dict_factory=without_empty_sizes)
-        data = _KIND.head | {"structure": self.structure} | json.loads(json.dumps(written))
+        written = asdict(self, dict_factory=_without_sources)
         text = yaml.dump(
-            data, Dumper=_ContractDumper, sort_keys=False, allow_unicode=True, width=1000
+            json.loads(json.dumps(_KIND.head | written)),
+            Dumper=_ContractDumper,
+            sort_keys=False,
+            allow_unicode=True,
+            width=1000,
         )
         files.write_text(path, text)
 
@@ -190,6 +162,10 @@ class ContractCheck(JsonRecord):
     def status(self) -> str:
         """`broken`, `better`, or `kept`: the worst kind that matters."""
         return BROKEN if self.of(BROKEN) else BETTER if self.of(BETTER) else "kept"
+
+
+def _without_sources(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    return without_empty_sizes([item for item in items if item[0] != "sources"])
 
 
 def _check(contract: Contract) -> None:
