@@ -263,8 +263,10 @@ class Stage:
     def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
         """Check, before the model is built, what needs imports. Raises PrepareError."""
 
-    def steps(self, settings: Any, steps: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the steps to apply in place of those declared. Raises ConfigError."""
+    def steps(
+        self, settings: RunSettings, steps: Mapping[str, Any], model: torch.nn.Module
+    ) -> Mapping[str, Any]:
+        """Return the steps to apply to the model in place of those declared. Raises ConfigError."""
         return steps
 
     def choose(self, work: StageContext) -> Pipeline | None:
