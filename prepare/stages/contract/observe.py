@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from prepare.core.model.tensors import is_strided, name_of, named_modules, named
 from prepare.core.model.threads import with_threads
 from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import disturbance
-from prepare.core.utils.numbers import is_wide, part_of_tolerance
+from prepare.core.utils.numbers import finite, is_wide
 from prepare.core.utils.packages import version_of
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, RefusedError
@@ -220,8 +219,7 @@ def _places(flow: Flow, watcher: CastWatcher) -> Iterator[tuple[str, str, int, s
 
 def _errors(verification: Verification | None) -> Iterator[tuple[str, float]]:
     for check in verification.checks if verification else ():
-        part = part_of_tolerance(check.error, check.allowed)
-        if part is not None and math.isfinite(part):
+        if (part := finite(check.part)) is not None:
             yield f"{check.what}{f' ({check.inputs})' if check.inputs else ''}", part
 
 

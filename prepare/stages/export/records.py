@@ -8,6 +8,7 @@ from typing import Any
 
 from prepare.core.utils import json_records
 from prepare.core.utils.json_records import Readable
+from prepare.core.utils.numbers import part_of_tolerance
 from prepare.core.utils.sizes import without_empty_sizes
 from prepare.errors import ExportError
 from prepare.stages.bench.records import Comparison, check_comparison
@@ -121,8 +122,9 @@ class Export(Readable):
         It is None if nothing was compared.
         """
         allowed = [c for c in self.checks if (c.answer, c.status) != ("wrong", "pass")]
-        compared = [check for check in allowed if check.error is not None and check.allowed]
-        return max(compared, key=lambda c: (c.error or 0) / (c.allowed or 1), default=None)
+        parts = [(part_of_tolerance(check.error, check.allowed), check) for check in allowed]
+        known = [(part, check) for part, check in parts if part is not None]
+        return max(known, key=lambda pair: pair[0], default=(None, None))[1]
 
     def save(self, path: str | Path) -> None:
         """Write `export.json`. Raises FileError."""

@@ -34,15 +34,16 @@ from prepare.core.utils.numbers import (
     doubt,
     interval_text,
     noise_text,
+    part_of_tolerance,
     seconds,
     small,
     speed_text,
+    tolerance_text,
     verdict_text,
 )
 from prepare.core.utils.sizes import place
 from prepare.core.utils.text import capitalized, plural, printable, size
 from prepare.stages.tune.records import UNPREPARED
-from prepare.stages.verify.document import share_text
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
@@ -175,8 +176,8 @@ def _right(tuning: Tuning) -> Answer:
         kind, answer, remark = "plain", "Unchanged", "the model as it is"
     elif row.verified == "pass":
         kind, answer, remark, sentence = "good", "Yes", "", "Right"
-        if row.error is not None and row.allowed:
-            remark = f"outputs at {share_text(row.error / row.allowed)} of the tolerance"
+        if (part := part_of_tolerance(row.error, row.allowed)) is not None:
+            remark = f"outputs at {tolerance_text(part)}"
     else:
         kind, answer, sentence = "warn", UNCLEAR, "Unclear if right"
         remark = doubt(row.verified) or "not measured"
@@ -233,7 +234,7 @@ def _on_page(tuning: Tuning) -> Iterator[Part]:
     yield Charts(charts=charts, file="tune.svg", where="file")
     titles = columns(
         "Recipe head, Result text, Time number, Speed text, Interval text, First call number, "
-        "Rounds number, Peak memory number, Verified text, Error number, Allowed number"
+        "Rounds number, Peak memory number, Verified text, Error number, Tolerance number"
     )
     rows = [_cells(row, tuning) for row in _ranked(tuning)]
     yield Table(label="All recipes", columns=titles, rows=rows, where="page")
@@ -296,17 +297,19 @@ def tune_charts(tuning: Tuning) -> list[Chart]:
     ]
     verified = [row for row in timed if row.error is not None]
     if len(verified) > 2:
-        limits = {row.allowed for row in verified if row.allowed is not None}
-        allowed = limits.pop() if len(limits) == 1 else None
+        each = {row.allowed for row in verified if row.allowed is not None}
+        tolerance = each.pop() if len(each) == 1 else None
         points = tuple(_point(row, tuning) for row in verified)
         title = "Speed against error of verified recipes"
-        charts.append(_error_plane(title, points, step, allowed))
+        charts.append(_error_plane(title, points, step, tolerance))
     return charts
 
 
-def _error_plane(title: str, points: tuple[Point, ...], what: str, allowed: float | None) -> Plane:
+def _error_plane(
+    title: str, points: tuple[Point, ...], what: str, tolerance: float | None
+) -> Plane:
     """Return a plane of the time of one `what` against the error of its outputs."""
-    lines = ((allowed, "allowed"),) if allowed else ()
+    lines = ((tolerance, "tolerance"),) if tolerance else ()
     x = Axis(label=f"time of one {what}, against the unprepared model")
     y = Axis(label="largest error of the outputs", log=True, lines=lines)
     return Plane(title=title, points=points, x=x, y=y)

@@ -205,7 +205,8 @@ def _reason(check: Check) -> str:
         return f"{head}: {subject}{check.note}"
     if check.error is None:
         return f"{head}: {check.worst} is infinitely far from the reference"
-    return f"{head}: {check.worst} is off by {check.error:.2g} of its scale, {check.allowed:.2g} is allowed"
+    off = f"{check.worst} is off by {check.error:.2g} of its scale"
+    return f"{head}: {off}, and the tolerance is {check.allowed:.2g}"
 
 
 def _first_wrong_module(comparison: CaseComparison) -> tuple[str | None, torch.Size | None]:
