@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # Whether a stage compares with a copy of the unprepared model: never, unless the model is large, or always.
 Mode = Literal["eval", "train"]
 NeedsReference = Literal["no", "small", "always"]
+_BY_LEVEL: dict[str, NeedsReference] = {"short": "small", "full": "always"}
 EXAMPLE_REMEDY = "give one with input.shape=[...]"
 
 
@@ -289,8 +290,8 @@ class Stage:
         return None
 
     def needs_reference(self) -> NeedsReference:
-        """Return whether this stage compares with a copy of the unprepared model."""
-        return "no"
+        """Return whether this stage compares with a copy of the unprepared model; `short` and `full` do."""
+        return _BY_LEVEL.get(getattr(self, "level", ""), "no")
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         """Do it; return the records by name. The model is prepared, and left as it is."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prepare.core.utils.numbers import finite
 from prepare.stages.bench import BUDGET, Level
 from prepare.stages.registry import stage
-from prepare.stages.stage import NeedsReference, Seconds, Stage, StageContext, key
+from prepare.stages.stage import Seconds, Stage, StageContext, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
@@ -51,9 +51,6 @@ class BenchStage(Stage):
     def budget(self) -> float:
         """The seconds of one comparison; 0 if nothing is timed."""
         return 0.0 if self.level == "none" else self.seconds or BUDGET[self.level]
-
-    def needs_reference(self) -> NeedsReference:
-        return {"none": "no", "short": "small", "full": "always"}[self.level]  # type: ignore[return-value]
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None:

@@ -10,16 +10,7 @@ from prepare.core.utils.numbers import finite, part_of_tolerance
 from prepare.core.utils.options import as_written, read_size
 from prepare.errors import Problem
 from prepare.stages.registry import stage
-from prepare.stages.stage import (
-    Memory,
-    NeedsReference,
-    RunSettings,
-    Seconds,
-    Stage,
-    StageContext,
-    Verdict,
-    key,
-)
+from prepare.stages.stage import Memory, RunSettings, Seconds, Stage, StageContext, Verdict, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
@@ -82,9 +73,6 @@ class VerifyStage(Stage):
     def located(self, locate: Callable[[str, str], Any]) -> Callable[[Any, Any], float] | None:
         """Return the function that `metric` names. Raises ConfigError if it does not exist."""
         return None if self.metric is None else locate(self.metric, "verify.metric")
-
-    def needs_reference(self) -> NeedsReference:
-        return {"none": "no", "short": "small", "full": "always"}[self.level]  # type: ignore[return-value]
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None or not work.example:
