@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +50,7 @@ class Change:
     second: str
     text: str = ""
     note: str = ""
-    same: bool = False
+    same: bool = field(default=False, kw_only=True)
 
     @property
     def word(self) -> str:
@@ -374,14 +374,12 @@ def _group(key: tuple[str, ...], members: list[Difference], rows: Mapping[str, A
     return Change(name, first, second, f"{name}: {', '.join(texts)}", note)
 
 
-def _sides(difference: Difference, without: Collection[str] = ()) -> list[str]:
+def _sides(difference: Difference, without: Collection[str] = ()) -> tuple[str, str]:
     """Return the fields of both sides as texts, those of `without` by name only."""
-    if difference.only_in:
-        return ["present" if difference.only_in == side else "" for side in ("ours", "theirs")]
-    return [
-        "; ".join(
-            key if key in without else f"{key} {_text_of(pair[side])}"
-            for key, pair in difference.fields.items()
-        )
-        for side in (0, 1)
-    ]
+    fields, only_in = difference.fields.items(), difference.only_in
+    first, second = (
+        "; ".join(key if key in without else f"{key} {_text_of(pair[at])}" for key, pair in fields)
+        or ("present" if only_in == side else "")
+        for at, side in enumerate(("ours", "theirs"))
+    )
+    return first, second

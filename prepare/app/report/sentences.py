@@ -83,6 +83,16 @@ def converted_text(audit: Audit) -> str:
     return text
 
 
+def bytes_text(summary: Mapping[str, Any], first: str = "before") -> str:
+    """Return the memory of the tensors of a plan or an audit: `1.0 MiB before, 512.0 KiB after`."""
+    return f"{size(summary['bytes_before'])} {first}, {size(summary['bytes_after'])} after"
+
+
+def changes_text(plan: Mapping[str, Any]) -> str:
+    """Return what the summary of a plan says: `8 of 12 tensors would change`."""
+    return f"{plan['to_change']:,} of {plural(plan['tensors'], 'tensor')} would change"
+
+
 def is_judged(audit: Audit) -> bool:
     """Return whether an audit was made with a plan; one without says only what is."""
     return any(row.before is not None for row in audit.rows)

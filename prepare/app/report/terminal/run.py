@@ -14,6 +14,8 @@ from prepare.app.report.documents import advice, shown_of, stage_documents
 from prepare.app.report.objects import changes_table
 from prepare.app.report.sentences import (
     by_remedy,
+    bytes_text,
+    changes_text,
     convolutions_text,
     declared_text,
     missed_notes,
@@ -243,13 +245,10 @@ def shown_folder(folder: Path) -> str:
 
 def _plan_rows(plan: Mapping[str, Any], *, verbose: bool) -> tuple[str, list[Row]]:
     """Return what a plan would change in a few words, and rows on it."""
-    changes, memory = (
-        f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}",
-        ("memory", _memory(plan, "now")),
-    )
+    memory = ("memory", bytes_text(plan, "now"))
     if not verbose:
-        return f"{changes} would change", [memory]
-    rows = [("to change", changes)]
+        return changes_text(plan), [memory]
+    rows = [("to change", changes_text(plan).removesuffix(" would change"))]
     rows += [("wanted by", f"{name}: {count}") for name, count in plan["by_step"].items()]
     return "would be prepared", [*rows, memory, ("written", size(plan["bytes_written"]))]
 
@@ -259,7 +258,7 @@ def _detail_rows(results: Results, audit: Audit, documents: Sequence[Document]) 
     summary = audit.summary
     dtypes = ", ".join(f"{count} {name}" for name, count in summary["dtypes"].items())
     yield "tensors", f"{summary['tensors']:,} parameters and buffers: {dtypes}"
-    yield "memory", _memory(summary, "before")
+    yield "memory", bytes_text(summary)
     if results.example is None:
         yield "example", "not run; give one with input.shape=[...]"
     else:
@@ -269,10 +268,6 @@ def _detail_rows(results: Results, audit: Audit, documents: Sequence[Document]) 
             yield "outputs", _outputs(count, ineffective)
     for document in documents:
         yield from document.details
-
-
-def _memory(summary: Mapping[str, Any], first: str) -> str:
-    return f"{size(summary['bytes_before'])} {first}, {size(summary['bytes_after'])} after"
 
 
 def _outputs(count: LayoutCount, ineffective: int) -> str:
