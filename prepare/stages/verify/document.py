@@ -41,9 +41,9 @@ _SERIOUS = ("fail", "wrong", "cannot tell")
 # Most losses of casts say the same.
 _LOSSES = 2000
 _ABOUT_ERRORS = (
-    "An error is the largest difference from the exact result, relative to the size of the tensor. What is "
-    "allowed follows from the error of the unprepared model with the same types; a gradient may differ more, "
-    "because a tie in a maximum or a ReLU sends it another way."
+    "An error is the largest difference from the exact result, relative to the size of the tensor. Its "
+    "tolerance follows from the error of the unprepared model with the same types; a gradient may differ "
+    "more, because a tie in a maximum or a ReLU sends it another way."
 )
 
 
