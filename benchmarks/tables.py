@@ -30,10 +30,7 @@ RESULTS = Path(__file__).parent / "results"
 PAGES = (
     *sorted(RESULTS.glob("*.md")),
     DOCS / "benchmarks.md",
-    DOCS / "census.md",
     DOCS / "decisions" / "keep-layout.md",
-    DOCS / "replay.md",
-    DOCS / "verification.md",
 )
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
 

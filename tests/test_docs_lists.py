@@ -2,12 +2,11 @@
 
 import ast
 import re
+import tomllib
 
-import pytest
 import yaml
 
 from doc_pages import PAGES
-from imports import modules_imported_by
 from paths import CONF, ROOT
 from prepare.app.job.record import STATUSES as JOB_STATUSES
 from prepare.app.job.record import shown_files
@@ -27,10 +26,6 @@ from prepare.stages.verify.compare_modules import MODULE_FIELDS
 from prepare.stages.verify.execution.single_run import RESULT_FIELDS
 from prepare.stages.verify.records import STATUSES as VERIFY_STATUSES
 
-# What looks up, and why: the step keep_layout asks the predicted flow of an example which calls to replace, and
-# a pipeline returns a guard.
-LOOKS_UP = {"steps/": {"stages"}, "pipeline/": {"guard"}}
-
 
 def layers() -> list[set[str]]:
     """Return the files in each row of the layer table, from the top down: `report/` or `plan.py`."""
@@ -46,17 +41,11 @@ def test_every_file_is_in_the_layer_table_once():
     assert sorted(name for layer in layers() for name in layer) == sorted(there)
 
 
-@pytest.mark.parametrize("level", range(len(layers())))
-def test_imports_point_down_in_the_layer_table(level):
-    above = {name.strip("/").removesuffix(".py") for layer in layers()[:level] for name in layer}
-    wrong = []
-    for name in layers()[level]:
-        path, looks_up = ROOT / "prepare" / name, LOOKS_UP.get(name, set())
-        for file in path.rglob("*.py") if path.is_dir() else [path]:
-            imported = modules_imported_by(file)
-            known = {name.split(".")[1] for name in imported if name.startswith("prepare.")}
-            wrong += [f"{file.name} imports {name}" for name in sorted(known & above - looks_up)]
-    assert wrong == []
+def test_the_layer_table_is_that_of_the_import_contracts():
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    rows = config["tool"]["importlinter"]["contracts"][0]["layers"]
+    rules = [set(row.split(" : ")) for row in rows]
+    assert [{name.strip("/").removesuffix(".py") for name in layer} for layer in layers()] == rules
 
 
 def test_every_file_that_the_architecture_names_exists():

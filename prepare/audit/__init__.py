@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from prepare.core.utils import files, json_records
-from prepare.core.utils.json_records import Readable
+from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.text import csv_text
 from prepare.errors import AuditError
 
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from prepare.pipeline.plan import Plan
 
-_KIND = json_records.Kind("prepare.audit", 1, "an audit", "an audit.json", AuditError)
 _SUMMARY = {
     **dict.fromkeys(("tensors", "bytes_before", "bytes_after"), int),
     **dict.fromkeys(("convolutions", "status", "dtypes", "devices"), dict[str, int]),
@@ -78,29 +77,30 @@ class Difference(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class Audit(Readable):
+class Audit(JsonRecord, Readable):
     """The rows of an audit, sorted by name, and a summary of counts."""
 
+    KIND: ClassVar[Kind] = Kind("prepare.audit", 1, "an audit", "an audit.json", AuditError)
     rows: list[AuditRow]
     summary: dict[str, Any]
 
-    def save(self, path: str | Path) -> None:
+    def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON, or CSV if the name ends in .csv; the same model gives the same bytes."""
         files.write_text(path, self.to_csv() if str(path).endswith(".csv") else self.to_json())
 
-    @classmethod
-    def load(cls, path: str | Path) -> Audit:
-        """Read an audit from its JSON file.
-
-        Raises:
-            AuditError: the file is not an audit, or is of another version.
-        """
-        return json_records.load(cls, path, _KIND, check=_check)
+    def check(self) -> None:
+        """Check what the annotations leave open, and turn the strides in `before` into tuples again."""
+        check_summary(self.summary)
+        for row in self.rows:
+            if row.before is not None:
+                json_records.check_values(row.before, _BEFORE)
+                if row.before["stride"] is not None:
+                    row.before["stride"] = tuple(row.before["stride"])
 
     def to_json(self) -> str:
         """Return JSON with one row per line, so that any tool can compare two audits."""
         rows = ",\n".join(_dump(row._asdict()) for row in self.rows)
-        head = f'{_dump(_KIND.head)[1:-1]},"summary":{_dump(self.summary)}'
+        head = f'{_dump(self.KIND.head)[1:-1]},"summary":{_dump(self.summary)}'
         return f'{{{head},"rows":[\n{rows}\n]}}\n'
 
     def to_csv(self) -> str:
@@ -145,16 +145,6 @@ def _difference(path: str, row: AuditRow | None, other: AuditRow | None) -> Diff
     pairs = zip(AuditRow._fields, row, other, strict=True)
     fields = {name: (a, b) for name, a, b in pairs if a != b}
     return Difference(path, None, fields) if fields else None
-
-
-def _check(audit: Audit) -> None:
-    """Check what the annotations leave open, and turn the strides in `before` into tuples again."""
-    check_summary(audit.summary)
-    for row in audit.rows:
-        if row.before is not None:
-            json_records.check_values(row.before, _BEFORE)
-            if row.before["stride"] is not None:
-                row.before["stride"] = tuple(row.before["stride"])
 
 
 def check_summary(summary: dict[str, Any]) -> None:

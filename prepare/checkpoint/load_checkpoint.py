@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Generic, Literal, TypeVar, cast
 
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
 
-from prepare.checkpoint.fill_tensors import fill
-from prepare.checkpoint.init_empty import build_empty, empty_buffers
-from prepare.checkpoint.match_names import Matched, match
+from prepare.checkpoint.fill_tensors import check_hashes, fill
+from prepare.checkpoint.init_empty import build_empty, empty_buffers, without_values
+from prepare.checkpoint.match_names import Matched, loads_itself, match
 from prepare.checkpoint.open_weights import OpenedWeights, Rename, open_weights
 from prepare.checkpoint.stored_tensor import problem, several
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import words
-from prepare.errors import ConfigError, RefusedError, raise_problems
+from prepare.errors import ConfigError, Problem, RefusedError, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.known_issue_checks import KnownIssues, check_known_issues
 from prepare.pipeline.preconditions import fsdp_problems
@@ -114,48 +115,57 @@ def fill_model(
 
     Return the missing names, the unexpected names and an undo callback.
     """
+    changed = any(map(loads_itself, model.modules()))
     before = Snapshot(model)
-    try:
-        matched = _matched(model, opened, pipeline)
-        hooked = any(module._load_state_dict_post_hooks for module in model.modules())
-        if strict and not hooked:
-            _refuse_mismatches(opened, matched.missing, matched.unexpected)
-        steps = [step for step in pipeline.steps.values() if isinstance(step, TensorStep)]
-        if problems := [p for step in steps for p in step.obstacles(model)]:
-            raise RefusedError.of(problems)
-        undo = fill(model, opened, matched, steps)
-    except BaseException:
-        before.restore()
-        raise
+    undo = [before.restore]
+    with held_interrupts(may_hang=True):
+        try:
+            if changed:  # their code gets the mapped tensors, and may write into them
+                check_hashes(opened)
+            matched = _matched(model, opened, pipeline, before)
+            hooked = any(module._load_state_dict_post_hooks for module in model.modules())
+            if strict and not hooked:
+                _refuse_mismatches(opened, matched.missing, matched.unexpected)
+            steps = [step for step in pipeline.steps.values() if isinstance(step, TensorStep)]
+            if problems := [p for step in steps for p in step.obstacles(model)]:
+                raise RefusedError.of(problems)
+            if not changed:
+                check_hashes(opened, matched.unexpected)
+            undo.insert(0, fill(model, opened, matched, steps, changed=changed))
+            if empty := without_values(model):
+                wrong = "holds no values: it was made on the meta device, and no file holds it"
+                remedy = "give a function that builds the model, in place of a model on meta"
+                raise several([Problem(name, wrong, remedy) for name in empty])
+            missing, unexpected = _run_post_hooks(model, matched)
+            if strict:
+                _refuse_mismatches(opened, missing, unexpected)
+        except BaseException:
+            _run(undo)
+            raise
+    return missing, unexpected, partial(_run, undo)
 
-    def restore() -> None:
-        undo()
-        before.restore()
 
-    try:
-        missing, unexpected = _run_post_hooks(model, matched)
-        if strict:
-            _refuse_mismatches(opened, missing, unexpected)
-    except BaseException:
+def _run(undo: Iterable[Callable[[], None]]) -> None:
+    for restore in undo:
         restore()
-        raise
-    return missing, unexpected, restore
 
 
-def _matched(model: nn.Module, opened: OpenedWeights, pipeline: Pipeline) -> Matched:
+def _matched(
+    model: nn.Module, opened: OpenedWeights, pipeline: Pipeline, before: Snapshot
+) -> Matched:
     """Match the names; if they do not fit, match again after the steps that rewrite modules (fused norms)."""
     matched = match(model, opened)
     structure = [step for step in pipeline.steps.values() if isinstance(step, ModuleStep)]
     if not structure or not (matched.missing or matched.unexpected):
         return matched
-    before = Snapshot(model)
+    before.restore()
     if any(parameter.is_meta for parameter in model.parameters()):
         empty_buffers(model)  # a norm is fused only if all its tensors are on one device
     Pipeline(structure).apply(model, strict=False, known_issues="ignore")
     rewritten = match(model, opened)
     if rewritten.missing or rewritten.unexpected:
         before.restore()
-        return matched
+        return match(model, opened)
     return rewritten
 
 

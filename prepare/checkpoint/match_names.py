@@ -1,17 +1,18 @@
-"""Match the tensors of a file with those of a model: run `load_state_dict` on stand-ins without values."""
+"""Match the tensors of a file with those of a model: torch's own `load_state_dict` replaces stand-ins."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prepare.checkpoint.init_empty import on_meta
+from prepare.checkpoint.init_empty import like, on_meta
 from prepare.checkpoint.open_weights import OpenedWeights
-from prepare.checkpoint.stored_tensor import StoredTensor, printable_name, problem, several
-from prepare.core.model.module_tree import copy_tree
+from prepare.checkpoint.stored_tensor import printable_name, problem, several
 from prepare.core.model.tensors import (
+    NamedTensor,
     identity,
     is_lazy,
     is_plain,
@@ -26,7 +27,7 @@ from prepare.core.model.tensors import (
 from prepare.core.utils.files import printable_path
 from prepare.core.utils.text import plural
 from prepare.errors import Problem, RefusedError
-from prepare.pipeline.preconditions import scripted_problems
+from prepare.pipeline.preconditions import context_problems, scripted_problems
 
 # More tensors of another shape are one problem.
 _LISTED = 3
@@ -36,22 +37,30 @@ _FLOATS = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """The source of each tensor of a model.
+    """The values for each tensor of a model.
 
-    `sources` maps the path of a tensor to a tensor of the file, or to values that a module computed.
+    `values` maps the path of a tensor to a tensor of the file, or to one that a module computed.
     `missing` and `unexpected` are the names that `load_state_dict` returns.
     """
 
-    sources: Mapping[str, StoredTensor | Tensor]
+    values: Mapping[str, Tensor]
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
 
 
-def match(model: nn.Module, opened: OpenedWeights) -> Matched:
-    """Match the tensors of the file with those of `model`; read no values and change nothing.
+def loads_itself(module: nn.Module) -> bool:
+    """Return whether code that is not torch's takes part in loading the tensors of `module`."""
+    hooks = (getattr(hook, "hook", hook) for hook in module._load_state_dict_pre_hooks.values())
+    code = (type(module)._load_from_state_dict, *hooks)
+    return any(not str(getattr(each, "__module__", "")).startswith("torch.") for each in code)
 
-    Names, hooks and versions are handled by torch and by the modules' own code, which runs on a copy of
-    the module tree.
+
+def match(model: nn.Module, opened: OpenedWeights) -> Matched:
+    """Match the tensors of the file with those of `model`, which holds its own tensors again afterwards.
+
+    Names, hooks and versions are handled by torch and by the modules' own code. The model holds stand-ins
+    while it runs; attributes and tensors that this code adds, or gives another shape, stay: a Snapshot
+    restores them, also after an error.
 
     Raises:
         CheckpointError: a shape or type differs, or a module's own code refuses the file.
@@ -59,34 +68,55 @@ def match(model: nn.Module, opened: OpenedWeights) -> Matched:
     """
     if problems := list(_unfit(model)):
         raise RefusedError.of(problems)
-    copies: dict[int, Tensor] = {}  # a tensor in two places is one tensor in the copy, too
-    copy = copy_tree(model, lambda t: copies.setdefault(id(t), on_meta(t) if is_plain(t) else t))
-    before = {place.path: place.tensor for place in named_tensors(copy)}
-    for module in copy.modules():
-        module._load_state_dict_post_hooks.clear()  # they expect a model with its values
-    stand_ins = {name: _stand_in(stored) for name, stored in opened.stored.items()}
-    by_storage = {t.untyped_storage()._cdata: opened.stored[n] for n, t in stand_ins.items()}
-    missing, unexpected = _load(copy, stand_ins, opened)
-    sources: dict[str, StoredTensor | Tensor] = {}
+    before = named_tensors(model)
+    written = {id(place.tensor) for place in before if loads_itself(place.module)}
+    empty = {id(place.tensor) for place in before if place.tensor.is_meta}
+    # A tensor in two places has one stand-in.
+    stand_ins = {id(p.tensor): _stand_in(p.tensor, written) for p in before}
+    for place in before:
+        put(model, place, stand_ins[id(place.tensor)])
+    as_made = {key: (id(stand_in), stand_in._version) for key, stand_in in stand_ins.items()}
+    missing, unexpected = _load(model, opened)
+    originals = {place.path: place.tensor for place in before}
+    values: dict[str, Tensor] = {}
     problems = []
-    for place in named_tensors(copy):
-        if place.tensor is before.get(place.path):
+    for place in named_tensors(model):
+        value, original, path = place.tensor, originals.get(place.path), place.path
+        if original is not None and value.shape == original.shape:
+            put(model, place, original)
+        # Code that writes into the data of a tensor leaves no other trace than that its name is not missing.
+        hidden = path not in missing and id(original) in written and id(original) not in empty
+        if as_made.get(id(original)) == (id(value), value._version) and not hidden:
             continue
-        source = _source(place.tensor, by_storage)
-        if source is None:
+        if value.is_meta or not is_strided(value):
             wrong = "is computed from the file by the code of its module, and not read from it"
             remedy = "load it with model.load_state_dict, then apply the pipeline"
-            problems.append(problem(opened.path, place.path, wrong, remedy))
-            continue
-        sources[place.path] = source
-        problems += _type_problems(source, before.get(place.path))
+            problems.append(problem(opened.path, path, wrong, remedy))
+        elif original is not None:
+            problems += _type_problems(opened, path, value, original)
+        values[path] = value
     if problems:
         raise several(problems)
-    return Matched(sources, _still_missing(model, sources, missing), unexpected)
+    return Matched(values, _still_missing(model, values, missing), unexpected)
+
+
+def put(model: nn.Module, place: NamedTensor, tensor: Tensor) -> None:
+    """Put `tensor` in a place of the model; by setattr, as a recurrent module keeps its own list of them."""
+    setattr(model.get_submodule(place.owner), place.name, tensor)
+
+
+def _stand_in(tensor: Tensor, written: Collection[int]) -> Tensor:
+    """Return a tensor without values, or one that the code of a module may write into."""
+    if not is_plain(tensor) or id(tensor) not in written:
+        return on_meta(tensor) if is_plain(tensor) else tensor
+    return like(
+        tensor, torch.empty_like(tensor, device="cpu") if tensor.is_meta else tensor.clone()
+    )
 
 
 def _unfit(model: nn.Module) -> Iterator[Problem]:
     """Yield what prevents a model from taking the tensors of a file."""
+    yield from context_problems()
     yield from scripted_problems(model, "load first, then script or trace it")
     for place in named_tensors(model):
         if place.tensor.is_nested and not is_wrapper(place.tensor):  # it has no shape
@@ -100,37 +130,44 @@ def _unfit(model: nn.Module) -> Iterator[Problem]:
 
 
 def _still_missing(
-    model: nn.Module, sources: Mapping[str, StoredTensor | Tensor], missing: tuple[str, ...]
+    model: nn.Module, values: Mapping[str, Tensor], missing: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Return the missing names, without other names of found tensors: files hold a tied tensor once."""
     names: dict[Hashable, list[str]] = {}
     for place in named_tensors(model):
         names.setdefault(identity(place.tensor), []).append(place.path)
-    there = {name for tied in names.values() if sources.keys() & set(tied) for name in tied}
+    there = {name for tied in names.values() if values.keys() & set(tied) for name in tied}
     return tuple(name for name in missing if name not in there)
 
 
-def _load(
-    copy: nn.Module, stand_ins: dict[str, Tensor], opened: OpenedWeights
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    state: OrderedDict[str, Tensor] = OrderedDict(stand_ins)
+def _load(model: nn.Module, opened: OpenedWeights) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Let torch assign the tensors of the file; return the missing and the unexpected names."""
+    state = OrderedDict((name, stored.values) for name, stored in opened.stored.items())
     if opened.versions is not None:
-        ordinary = {name: {"version": 1} for name, _ in named_modules(copy)}
+        ordinary: dict[str, Any] = {name: {"version": 1} for name, _ in named_modules(model)}
         metadata = OrderedDict(ordinary | dict(opened.versions))
         state._metadata = metadata  # type: ignore[attr-defined]  # torch keeps it there
-    held = {place.path: place.tensor for place in named_tensors(copy)}
+    held = {place.path: tuple(place.tensor.shape) for place in named_tensors(model)}
+    hooks = [
+        (m._load_state_dict_post_hooks, [*m._load_state_dict_post_hooks.items()])
+        for m in model.modules()
+    ]
+    for table, _ in hooks:  # they expect a model with its values
+        table.clear()
     try:
-        result = copy.load_state_dict(state, strict=False, assign=True)
+        result = model.load_state_dict(state, strict=False, assign=True)
     except Exception as error:  # torch's RuntimeError, or what the modules' own code raises
         shapes = {
-            name: (list(stand_in.shape), list(held[name].shape))
-            for name, stand_in in stand_ins.items()
-            if name in held and held[name].shape != stand_in.shape
+            name: (list(stored.shape), list(held[name]))
+            for name, stored in opened.stored.items()
+            if name in held and held[name] != stored.shape
         }
         problems = list(_shape_problems(opened, shapes))
         message = " ".join(str(error).split())[:300]
-        wrong = f"does not fit {type(copy).__name__}: {message}"
+        wrong = f"does not fit {type(model).__name__}: {message}"
         raise several(problems or [Problem(printable_path(opened.path), wrong)]) from error
+    for table, kept in hooks:
+        table.update(kept)
     return tuple(result.missing_keys), tuple(result.unexpected_keys)
 
 
@@ -152,38 +189,17 @@ def _shape_problems(
     yield Problem(printable_path(opened.path), wrong, remedy)
 
 
-def _stand_in(stored: StoredTensor) -> Tensor:
-    try:
-        return torch.empty(stored.shape, dtype=stored.dtype, device="meta")
-    except RuntimeError as error:  # an expanded tensor with too many elements
-        raise stored.error(f"has the shape {list(stored.shape)}, which no tensor has") from error
-
-
-def _source(tensor: Tensor, by_storage: Mapping[int, StoredTensor]) -> StoredTensor | Tensor | None:
-    """Return the tensor of the file that was assigned here, or the value that the module computed."""
-    if not tensor.is_meta:
-        return tensor
-    stored = by_storage.get(tensor.untyped_storage()._cdata)
-    if stored is None or not tensor.is_contiguous() or tensor.dtype is not stored.dtype:
-        return None
-    if tensor.is_conj() or tensor.is_neg():
-        return None
-    same = tuple(tensor.shape) == stored.shape
-    # torch before 0.4 wrote a scalar with shape (1,), and load_state_dict accepts that.
-    return stored if same or (not tensor.dim() and stored.shape == (1,)) else None
-
-
-def _type_problems(source: StoredTensor | Tensor, tensor: Tensor | None) -> list[Problem]:
-    if tensor is None or isinstance(source, Tensor):
-        return []
-    if not is_strided(tensor) or tensor.is_quantized:
-        form = special_form(tensor) or layout_name(tensor)
+def _type_problems(
+    opened: OpenedWeights, path: str, value: Tensor, original: Tensor
+) -> Iterator[Problem]:
+    file, name = opened.place_of(path)
+    if not is_strided(original) or original.is_quantized:
+        form = special_form(original) or layout_name(original)
         wrong = f"is dense in the file, and {form} in the model"
-        remedy = "load it with model.load_state_dict, then apply the pipeline"
-        return [problem(source.file, source.name, wrong, remedy)]
-    if source.dtype is tensor.dtype or {source.dtype, tensor.dtype} <= _FLOATS:
-        return []
-    was, now = name_of(source.dtype), name_of(tensor.dtype)
-    wrong = f"has the dtype {was} in the file, and {now} in the model"
-    remedy = "only float types are cast into one another"
-    return [problem(source.file, source.name, wrong, remedy)]
+        yield problem(
+            file, name, wrong, "load it with model.load_state_dict, then apply the pipeline"
+        )
+    elif value.dtype is not original.dtype and not {value.dtype, original.dtype} <= _FLOATS:
+        was, now = name_of(value.dtype), name_of(original.dtype)
+        wrong = f"has the dtype {was} in the file, and {now} in the model"
+        yield problem(file, name, wrong, "only float types are cast into one another")

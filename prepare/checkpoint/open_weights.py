@@ -41,6 +41,11 @@ class OpenedWeights:
     manifest: Manifest | None
     digests: Mapping[str, str]
 
+    def place_of(self, path: str) -> tuple[Path, str]:
+        """Return the file with the tensor that the model calls `path`, and its name there."""
+        stored = self.stored.get(path)
+        return (stored.file, stored.name) if stored else (self.path, path)
+
 
 def open_weights(
     path: Path, *, key: str | None = None, rename: Rename | None = None, check: str = "auto"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from prepare.checkpoint.manifest import Manifest, SavedTensor
 from prepare.checkpoint.paths import beside, check_suffix
-from prepare.checkpoint.stored_tensor import problem, raw, several
+from prepare.checkpoint.stored_tensor import digest, problem, raw, several
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.tensors import (
     NamedTensor,
@@ -191,8 +190,7 @@ def _canonical(tensor: Tensor) -> Tensor:
 
 
 def _saved_tensor(name: str, values: Tensor) -> SavedTensor:
-    digest = hashlib.sha256(raw(values)).hexdigest()
-    return SavedTensor(name, name_of(values.dtype), tuple(values.shape), digest)
+    return SavedTensor(name, name_of(values.dtype), tuple(values.shape), digest(values))
 
 
 def export(model: _Model) -> _Model:

@@ -1,6 +1,7 @@
 """One tensor of a file of weights: its dtype, its shape, and its values in pieces."""
 
 import ctypes
+import hashlib
 import mmap
 import sys
 from collections.abc import Iterator, Sequence
@@ -61,6 +62,13 @@ class StoredTensor:
             if self.droppable and satisfied(tuple(piece.shape), piece.stride()):
                 drop_pages(piece)
 
+    def digest(self) -> str:
+        """Return the sha256 of the values in contiguous order."""
+        hashed = hashlib.sha256()
+        for _, piece in self.pieces():
+            hashed.update(raw(piece))
+        return hashed.hexdigest()
+
     def error(self, wrong: str, remedy: str = "") -> CheckpointError:
         """Return the error that names this tensor."""
         return CheckpointError.of([problem(self.file, self.name, wrong, remedy)])
@@ -113,6 +121,12 @@ def is_mapped_file(tensor: Tensor) -> bool:
         if first <= address < end:
             return inode != "0"
     return False
+
+
+def digest(tensor: Tensor) -> str:
+    """Return the sha256 of the values of a tensor in contiguous order."""
+    values = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
+    return hashlib.sha256(raw(values)).hexdigest()
 
 
 def raw(tensor: Tensor) -> memoryview:

@@ -3,6 +3,7 @@
 from cmath import isfinite
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -181,19 +182,28 @@ class Transfer:
                 is shared with other processes.
         """
         _check_forms(self._moves)
-        with (
-            torch.no_grad(),
-            torch._C.DisableTorchFunctionSubclass(),
-            OneThreadWorkers(_use_threads(self._moves)) as workers,
-        ):
+        with _copying(self._moves) as workers:
             if self._low_memory:
                 self._one_by_one(workers)
                 return
-            fresh = _new_data(self._moves, workers)
-            with held_interrupts():
-                for tensor, data in fresh:
-                    self._old.append((tensor, tensor.data))
-                    tensor.data = data
+            self.exchange(_new_data(self._moves, workers))
+
+    def copies(self) -> list[Tensor]:
+        """Return the new data of each move, and leave the tensors as they are; small moves go together.
+
+        Raises:
+            RefusedError: a value does not fit the new dtype.
+        """
+        with _copying(self._moves) as workers:
+            groups = _groups(self._moves)
+            return [data for moves in groups for _, data in _new_data(moves, workers)]
+
+    def exchange(self, fresh: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Give every tensor its new data; `undo` takes it back."""
+        with held_interrupts():
+            for tensor, data in fresh:
+                self._old.append((tensor, tensor.data))
+                tensor.data = data
 
     def undo(self) -> None:
         """Give every tensor its old data back; safe to call more than once."""
@@ -216,6 +226,17 @@ class Transfer:
                 for tensor, data in fresh:
                     tensor.data = data
                 self._freed += [move.path for move in moves]
+
+
+@contextmanager
+def _copying(moves: Sequence[AnyMove]) -> Iterator[OneThreadWorkers]:
+    """Start threads that copy the data of these moves, without autograd and the code of subclasses."""
+    with (
+        torch.no_grad(),
+        torch._C.DisableTorchFunctionSubclass(),
+        OneThreadWorkers(_use_threads(moves)) as workers,
+    ):
+        yield workers
 
 
 def _check_forms(moves: Sequence[AnyMove]) -> None:

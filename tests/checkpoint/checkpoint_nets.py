@@ -120,10 +120,10 @@ def small_like(model: nn.Module) -> nn.Module:
     return like
 
 
-def small_bytes(path: Path) -> bytes:
+def small_bytes(path: Path, name: str = "0.weight") -> bytes:
     """Return the bytes of one of its tensors, as they are in the file."""
     from prepare.checkpoint.open_weights import open_weights
     from prepare.checkpoint.stored_tensor import raw
 
-    stored = open_weights(path).stored["0.weight"]
+    stored = open_weights(path).stored[name]
     return bytes(raw(next(stored.pieces())[1]))

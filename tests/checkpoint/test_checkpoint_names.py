@@ -4,7 +4,15 @@ import pytest
 import torch
 from torch import nn
 
-from checkpoint_nets import NOTHING, assert_same, same_state, small, small_like, state_of
+from checkpoint_nets import (
+    NOTHING,
+    assert_same,
+    same_state,
+    small,
+    small_bytes,
+    small_like,
+    state_of,
+)
 from prepare.checkpoint import load, save
 from prepare.errors import CheckpointError, KnownIssueError, RefusedError
 from prepare.pipeline import Pipeline
@@ -56,17 +64,82 @@ def test_hooks_of_modules_that_rename_are_run(path):
     assert torch.allclose(new(image), old(image))
 
 
-def test_a_hook_that_computes_from_the_file_is_refused(path):
-    class Fused(nn.Linear):
-        def _load_from_state_dict(self, state, prefix, *rest):
-            state[prefix + "weight"] = state[prefix + "weight"].t()  # square: no shape would tell
-            super()._load_from_state_dict(state, prefix, *rest)
+class Transposed(nn.Linear):
+    def _load_from_state_dict(self, state, prefix, *rest):
+        state[prefix + "weight"] = state[prefix + "weight"].t()  # square: no shape would tell
+        super()._load_from_state_dict(state, prefix, *rest)
+        self.was_loaded = True
 
+
+class Doubled(nn.Linear):
+    """Writes into the tensors of the file."""
+
+    def _load_from_state_dict(self, state, prefix, *rest):
+        state[prefix + "weight"].data.mul_(2)
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+class CopiesItself(nn.Linear):
+    def _load_from_state_dict(self, state, prefix, *rest):
+        with torch.no_grad():
+            self.weight.copy_(state.pop(prefix + "weight"))
+            self.bias.copy_(state.pop(prefix + "bias"))
+
+
+class TakesAnySize(nn.Linear):
+    def _load_from_state_dict(self, state, prefix, *rest):
+        for name in ("weight", "bias"):
+            setattr(self, name, nn.Parameter(torch.zeros_like(state[prefix + name])))
+        super()._load_from_state_dict(state, prefix, *rest)
+
+
+class Turned(nn.Linear):
+    def __init__(self, *sizes):
+        super().__init__(*sizes)
+        self.register_load_state_dict_pre_hook(Turned.turn)
+
+    def turn(self, state, prefix, *_):
+        state[prefix + "weight"] = state[prefix + "weight"].roll(1, 0)
+
+
+OWN_CODE = [Transposed, Doubled, CopiesItself, TakesAnySize, Turned]
+
+
+@pytest.mark.parametrize("kind", OWN_CODE, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("given", ["function", "model"])
+def test_loading_code_of_a_module_does_as_in_torch(path, kind, given):
+    def build():
+        return nn.Sequential(nn.Linear(3, 3), kind(3, 2 if kind is TakesAnySize else 3))
+
+    stored = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    save(stored, path)
+    expected, content = build(), path.read_bytes()
+    expected.load_state_dict({name: t.clone() for name, t in stored.state_dict().items()}, False)
+    half = Pipeline.from_config({"half": {"dtype": "bfloat16"}})
+    loaded = load(path, build if given == "function" else build(), pipeline=half, strict=False)
+    assert_same(loaded.model, half.apply(expected))
+    assert vars(loaded.model[1]).get("was_loaded") == vars(expected[1]).get("was_loaded")
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("kind", OWN_CODE, ids=lambda kind: kind.__name__)
+def test_loading_code_changes_no_model_that_is_refused(path, kind):
+    model = nn.Sequential(kind(3, 3), nn.Linear(3, 3))
+    save(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 4)), path)
+    before = state_of(model)
+    with pytest.raises(CheckpointError, match=r"1\.weight: has the shape \[4, 3\]"):
+        load(path, model)
+    assert same_state(state_of(model), before)
+    assert "was_loaded" not in vars(model[0])
+
+
+def test_a_flipped_bit_is_found_before_loading_code_runs(path):
     save(nn.Linear(3, 3), path)
-    with pytest.raises(
-        CheckpointError, match="weight: is computed from the file by the code of its"
-    ):
-        load(path, lambda: Fused(3, 3))
+    content = bytearray(path.read_bytes())
+    content[content.index(small_bytes(path, "weight"))] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match="weight: is not what was saved: its sha256"):
+        load(path, Doubled(3, 3))
 
 
 def test_key_chooses_an_entry_of_a_file_with_several(tmp_path):

@@ -242,7 +242,7 @@ def test_each_step_that_cannot_be_resolved_is_one_error():
     assert [problem.where for problem in caught.value.problems] == [
         f"steps.{name}" for name in config.steps
     ]
-    assert "Missing mandatory value" in caught.value.problems[0].wrong
+    assert "Missing mandatory" in caught.value.problems[0].wrong
     assert all("nowhere" in problem.wrong for problem in caught.value.problems[1:])
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.app.job.headline import check_figures
 from prepare.core.utils import files, json_records
+from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import FileError, Problem
 from prepare.stages.registry import ordered_stages
 
@@ -38,10 +39,6 @@ _HYDRA = ".hydra"
 LOCKS = ".locks"
 _OF_HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "prepare.log")
 _KILLED = "holds no result: its run was killed or is still running"
-_RESULT = json_records.Kind(
-    "prepare.result", 1, "the result of a job", "the result.json of a run", FileError
-)
-_JOB = json_records.Kind("prepare.job", 1, "a job", "the job.json of a run", FileError)
 # Of fields that the files of earlier versions do not have.
 _LATE = {"late": True}
 # More than any of these files needs; a summary also reads folders that others have written.
@@ -49,7 +46,7 @@ _LIMIT = 1 << 24
 
 
 @dataclass(frozen=True)
-class Result:
+class Result(JsonRecord):
     """The end of a job.
 
     `reason` is a word or two (`oom`, `nothing changed`), `error` says in a line what happened. `figures` are
@@ -58,6 +55,10 @@ class Result:
     the autocast of every forward.
     """
 
+    KIND: ClassVar[Kind] = Kind(
+        "prepare.result", 1, "the result of a job", "the result.json of a run", FileError
+    )
+    LIMIT: ClassVar[int] = _LIMIT
     status: str
     reason: str | None = None
     error: str | None = None
@@ -68,9 +69,15 @@ class Result:
     during: str = field(default="", metadata=_LATE)
     amp: str = field(default="none", metadata=_LATE)
 
+    def check(self) -> None:
+        """Raise ValueError for a status that no job has, or figures of other kinds."""
+        if self.status not in STATUSES:
+            raise ValueError(f"{self.status!r} is not a status")
+        check_figures(self.figures)
+
 
 @dataclass(frozen=True)
-class Job:
+class Job(JsonRecord):
     """A job as its record describes it: number in a sweep, overrides, option chosen in each group.
 
     `sweep` distinguishes a sweep from an older one in the same folder, and `identity` one of its jobs
@@ -78,6 +85,8 @@ class Job:
     the forward of the example input, if it ran.
     """
 
+    KIND: ClassVar[Kind] = Kind("prepare.job", 1, "a job", "the job.json of a run", FileError)
+    LIMIT: ClassVar[int] = _LIMIT
     number: int | None
     sweep: str | None
     overrides: list[str]
@@ -126,7 +135,7 @@ class Record:
 
     def write_job(self, job: Job) -> None:
         """Write `job.json`."""
-        self._write("job.json", _JOB.head | asdict(job))
+        self._write("job.json", job.KIND.head | job.content())
 
     def write_environment(self, environment: Mapping[str, Any]) -> None:
         """Write `environment.json`: packages and devices."""
@@ -149,19 +158,17 @@ class Record:
         """Write `result.json`, the last file of a record, and before it the traceback of an error."""
         if result.status == "failed" and result.traceback:
             files.write_text(self.folder / "traceback.txt", result.traceback)
-        self._write("result.json", _RESULT.head | asdict(result))
+        self._write("result.json", result.KIND.head | result.content())
 
     def result(self) -> Result | None:
         """Read the result; None if the job has not ended. Raises FileError."""
         path = self.folder / "result.json"
-        if not path.is_file():
-            return None
-        return json_records.load(Result, path, _RESULT, check=_check_status, limit=_LIMIT)
+        return Result.load(path) if path.is_file() else None
 
     def job(self) -> Job | None:
         """Read the job; None if nothing was written. Raises FileError."""
         path = self.folder / "job.json"
-        return json_records.load(Job, path, _JOB, limit=_LIMIT) if path.is_file() else None
+        return Job.load(path) if path.is_file() else None
 
     def is_of(self, job: Job) -> bool:
         """Return whether the record is that of `job`. Raises FileError."""
@@ -180,12 +187,6 @@ class Record:
 
     def _write(self, name: str, data: Any) -> None:
         json_records.write_json(self.folder / name, data)
-
-
-def _check_status(result: Result) -> None:
-    if result.status not in STATUSES:
-        raise ValueError(f"{result.status!r} is not a status")
-    check_figures(result.figures)
 
 
 def used_folder(folder: Path, *, begun: bool = False) -> list[Problem]:

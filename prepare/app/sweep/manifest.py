@@ -10,21 +10,18 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from prepare.app.job.record import LOCKS, Job
 from prepare.app.sweep.locks import SUFFIX, is_held
-from prepare.core.utils import json_records
 from prepare.core.utils.accelerator import installed_accelerator
+from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.core.utils.packages import version_of
 from prepare.errors import FileError
 
-_KIND = json_records.Kind(
-    "prepare.sweep", 1, "a list of the rows of a sweep", "the sweep.json of a sweep", FileError
-)
 # Options that change how a job is executed, not its result.
 _WITHOUT_EFFECT = ("isolate", "resume", "overwrite")
 # The groups of entry points whose packages take part in a job.
@@ -33,7 +30,7 @@ _LENGTH = 16
 
 
 @dataclass(frozen=True, slots=True)
-class SweepManifest:
+class SweepManifest(JsonRecord):
     """The rows that a sweep shall have.
 
     Attributes:
@@ -44,10 +41,18 @@ class SweepManifest:
         host: the machine that the sweep was started on; empty if it is not known.
     """
 
+    KIND: ClassVar[Kind] = Kind(
+        "prepare.sweep", 1, "a list of the rows of a sweep", "the sweep.json of a sweep", FileError
+    )
     sweep: str
     rows: list[list[str]] | None
     identities: list[str | None] = field(default_factory=list)
     host: str = field(default_factory=platform.node)
+
+    def check(self) -> None:
+        """Raise ValueError for a sweep without a name."""
+        if not self.sweep:
+            raise ValueError("the sweep has no name")
 
     def identity(self, number: int | None) -> str | None:
         """Return the identity of a row, if it has one."""
@@ -67,18 +72,13 @@ class SweepManifest:
 
 def write_sweep_manifest(folder: Path, manifest: SweepManifest) -> None:
     """Write the rows that a sweep shall have, so that a missing one can be named. Raises FileError."""
-    json_records.write_json(folder / "sweep.json", _KIND.head | asdict(manifest), lines=True)
+    manifest.save(folder / "sweep.json")
 
 
 def read_sweep_manifest(folder: Path) -> SweepManifest | None:
     """Read the manifest of the sweep in `folder`; None if there is no sweep. Raises FileError."""
     path = folder / "sweep.json"
-    return json_records.load(SweepManifest, path, _KIND, check=_check) if path.is_file() else None
-
-
-def _check(manifest: SweepManifest) -> None:
-    if not manifest.sweep:
-        raise ValueError("the sweep has no name")
+    return SweepManifest.load(path) if path.is_file() else None
 
 
 def manifest_claim(folder: Path) -> Path:

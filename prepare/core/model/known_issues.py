@@ -147,8 +147,8 @@ def _within(version: str | None, span: Sequence[str | None], *, digits: int = 3)
 
 
 def _numbers(version: str, digits: int) -> tuple[int, ...]:
-    found = [int(number) for number in re.findall(r"\d+", version)[:digits]]
-    return (*found, *[0] * (digits - len(found)))
+    parts = [int(number) for number in re.findall(r"\d+", version)[:digits]]
+    return (*parts, *[0] * (digits - len(parts)))
 
 
 def _rank(name: str) -> int | None:

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _Parser = Callable[[Any], Any]
-# Bytes; more than the record of a model of a hundred thousand tensors needs.
+# The most bytes of a file; more than the record of a model of a hundred thousand tensors needs.
 LIMIT = 1 << 25
-# What the content of a file may take in memory, in bytes, and what one value takes: `{}` in a list 72.
+# The bytes of memory that the content of a file may take, and those of one value: `{}` in a list takes 72.
 _MOST_MEMORY = 128_000_000
 _VALUE = 64
 _MOST_DIGITS = 1_000
-# Characters of a message that are a file's.
+# The most characters of a message that come from a file.
 _LONGEST = 300
 # The report reads records, so no record imports it: it is looked up when one is shown.
 _REPORT = "prepare.app.report.objects"
@@ -85,6 +85,7 @@ class JsonRecord:
 
     __slots__ = ()
     KIND: ClassVar[Kind]
+    LIMIT: ClassVar[int] = LIMIT
 
     def save(self, path: str | os.PathLike) -> None:
         """Write it as JSON, atomically; equal records give equal bytes. Raises FileError."""
@@ -94,11 +95,29 @@ class JsonRecord:
     def load(cls, path: str | os.PathLike) -> Self:
         """Read it from its JSON file, without torch.
 
+        The keys of each object must be the fields of its class; fields marked `late` may be absent. At the
+        top level, `format`, `version` and properties are ignored. Annotations may hold `X | None`,
+        dataclasses, NamedTuples, `tuple[X, ...]`, `tuple[X, X]`, `list[X]` and `dict[K, X]`. Every value must
+        have the type of its annotation; numbers are finite, and below 2**63.
+
         Raises:
             FileError: the file cannot be read.
             PrepareError: the file is of another kind or version; the error of its kind.
         """
-        return load(cls, path, cls.KIND, check=cls.check).as_read()
+
+        def make(data: dict[str, Any]) -> Any:
+            derived = {key for key in data if isinstance(getattr(cls, key, None), property)}
+            skipped = derived | cls.KIND.head.keys()
+            record = _parse_object(cls, {k: data[k] for k in data if k not in skipped})
+            record.check()
+            return record
+
+        return read_record(path, cls.KIND, make, parse=cls.parse, limit=cls.LIMIT).as_read()
+
+    @staticmethod
+    def parse(text: str) -> Any:
+        """Return the content of the text of a file."""
+        return parse_json(text)
 
     def as_read(self) -> Self:
         """Return it as its reader gets it: what an earlier version wrote in the words of this one."""
@@ -131,40 +150,6 @@ def check_memory(text: str | bytes) -> None:
     values = sum(map(encoded.count, (b"{", b"[", b",", b":")))
     if 2 * sys.getsizeof(text) + _VALUE * values > _MOST_MEMORY:
         raise ValueError(f"it would take more than {_MOST_MEMORY / 1e6:.0f} MB of memory")
-
-
-def load(
-    cls: type[_T],
-    path: str | os.PathLike,
-    kind: Kind,
-    *,
-    check: Callable[[_T], object] | None = None,
-    parse: _Parser = parse_json,
-    limit: int = LIMIT,
-) -> _T:
-    """Read an instance of `cls` from the JSON file at `path`.
-
-    `cls` and the classes in its annotations are dataclasses or NamedTuples. The keys of each object must
-    be the fields of its class; fields marked `late` may be absent. At the top level, `format`, `version`
-    and properties of `cls` are ignored. `check` may raise ValueError or KeyError for a wrong instance.
-    Annotations may hold `X | None`, `tuple[X, ...]`, `tuple[X, X]`, `list[X]` and `dict[K, X]`. Every value
-    must have the type of its annotation; numbers are finite, and below 2**63. `parse` reads the text of a
-    file that is not JSON; `limit` is the most bytes.
-
-    Raises:
-        FileError: the file cannot be read.
-        kind.error: the file is of another kind or version, or does not hold a `cls`.
-    """
-
-    def make(data: dict[str, Any]) -> _T:
-        derived = {key for key in data if isinstance(getattr(cls, key, None), property)}
-        skipped = derived | kind.head.keys()
-        record: _T = _parse_object(cls, {key: data[key] for key in data if key not in skipped})
-        if check is not None:
-            check(record)
-        return record
-
-    return read_record(path, kind, make, parse=parse, limit=limit)
 
 
 def read_record(

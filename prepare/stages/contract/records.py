@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import yaml
 
 from prepare.core.utils import files, plain_yaml
-from prepare.core.utils.json_records import JsonRecord, Kind, load
-from prepare.core.utils.sizes import Size, without_empty_sizes
+from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import ContractError, RecipeError
 
-_KIND = Kind("prepare.contract", 1, "a contract", "a contract.yaml", ContractError)
+if TYPE_CHECKING:
+    from prepare.core.utils.sizes import Size
+
 # Of a weight: its shape, strides, layout, dtype and device.
 _WORDS = 5
 BROKEN, BETTER, TOO_NOISY, NOTE = KINDS = ("broken", "better", "too noisy", "note")
@@ -44,7 +45,7 @@ class TimeRatio:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Contract:
+class Contract(JsonRecord):
     """The properties of a prepared model that a contract checks, in a mode and under autocast to `amp`.
 
     `steps` is its recipe; None if the model was taken as it is. `modules` maps each name to its class,
@@ -57,6 +58,10 @@ class Contract:
     what depends on it: layouts, flow, verification, time.
     """
 
+    KIND: ClassVar[Kind] = Kind(
+        "prepare.contract", 1, "a contract", "a contract.yaml", ContractError
+    )
+    LIMIT: ClassVar[int] = plain_yaml.MAX_RECORDED_BYTES
     model: str
     mode: str
     steps: dict[str, Any] | None
@@ -94,11 +99,18 @@ class Contract:
         shapes = {name: f"shape {text.split()[0]}" for name, text in self.weights.items()}
         return {**self.modules, **shapes}
 
-    def save(self, path: str | Path) -> None:
+    def content(self) -> dict[str, Any]:
+        """Return what the file holds after its format and version: all but `sources`."""
+        written = JsonRecord.content(self)
+        for each in (written, *written.get("sizes", {}).values()):
+            del each["sources"]
+        return written
+
+    def save(self, path: str | os.PathLike) -> None:
         """Write `contract.yaml`; equal contracts give equal bytes. Raises FileError."""
-        written = asdict(self, dict_factory=_without_sources)
+        plain = json.loads(json.dumps(self.content()))
         text = yaml.dump(
-            json.loads(json.dumps(_KIND.head | written)),
+            self.KIND.head | plain,
             Dumper=_ContractDumper,
             sort_keys=False,
             allow_unicode=True,
@@ -106,17 +118,19 @@ class Contract:
         )
         files.write_text(path, text)
 
-    @classmethod
-    def load(cls, path: str | Path) -> Contract:
-        """Load a contract from its YAML, without torch.
+    @staticmethod
+    def parse(text: str) -> Any:
+        """Return the content of the YAML of a contract; raise ValueError if it is none."""
+        try:
+            return plain_yaml.read(text, "it", remedy="", recorded=True).value
+        except RecipeError as error:
+            raise ValueError(str(error)) from error
 
-        Raises:
-            FileError: the file cannot be read.
-            ContractError: the file is not a contract, or is of another version.
-        """
-        return load(
-            cls, path, _KIND, check=_check, parse=_parse, limit=plain_yaml.MAX_RECORDED_BYTES
-        )
+    def check(self) -> None:
+        """Raise ValueError for a weight that is not described by as many words as others."""
+        for name, text in self.weights.items():
+            if len(text.split()) != _WORDS:
+                raise ValueError(f"{text!r} does not describe the weight {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,20 +176,3 @@ class ContractCheck(JsonRecord):
     def status(self) -> str:
         """`broken`, `better`, or `kept`: the worst kind that matters."""
         return BROKEN if self.of(BROKEN) else BETTER if self.of(BETTER) else "kept"
-
-
-def _without_sources(items: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    return without_empty_sizes([item for item in items if item[0] != "sources"])
-
-
-def _check(contract: Contract) -> None:
-    for name, text in contract.weights.items():
-        if len(text.split()) != _WORDS:
-            raise ValueError(f"{text!r} does not describe the weight {name!r}")
-
-
-def _parse(text: str) -> Any:
-    try:
-        return plain_yaml.read(text, "it", remedy="", recorded=True).value
-    except RecipeError as error:
-        raise ValueError(str(error)) from error

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from prepare.core.utils import json_records
-from prepare.core.utils.json_records import Readable
+from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.numbers import part_of_tolerance
-from prepare.core.utils.sizes import without_empty_sizes
 from prepare.errors import ExportError
 from prepare.stages.bench.records import Comparison, check_comparison
 
-_KIND = json_records.Kind("prepare.export", 1, "an export", "an export.json", ExportError)
 # The keys of the metadata in an artefact.
 METADATA = ("recipe.yaml", "versions.json")
 STATUSES = ("pass", "fail", "refused", "cannot tell")
@@ -88,7 +84,7 @@ class TakenOut:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Export(Readable):
+class Export(JsonRecord, Readable):
     """The result of an export: the artefact, whether it is right, and its contract.
 
     `status` is `pass`; `fail` if the artefact answers wrongly; `refused` if a stage could not be done; or
@@ -96,6 +92,7 @@ class Export(Readable):
     of its files with their sha256. `bytes` is their size. `time` compares a call with the models.
     """
 
+    KIND: ClassVar[Kind] = Kind("prepare.export", 1, "an export", "an export.json", ExportError)
     status: str
     reason: str
     exporter: str
@@ -126,23 +123,9 @@ class Export(Readable):
         known = [(part, check) for part, check in parts if part is not None]
         return max(known, key=lambda pair: pair[0], default=(None, None))[1]
 
-    def save(self, path: str | Path) -> None:
-        """Write `export.json`. Raises FileError."""
-        written = asdict(self, dict_factory=without_empty_sizes)
-        json_records.write_json(path, _KIND.head | written, lines=True)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Export:
-        """Load an export from its JSON, without torch.
-
-        Raises:
-            ExportError: the file is not an export, or is of another version.
-        """
-        return json_records.load(cls, path, _KIND, check=_check_status)
-
-
-def _check_status(export: Export) -> None:
-    if export.status not in STATUSES:
-        raise ValueError(f"{export.status!r} is not a status")
-    if export.time is not None:
-        check_comparison(export.time)
+    def check(self) -> None:
+        """Raise ValueError for a status that no export has, or a time that contradicts itself."""
+        if self.status not in STATUSES:
+            raise ValueError(f"{self.status!r} is not a status")
+        if self.time is not None:
+            check_comparison(self.time)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _SECTION = "flow"
 # A sentence names at most so many classes of modules, a page so many notes.
 _NAMED, _NOTES = 3, 50
-# Named for operators outside all submodules.
+# The name for operators outside all submodules.
 _ROOT = "the model itself"
 
 

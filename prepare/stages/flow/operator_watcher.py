@@ -59,7 +59,7 @@ class OperatorWatcher(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload) or func.namespace == "prim":
             return func(*args, **kwargs)
-        if _is_composite(func):  # inference_mode does not decompose these
+        if _is_composite(func):  # inference_mode does not decompose these operators
             with self:
                 return func.decompose(*args, **kwargs)
         output = func(*args, **kwargs)
@@ -199,7 +199,7 @@ def _is_composite(func: OpOverload) -> bool:
 def _is_view(func: OpOverload) -> bool:
     infos = [returned.alias_info for returned in func._schema.returns]
     shares = any(info is not None and not info.is_write for info in infos)
-    # These two are views, although their schemas do not declare it.
+    # These two operators return views, although their schemas do not declare it.
     return shares or func._schema.name in ("aten::_unsafe_view", "aten::_reshape_alias")
 
 

@@ -65,11 +65,11 @@ class FlowStage(Stage):
 
         with work.progress("following the layout of activations"):
             follow = flow.predict if self.level == "predict" else flow.observe
-            found = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
-            work.notes += _batch_notes(work, found)
+            record = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
+            work.notes += _batch_notes(work, record)
             if not work.pipeline.steps:
-                return {"flow": found}
-            records = {"flow": _with_remedy(work, found)}
+                return {"flow": record}
+            records = {"flow": _with_remedy(work, record)}
             if bare := _without_repairs(work):
                 backward = work.model.training
                 before = flow.predict(bare, work.formatted, backward=backward, amp=work.amp)
@@ -125,14 +125,14 @@ def _with_steps(work: StageContext) -> StageContext:
     return replace(work, model=model, pipeline=pipeline, formatted=formatted)
 
 
-def _batch_notes(work: StageContext, found: Flow) -> list[str]:
+def _batch_notes(work: StageContext, flow: Flow) -> list[str]:
     """Return a note if convolutions run in torch's reference kernel that would not in a batch of two."""
     from prepare.core.forward.call import call_of
     from prepare.core.utils.text import plural
     from prepare.stages.flow import predict
 
     call = call_of(work.formatted)
-    slow = {each.module for each in found.convolutions if each.backend == "Slow3d"}
+    slow = {each.module for each in flow.convolutions if each.backend == "Slow3d"}
     if not slow or call.batch != 1:
         return []
     twice = call.map(lambda x: x.repeat(2, *[1] * (x.dim() - 1)) if x.dim() and len(x) == 1 else x)

@@ -51,10 +51,10 @@ CAUSES = frozenset({*_FUNCTIONS, *_CAUSES.values(), *_CAUSE_IS_NAME, "convolutio
           "conv2d_reference", "conv3d_reference", *(word for _, word in _CAUSES_BY_PART)})  # fmt: skip
 # Operators whose speed or output layout depends on the layout of their inputs.
 _SENSITIVE = ("convolution", "batch_norm", "group_norm", "pool", "upsample", "grid_sampler")
-# The first output of these is the gradient of an activation; the others are gradients of parameters.
+# The first output of these operators is the gradient of an activation; the others are those of parameters.
 _FIRST_ONLY = ("convolution_backward", "native_batch_norm_backward", "native_group_norm_backward",
                "native_layer_norm_backward", "_prelu_kernel_backward")  # fmt: skip
-# These use the shape or device of a tensor, and none of its values.
+# These operators use the shape or device of a tensor, and none of its values.
 _FACTORIES = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided", "empty_like",
               "zeros_like", "ones_like", "full_like", "rand_like", "randn_like")  # fmt: skip
 PARAMETERS = frozenset({"weight", "bias", "running_mean", "running_var"})
