@@ -24,7 +24,6 @@ from prepare.core.document import (
     Where,
     columns,
 )
-from prepare.core.utils import machine
 from prepare.core.utils.numbers import (
     digits,
     doubt,
@@ -64,7 +63,7 @@ def bench_document(shown: ReportContext) -> Document | None:
         return Document(name=_SECTION, place=50, answers=(missing,))
     if isinstance(bench, Comparison):
         return comparison_document(bench)
-    wrong, busy = is_wrong(verification), busy_sentence(bench)
+    wrong, busy = is_wrong(verification), bench.busy
     wrong_text = "; but its outputs are wrong" if wrong else ""
     return Document(
         name=_SECTION,
@@ -140,14 +139,6 @@ def _speed(case: Case, confidence: float | None) -> str:
     return speed_text(
         row.verdict, row.ratio, row.ratio_interval, time=case.seconds, confidence=confidence
     )
-
-
-def busy_sentence(bench: Bench | None) -> str:
-    """Return one line if the machine was busy while the job was timed; empty if not."""
-    cases = bench.cases if bench else ()
-    compared = (case.comparison for case in cases if case.comparison)
-    found = (machine.busy_sentence(c.settings, c.noise) for c in compared)
-    return next(filter(None, found), "")
 
 
 def is_wrong(verification: Verification | None) -> bool:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
-from prepare.core.utils.machine import disturbance
-from prepare.core.utils.numbers import finite
+from prepare.core.utils.machine import busy_sentence, disturbance
+from prepare.core.utils.numbers import Interval, finite
 from prepare.core.utils.sizes import Size, SizeVerdict
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
@@ -36,7 +36,6 @@ _SETTINGS = {
     **dict.fromkeys(("confidence", "others", "load_before", "stolen", "held_back"), float | None),
     "amp": str | None,
 }
-Interval = tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +224,12 @@ class Bench(JsonRecord, Readable):
     def headline(self) -> VariantResult:
         """The one row to show in a summary: that of the first case."""
         return self.cases[0].row
+
+    @property
+    def busy(self) -> str:
+        """One sentence if the machine was busy while the job was timed; empty if not."""
+        compared = (case.comparison for case in self.cases if case.comparison)
+        return next(filter(None, (busy_sentence(c.settings, c.noise) for c in compared)), "")
 
     def as_read(self) -> Self:
         return replace(self, cases=tuple(map(_updated, self.cases)))
