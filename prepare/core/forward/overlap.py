@@ -71,7 +71,7 @@ def _sharing(group: list[Tensor]) -> list[Tensor]:
 def span(group: list[Tensor]) -> tuple[int, int]:
     """Return the first element of a group in its memory, and the number up to the last."""
     start = min(tensor.storage_offset() for tensor in group)
-    return start, max(map(_end, group)) - start
+    return int(start), int(max(map(_end, group)) - start)
 
 
 def is_sparse(group: list[Tensor]) -> bool:
@@ -81,4 +81,4 @@ def is_sparse(group: list[Tensor]) -> bool:
 
 def _end(tensor: Tensor) -> int:
     steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.storage_offset() + sum((size - 1) * step for size, step in steps) + 1
+    return int(tensor.storage_offset()) + sum((size - 1) * step for size, step in steps) + 1
