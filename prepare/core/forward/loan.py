@@ -46,7 +46,7 @@ class Loan:
         # A compiler chooses strides itself; a program that is exported gets them.
         self._change = cast if self.is_traced and not is_exporting() else change
         self._cast = cast
-        self._lent: list[tuple[Tensor, Tensor, int]] = []
+        self._lent: list[tuple[Tensor, Tensor, int | None]] = []
         self._to_return: list[tuple[Tensor, Tensor]] = []
         self._containers: list[Any] = []
         self._left: list[Tensor] = []
@@ -68,10 +68,14 @@ class Loan:
             self._apart += group
         else:
             start, size = span(group)
-            memory = self._cast(group[0].as_strided((size,), (1,), start))
-            for tensor in group:
+            before = group[0].detach().as_strided((size,), (1,), start)
+            memory = self._cast(before)
+            self._lent.append((before, memory, memory._version))
+            for tensor in group:  # what is written into one of them reaches the memory of all
                 at = tensor.storage_offset() - start
-                self._lend(tensor, memory.as_strided(tensor.shape, tensor.stride(), at))
+                after = memory.as_strided(tensor.shape, tensor.stride(), at)
+                self._lent.append((tensor, after, None))
+                self._to_return.append((tensor, after))
 
     def give(self, value: Any) -> Any:
         """Return `value` with lent tensors in it; a container that can be changed is changed in place."""
@@ -100,6 +104,8 @@ class Loan:
         for container in self._containers:
             self._release(container)
         for before, after, version in self._lent:
+            if version is None:
+                continue
             if not self.is_traced:
                 is_written = after._version != version
             else:
