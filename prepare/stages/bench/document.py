@@ -78,7 +78,10 @@ def bench_document(shown: ReportContext) -> Document | None:
             for c in bench.cases
             for each in (c, *c.sizes)
         ),
-        notes=(busy,) if busy and busy.partition(";")[0] not in bench.headline.reason else (),
+        notes=(
+            *((busy,) if busy and busy.partition(";")[0] not in bench.headline.reason else ()),
+            *_repeats(bench),
+        ),
         parts=lambda: (
             *(Text(text=case_sentence(case), where="terminal") for case in bench.cases[1:]),
             *_on_page(bench, verification),
@@ -139,6 +142,13 @@ def _speed(case: Case, confidence: float | None) -> str:
     return speed_text(
         row.verdict, row.ratio, row.ratio_interval, time=case.seconds, confidence=confidence
     )
+
+
+def _repeats(bench: Bench) -> Iterator[str]:
+    """Yield which models returned other values for the same input, of the first case that shows any."""
+    cases = [case.comparison for case in bench.cases if case.comparison]
+    found = ([f"the {r.name} model: {r.repeats}" for r in c.rows if r.repeats] for c in cases)
+    yield from next(filter(None, found), [])
 
 
 def is_wrong(verification: Verification | None) -> bool:

@@ -46,6 +46,7 @@ class VariantResult:
     round (below 1 is faster), each with its interval. `throughput` is in items per second. `peak_bytes`
     is the peak memory of one call, without the model. `samples` are the seconds of a call in each round,
     each the mean of `calls` calls. `reason` says why the variant failed, or why its verdict is unclear.
+    `repeats` says how many calls with the same input returned other values, if any did.
     """
 
     name: str
@@ -60,6 +61,7 @@ class VariantResult:
     calls: int = 0
     samples: tuple[float, ...] = ()
     reason: str = ""
+    repeats: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,6 +350,7 @@ def _row(counted: Sequence[Comparison], name: str, control: Control | None) -> V
         device=rows[0].device,
         peak_bytes=max(peaks, default=None),
         reason=next(iter(reasons), ""),
+        repeats=next((row.repeats for row in rows if row.repeats), ""),
     )
     if missing:
         return result
