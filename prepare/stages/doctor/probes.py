@@ -308,6 +308,14 @@ KNOWN: dict[str, Probe] = {
             format="contiguous",
         ),
     ),
+    "conv2d_large_depthwise_channels_last": Probe(
+        "depthwise Conv2d with a large kernel",
+        _timed(
+            2.0, "contiguous",
+            OperationCase(partial(nn.Conv2d, 256, 256, 9, groups=256), (8, 256, 40, 40), _FLAT, _BFLOAT16),
+            format="contiguous",
+        ),
+    ),
     "upsample_nearest_channels_last": Probe(
         "Upsample, nearest",
         _timed(

@@ -22,6 +22,7 @@ from prepare.stages.flow.torch_operators import (
     cudnn_format,
     hidden_copies,
     is_convolution,
+    multiplications,
     takes_values,
 )
 
@@ -93,6 +94,8 @@ class OperatorWatcher(TorchDispatchMode):
         if backend and phase == "forward":
             tensors = arguments["input"], arguments["weight"], output
             self.builder.add_convolution(site, tensors, backend)
+        if phase == "forward":
+            self.builder.add_work(*multiplications(func, arguments, args, kwargs, output))
         operation = Operation(name, site, phase, backend, _is_view(func))
         for operand, tensor, layout in hidden_copies(name, arguments, memory_format):
             why = f"{operand} is {describe_layout(tensor)}, and the kernel works on {layout}"

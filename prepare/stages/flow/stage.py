@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from prepare.errors import Problem
@@ -62,11 +63,16 @@ class FlowStage(Stage):
         if self.level == "none" or not work.formatted:
             return {}
         from prepare.stages import flow
+        from prepare.stages.flow.published import expectations
 
         with work.progress("following the layout of activations"):
-            follow = flow.predict if self.level == "predict" else flow.observe
+            follow: Any = flow.predict if self.level == "predict" else flow.observe
+            if self.level == "predict" and _is_for_absent_cuda(work):
+                follow = partial(flow.predict, device="cuda")
             record = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
             work.notes += _batch_notes(work, record)
+            if work.settings.task == "flow":
+                work.notes += expectations(record, training=work.training)
             if not work.pipeline.steps:
                 return {"flow": record}
             records = {"flow": _with_remedy(work, record)}
@@ -96,6 +102,15 @@ class FlowStage(Stage):
         from prepare.stages.flow.document import flow_document
 
         return flow_document(shown)
+
+
+def _is_for_absent_cuda(work: StageContext) -> bool:
+    """Return whether `task=flow` is asked for a CUDA device, and there is none."""
+    import torch
+
+    asked = str((work.settings.steps.get("device") or {}).get("device", ""))
+    is_flow = work.settings.task == "flow"
+    return is_flow and asked.startswith("cuda") and not torch.cuda.is_available()
 
 
 def _with_steps(work: StageContext) -> StageContext:
