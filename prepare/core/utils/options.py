@@ -83,7 +83,8 @@ def read_options(
     """
     hints = typing.get_type_hints(cls, include_extras=True)
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    problems, read = [], {}
+    problems: list[Problem] = []
+    read: dict[str, Any] = {}
     for key, value in options.items():
         if key not in fields:
             few = len(problems) < _MOST_REMEDIES  # the search for the nearest word takes its time
