@@ -9,11 +9,9 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 
-from prepare.core.utils.folders import conf_dir
+from prepare.core.utils.folders import STEP_GROUPS, conf_dir
 
 _UNDER = "prepare"
-# The groups that fill `steps`. Another application has its own networks, example inputs and launchers.
-_GROUPS = ("device", "precision", "memfmt")
 
 
 def register() -> None:
@@ -25,12 +23,14 @@ def register() -> None:
     """
     for path in sorted((conf_dir() / "steps").glob("*.yaml")):
         _store(path.stem, f"{_UNDER}/steps", _read(path), package=f"{_UNDER}.steps")
-    for group in _GROUPS:
+    for group in STEP_GROUPS:
         for path in sorted((conf_dir() / group).glob("*.yaml")):
             # These files fill `steps` at the root; here the root is `prepare`.
             _store(path.stem, f"{_UNDER}/{group}", _read(path), package=_UNDER)
     defaults = _read(conf_dir() / "config.yaml")["defaults"]
-    chosen = [entry for entry in defaults if isinstance(entry, dict) and set(entry) <= {*_GROUPS}]
+    chosen = [
+        entry for entry in defaults if isinstance(entry, dict) and set(entry) <= {*STEP_GROUPS}
+    ]
     _store("default", _UNDER, {"defaults": ["_self_", *chosen], "steps": {}}, package=_UNDER)
 
 

@@ -17,6 +17,9 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # typeshed has no None for a missing module
 
+# The groups of configurations, each a folder of `conf_dir`, whose options add steps.
+STEP_GROUPS = ("device", "precision", "memfmt")
+
 
 def conf_dir() -> Path:
     """Return the folder of configurations: inside the package in a wheel, beside it in a checkout."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.machine import disturbance
-from prepare.core.utils.numbers import finite
+from prepare.core.utils.numbers import Interval, finite
 from prepare.core.utils.sizes import Size, SizeVerdict
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
@@ -36,7 +36,6 @@ _SETTINGS = {
     **dict.fromkeys(("confidence", "others", "load_before", "stolen", "held_back"), float | None),
     "amp": str | None,
 }
-Interval = tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -100,7 +100,6 @@ class FlowStage(Stage):
 
 def _with_steps(work: StageContext) -> StageContext:
     """Return the work of a copy of the model to which the declared steps are applied, but on its device."""
-    from prepare.core.forward.example_input import Example
     from prepare.core.model.module_tree import clone_of, copy_tree
     from prepare.pipeline import Pipeline
 
@@ -120,9 +119,7 @@ def _with_steps(work: StageContext) -> StageContext:
             model, strict=settings.strict, amp=work.amp, example=example, known_issues="ignore"
         )
     work.notes.append(f"{', '.join(pipeline.steps)}: applied to a copy, to follow its layout")
-    change = pipeline.input_format().format
-    formatted = Example(change(example.args), change(example.kwargs))
-    return replace(work, model=model, pipeline=pipeline, formatted=formatted)
+    return replace(work, model=model, pipeline=pipeline, formatted=pipeline.formatted(example))
 
 
 def _batch_notes(work: StageContext, found: Flow) -> list[str]:

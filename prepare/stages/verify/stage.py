@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import as_written, read_size
 from prepare.errors import Problem
 from prepare.stages.registry import stage
@@ -130,7 +131,7 @@ class VerifyStage(Stage):
         if verification is None:
             return {}
         judged = [c for c in verification.checks if c.status not in ("wrong", "skipped")]
-        measured = [check for check in judged if _finite(check.error) is not None]
+        measured = [check for check in judged if finite(check.error) is not None]
         outputs = [check for check in measured if check.what == "outputs"]
         worst = max(outputs or measured, key=_excess, default=None)
         values: dict[str, Any] = {
@@ -138,8 +139,8 @@ class VerifyStage(Stage):
             "verified_reason": "" if verification.status == "pass" else verification.reason,
             "verified_wrong": sum(check.status == "wrong" for check in verification.checks),
             "verified_what": worst.what if worst else "",
-            "verified_error": _finite(worst.error) if worst else None,
-            "verified_allowed": _finite(worst.allowed) if worst else None,
+            "verified_error": finite(worst.error) if worst else None,
+            "verified_allowed": finite(worst.allowed) if worst else None,
         }
         values |= {f"verified_{v.size.key}": v.status for v in verification.sizes if v.size}
         for name in ("outputs", "input gradients", "parameter gradients"):
@@ -147,7 +148,7 @@ class VerifyStage(Stage):
                 largest = max(checks, key=lambda check: check.error or 0.0)
                 key = name.replace(" ", "_")
                 values[f"{key}_error"] = largest.error
-                values[f"{key}_allowed"] = _finite(largest.allowed)
+                values[f"{key}_allowed"] = finite(largest.allowed)
         return values
 
     @classmethod
@@ -157,10 +158,6 @@ class VerifyStage(Stage):
         return verify_document(shown)
 
 
-def _finite(value: Any) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
 def _excess(check: Check) -> float:
-    error, allowed = float(check.error or 0.0), _finite(check.allowed)
+    error, allowed = float(check.error or 0.0), finite(check.allowed)
     return error / allowed if allowed else math.inf * bool(error)
