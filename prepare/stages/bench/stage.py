@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import as_written
-from prepare.stages.bench import BUDGET, Level
+from prepare.stages.bench import BUDGET
 from prepare.stages.registry import stage
-from prepare.stages.stage import NeedsReference, Stage, StageContext, key
+from prepare.stages.stage import Level, NeedsReference, Stage, StageContext, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext

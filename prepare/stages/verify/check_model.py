@@ -42,10 +42,10 @@ from prepare.stages.verify.verdict import conclude
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
+    from prepare.stages.stage import Mode
     from prepare.stages.verify.records import Verification
 
 Level = Literal["short", "full"]
-Mode = Literal["eval", "train"]
 _SECONDS = {"short": 30.0, "full": 600.0}
 # The memory limit is this part of the free memory; the bytes where the system does not report it.
 _FREE_PART, _UNKNOWN_MEMORY = 0.5, 4 * 2**30
