@@ -3,7 +3,7 @@
     nox -s "tests-3.12(torch='2.8.0')"
     nox -s hydra -- tests/cli -k multirun
 
-docs/install.md says which were run, and when. Each torch is a build for CUDA of about 5 GB, which runs on the
+Each torch is a build for CUDA of about 5 GB, which runs on the
 CPU too; the environments are removed with `rm -r .nox`.
 """
 

@@ -336,7 +336,11 @@ def costs(rows: list[dict[str, Any]]) -> list[str]:
     for place in sorted(networks, key=lambda each: -copied(each, "kept"))[:5]:
         sizes = " | ".join(f"{copied(place, what):,.0f} MiB" for what in STATES)
         new = sum("date" in row for row in networks[place])
-        cure = "[patch](upstream/timm.md)" if any(file in place for file in PATCHED) else "none yet"
+        cure = (
+            "[patch](../../docs/upstream/timm.md)"
+            if any(file in place for file in PATCHED)
+            else "none yet"
+        )
         lines.append(f"| `{place}` | {len(networks[place])} | {new} | {sizes} | {cure} |")
     breaks = [row for row in rows if after(row, "as it is").get("breaks")]
     new = sum("date" in row for row in breaks)

@@ -21,6 +21,7 @@ import export
 import first_command
 import layout_repair
 import prepare_cost_pairs
+import published
 import replay_zoo
 import waiting
 import zoo_tables
@@ -30,10 +31,8 @@ RESULTS = Path(__file__).parent / "results"
 PAGES = (
     *sorted(RESULTS.glob("*.md")),
     DOCS / "benchmarks.md",
-    DOCS / "census.md",
     DOCS / "decisions" / "keep-layout.md",
-    DOCS / "replay.md",
-    DOCS / "verification.md",
+    DOCS / "gpus.md",
 )
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
 
@@ -321,6 +320,11 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "export": lambda found: export.table(found["cases"]),
     "sensitivity": sensitivity_table,
     "replay": lambda found: replay_zoo.table(found["rows"]),
+    "published": published.table,
+    "published kinds": published.table_of_kinds,
+    "published errors": published.table_of_errors,
+    "published structures": published.table_of_structures,
+    "published threads": published.table_of_threads,
 }
 
 

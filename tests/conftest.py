@@ -14,10 +14,11 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
+import warm_process
+from hydra_cache import use_hydra_cache
 from prepare.core.utils.packages import switch_off_telemetry
 from prepare.registry import STEPS, register
 from prepare.stages.export.exporter import EXPORTERS
-from yaml_cache import use_yaml_cache
 
 # `nohup`, and `&` in a script, let a process and its children ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -26,7 +27,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 torch.set_num_threads(1)
 # A test may import OpenVINO itself, to see whether it is there.
 switch_off_telemetry()
-use_yaml_cache()
 # The processes that tests start refuse the network too: they import `sitecustomize` from there.
 NO_NETWORK = str(Path(__file__).parent / "support" / "no_network")
 REFUSED = Path(tempfile.mkdtemp(prefix="prepare-tests-")) / "refused"
@@ -48,9 +48,13 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_configure(config):
-    """Start new interpreters in the full counts, as a user does."""
+    """Start new interpreters in the full counts, and compose each configuration anew, as for a user."""
     if "not slow" not in config.option.markexpr:
-        os.environ["PREPARE_TESTS_COLD"] = "1"
+        os.environ[warm_process.COLD] = "1"
+        return
+    use_hydra_cache()
+    if os.name == "posix":
+        warm_process.worker._start_server = warm_process.WarmServer
 
 
 def pytest_collection_finish():

@@ -46,7 +46,7 @@ def test_preparing_before_ddp_gives_the_gradients_of_one_process(ranks, view):
 
 def test_converting_after_ddp_is_what_torch_warns_of(ranks):
     for warned, *_ in ranks(on_ranks.ddp, "after, by torch", False):
-        assert any("Grad strides do not match bucket view strides" in each for each in warned)
+        assert any("bucket view" in each for each in warned)
 
 
 # Steps, dimensions, and gradient_as_bucket_view.
@@ -73,7 +73,7 @@ def test_replaced_calls_have_the_gradients_of_one_process_under_ddp(ranks):
 
 def test_ddp_warns_of_other_strides_without_preparing(ranks):
     for warned in ranks(on_ranks.ddp_every_kind, {}, 2, False):
-        assert any("Grad strides do not match bucket view strides" in each for each in warned)
+        assert any("bucket view" in each for each in warned)
 
 
 def test_sync_batch_norm_is_kept_in_float32_and_changes_no_layout():
@@ -188,7 +188,7 @@ def test_fully_shard_takes_what_keeps_weights_contiguous(ranks, steps, bound):
 def test_fully_shard_itself_refuses_weights_in_channels_last(ranks):
     for kind, said in ranks(on_ranks.fsdp2, {"conv2d_memory_format": {}}):
         assert kind == "NotImplementedError"
-        assert "FSDP does not support non-contiguous parameters yet" in said
+        assert "non-contiguous parameters" in said
 
 
 # ------------------------------------------------------------------------------- too late
@@ -280,6 +280,6 @@ def test_under_torchrun_there_is_one_folder_one_record_and_one_table(tmp_path):
 def test_under_torchrun_a_mistake_is_told_once_and_fails(tmp_path):
     done = torchrun(tmp_path, "model=unet2d", "memfmt=chanels_last")
     assert done.returncode != 0
-    assert done.stderr.count("did you mean 'channels_last'?") == 1
+    assert done.stderr.count("'channels_last'?") == 1
     assert "exitcode  : 2" in done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -13,14 +13,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from hydra.core.config_store import ConfigStore
 
-from doc_pages import PAGES
-from paths import ROOT, TESTS
+from doc_pages import PAGES, SKILL
+from paths import CONF, ROOT, TESTS
 from prepare import recipe
 from prepare.app.cli import main as cli
+from prepare.app.cli.commands import COMMANDS as SUBCOMMANDS
+from prepare.app.job.settings import group_names
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import time_prepared
+from prepare.stages.registry import tasks
 from prepare.steps.device import Device
 from small_nets import OPTIONAL
 
@@ -173,7 +177,7 @@ def with_warnings(page: Path) -> object:
 
 
 @pytest.mark.usefixtures("own_states", "plugin")
-@pytest.mark.parametrize("page", [with_warnings(page) for page in PAGES], ids=page_id)
+@pytest.mark.parametrize("page", [*map(with_warnings, PAGES), SKILL], ids=page_id)
 def test_a_page_runs_from_top_to_bottom(page, folder, monkeypatch, capsys):
     reader = Reader(page, folder, capsys)
     # Steps are dataclasses, which look their module up by name.
@@ -233,23 +237,19 @@ def test_every_claim_names_tests_that_exist():
 
 
 def test_every_pitfall_has_a_test_that_holds_it():
-    pitfalls = {
-        f"{page_id(page)}: {title}"
-        for page in PAGES
-        if page.name.startswith("pitfalls")
-        for title in re.findall(r"^### (.+)$", page.read_text(), re.MULTILINE)
-    }
-    rows = {f"docs/sweeps.md: {row}" for row in pitfall_rows(ROOT / "docs" / "sweeps.md")}
-    assert len(pitfalls) > 30
-    assert len(rows) > 20
+    pages = [ROOT / "docs" / "pitfalls.md", ROOT / "docs" / "sweeps.md"]
+    stated = {f"{page_id(page)}: {pitfall}" for page in pages for pitfall in pitfalls(page)}
+    assert len(stated) > 80
     held = {claim for claim in claims() if claim.startswith(("docs/pitfalls", "docs/sweeps.md: "))}
-    assert pitfalls | rows == held
+    assert stated == held
 
 
-def pitfall_rows(page: Path) -> list[str]:
-    """Return the first cells of the table of pitfalls, which ends a page."""
-    table = page.read_text().partition("## Pitfalls\n")[2]
-    return re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE)[1:]
+def pitfalls(page: Path) -> list[str]:
+    """Return the headings of the entries, and the first cells of the tables of pitfalls."""
+    text = page.read_text()
+    tables = re.findall(r"^\| pitfall \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
+    rows = re.findall(r"^\| ([^|]+) \|", "".join(tables), re.MULTILINE)
+    return rows + (re.findall(r"^### (.+)$", text, re.MULTILINE) if page.stem == "pitfalls" else [])
 
 
 def test_every_page_begins_with_something_to_paste():
@@ -259,6 +259,34 @@ def test_every_page_begins_with_something_to_paste():
     guides = [p for p in PAGES if p.stem.lower() not in others]
     first = {page_id(page): next(iter(blocks(page)), None) for page in guides}
     assert [name for name, block in first.items() if not (block and block.can_be_pasted)] == []
+
+
+def test_the_skill_says_what_the_page_for_coding_agents_says():
+    _, head, text = SKILL.read_text().split("---\n", 2)
+    described = yaml.safe_load(head)
+    assert (described["name"], len(described["description"]) < 1024) == ("prepare", True)
+    assert len(SKILL.read_text().splitlines()) <= 60
+    page = (ROOT / "docs" / "agents.md").read_text()
+    said = [line for line in text.splitlines() if line.startswith(("|", "- ", "python run.py"))]
+    assert len(said) > 20
+    assert [line for line in said if line not in page] == []
+
+
+@pytest.mark.parametrize("page", [ROOT / "docs" / "agents.md", SKILL], ids=page_id)
+def test_the_commands_for_coding_agents_exist(page):
+    text = page.read_text()
+    commands = set(re.findall(r"python run\.py (\w+) ", text))
+    words = set(
+        re.findall(
+            r"(?<=[`\s+'])(\w+)(?:\.[\w.]+)?=(\w*)",
+            re.sub(r"```python.*?```", "", text, flags=re.DOTALL),
+        )
+    )
+    config = {*yaml.safe_load((CONF / "config.yaml").read_text()), *group_names()}
+    assert (sorted(commands - {*SUBCOMMANDS}), len(commands) > 0) == ([], True)
+    assert sorted({key for key, _ in words} - config) == []
+    chosen = {value for key, value in words if key == "task"}
+    assert (sorted(chosen - {*tasks()}), len(chosen) > 1) == ([], True)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

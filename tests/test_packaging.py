@@ -149,7 +149,8 @@ def test_these_versions_of_hydra_are_admitted(wheel, version):
 
 
 def test_the_console_script_runs_from_an_empty_folder(installed, tmp_path):
-    words = ("model=unet2d", "memfmt=channels_last", "bench=none")
+    small = ("model.width=2", "model.depth=2", "input.shape=[1,1,8,8]")
+    words = ("model=unet2d", *small, "memfmt=channels_last", "bench=none")
     done = run(installed / "prepare", *words, cwd=tmp_path)
     assert done.stderr == ""  # progress is for a terminal
     assert done.returncode == 0
@@ -182,7 +183,7 @@ def test_the_bare_words_and_the_help_work_where_it_is_installed(installed, tmp_p
     assert "channels_last_3d" in checked(installed / "prepare", "--help", cwd=tmp_path)
     done = run(installed / "prepare", "memfmt=chanels_last", cwd=tmp_path)
     assert done.returncode == 2
-    assert "did you mean 'channels_last'?" in done.stderr
+    assert "'channels_last'?" in done.stderr
     assert list(tmp_path.iterdir()) == []
 
 
@@ -278,9 +279,9 @@ def test_only_command_line_modules_need_its_packages(tmp_path):
 def test_the_command_line_says_in_one_line_which_extra_it_needs(tmp_path, absent, words):
     done = without((absent,), f"from prepare.app.cli.main import main; main({words})", tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == (
-        f"the command line needs {absent}; install the extra: pip install 'torch-prepare[cli]'\n"
-    )
+    (line,) = done.stderr.splitlines()
+    assert f" {absent};" in line
+    assert line.endswith("'torch-prepare[cli]'")
     assert list(tmp_path.iterdir()) == []
 
 

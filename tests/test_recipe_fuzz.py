@@ -32,8 +32,8 @@ def right(result: dict, cases: int) -> None:
 @pytest.mark.parametrize(
     ("cases", "words"),
     [
-        (3000, "--seed 1 --big 25"),
-        (400, "--seed 2 --big 60 --slow-parser"),
+        (1200, "--seed 1 --big 10"),
+        (150, "--seed 2 --big 20 --slow-parser"),
         pytest.param(100_000, "--seed 3", marks=pytest.mark.slow),
         pytest.param(10_000, "--seed 4 --slow-parser", marks=pytest.mark.slow),
     ],

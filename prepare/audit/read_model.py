@@ -113,7 +113,7 @@ def _unmet(side: str, wanted: str, row: AuditRow) -> str | None:
         if row.stride == canonical_stride(row.shape, wanted):
             return None
         return f"{' and '.join(row.layouts) or 'none'} with strides {row.stride}"
-    # Of `bfloat16 with int8 data` the first word: a later step may store the values in another form.
+    # The first word of `bfloat16 with int8 data`: a later step may store the values in another form.
     actual = row.device if side == "device" else row.dtype.partition(" ")[0]
     # `cuda` is satisfied by any CUDA device; `cuda:1` is not.
     is_met = actual == wanted or (

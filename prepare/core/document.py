@@ -358,5 +358,5 @@ class ReportContext:
         return f"{self.folder}/{name}" if self.folder else name
 
 
-# Of a run whose pipeline changes neither the model nor its example.
+# The reason of a run whose pipeline changes neither the model nor its example.
 UNCHANGED = "nothing was changed, so there is nothing to verify or time"

@@ -1,51 +1,72 @@
-"""Add the config groups of prepare to another Hydra application, under `prepare/`."""
+"""Use the config groups of prepare in another Hydra application, and prepare a model that it configures."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-import yaml
-from hydra.core.config_store import ConfigStore
-from hydra.core.object_type import ObjectType
-
-from prepare.core.utils.folders import STEP_GROUPS, conf_dir
-
-_UNDER = "prepare"
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def register() -> None:
-    """Store the config groups of prepare in Hydra's ConfigStore; existing entries are kept.
+    """Make the config groups of prepare known to Hydra, below `prepare/`.
 
-    Call it before `hydra.main` or `hydra.compose` runs. An application then takes
-    `+prepare=default prepare/memfmt=channels_last_3d` (and `prepare/precision`, `prepare/device`,
-    `prepare.steps.half.keep=[]`), and builds its pipeline with `Pipeline.from_config(cfg.prepare.steps)`.
+    Where this package is installed, Hydra finds them by itself (`hydra_plugins/prepare_groups.py`), and this
+    does nothing. An application takes `+prepare=default prepare/memfmt=channels_last_3d` (and
+    `prepare/precision`, `prepare/device`, `prepare.steps.half.keep=[]`), and builds its pipeline with
+    `Pipeline.from_config(cfg.prepare.steps)`, or names `prepared` in its configuration.
     """
-    for path in sorted((conf_dir() / "steps").glob("*.yaml")):
-        _store(path.stem, f"{_UNDER}/steps", _read(path), package=f"{_UNDER}.steps")
-    for group in STEP_GROUPS:
-        for path in sorted((conf_dir() / group).glob("*.yaml")):
-            # These files fill `steps` at the root; here the root is `prepare`.
-            _store(path.stem, f"{_UNDER}/{group}", _read(path), package=_UNDER)
-    defaults = _read(conf_dir() / "config.yaml")["defaults"]
-    chosen = [
-        entry for entry in defaults if isinstance(entry, dict) and set(entry) <= {*STEP_GROUPS}
-    ]
-    _store("default", _UNDER, {"defaults": ["_self_", *chosen], "steps": {}}, package=_UNDER)
+    from hydra.core.plugins import Plugins
+
+    from hydra_plugins.prepare_groups import PrepareGroups, PrepareSearchPath
+
+    plugins = Plugins.instance()
+    for plugin in (PrepareSearchPath, PrepareGroups):
+        if plugin not in plugins.discover(plugin):
+            plugins.register(plugin)
 
 
-def _store(name: str, group: str, node: dict[str, Any], *, package: str) -> None:
-    if "defaults" in node:
-        node = {**node, "defaults": list(map(_moved, node["defaults"]))}
-    store = ConfigStore.instance()
-    if store.get_type(f"{group}/{name}.yaml") is ObjectType.NOT_FOUND:
-        store.store(name=name, group=group, node=node, package=package, provider="prepare")
+def prepared(
+    *args: Any,
+    steps: Mapping[str, Any],
+    model: nn.Module | None = None,
+    of: str = "",
+    example: Any = None,
+    **options: Any,
+) -> nn.Module:
+    """Apply steps to a network that Hydra builds, and return it: a `_target_` for configurations.
 
+    `net._target_=prepare.frameworks.hydra.prepared +net.of=my.Net +net.steps=${prepare.steps}` prepares
+    `my.Net` without a line of code: what else the node `net` holds are the arguments of `my.Net`. The inputs
+    are formatted by a hook of the model, since the application calls it.
 
-def _moved(entry: Any) -> Any:
-    """Move an entry of a defaults list from the root (`/steps/half@steps`) to below `prepare`."""
-    return f"/{_UNDER}{entry}" if isinstance(entry, str) and entry.startswith("/") else entry
+    Args:
+        args: positional arguments of `of`.
+        steps: a mapping of steps, as in `${prepare.steps}`.
+        model: the network, or its node, in place of `of` and its arguments.
+        of: the dotted name of what builds the network.
+        example: what `Pipeline.apply` takes, for steps that need one.
+        options: named arguments of `of`.
 
+    Raises:
+        ConfigError: the steps are wrong, `model` and `of` are given or neither is, or no module comes.
+    """
+    from hydra.utils import get_object
+    from torch import nn
 
-def _read(path: Path) -> dict[str, Any]:
-    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    from prepare.errors import ConfigError
+    from prepare.pipeline import Pipeline
+
+    if bool(of) == (model is not None) or (model is not None and (args or options)):
+        wrong = (
+            "give either model, a node that builds the network, or of, the name of what builds it"
+        )
+        raise ConfigError("prepared", wrong, "of=my.Net, with the arguments of my.Net beside it")
+    network = get_object(of)(*args, **options) if of else model
+    if not isinstance(network, nn.Module):
+        wrong = f"{of or 'it'} is a {type(network).__name__} and not a module"
+        raise ConfigError("model", wrong, "name what returns an nn.Module")
+    declared = Pipeline.from_config(steps).to_config()
+    formatted = {"input_format": {**declared.get("input_format", {}), "attach": True}}
+    return Pipeline.from_config(declared | formatted).apply(network, example=example)

@@ -56,5 +56,5 @@ def test_experiments_are_listed_in_the_help(capsys):
     assert f"+experiment  {', '.join(NAMES)}" in capsys.readouterr().out
     assert cli.run(["--help", "experiment"]) == 0
     out = capsys.readouterr().out
-    assert "choose one with +experiment=OPTION" in out
+    assert "+experiment=OPTION" in out
     assert all(f"  {name} " in out for name in NAMES)

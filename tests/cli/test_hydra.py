@@ -11,12 +11,15 @@ from typing import Any
 
 import hydra
 import pytest
+import torch
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf
 
 import prepare.frameworks.hydra
 from paths import CONF
+from prepare.app.cli import main as cli
 from prepare.app.cli.compose_config import composing
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
@@ -59,8 +62,15 @@ def plain(value: Any) -> None:
 
 
 def test_every_group_of_ours_that_brings_steps_is_there_and_no_other(compose):
-    stored = ConfigStore.instance().repo["prepare"]
-    assert set(stored) == {"default.yaml", "steps", *OURS}
+    from hydra_plugins.prepare_groups import PrepareGroups
+
+    source = PrepareGroups("prepare", "prepare://")
+    assert source.list("", None) == ["prepare"]
+    assert source.list("prepare", ObjectType.GROUP) == sorted(["steps", *OURS])
+    assert source.list("prepare", ObjectType.CONFIG) == ["default"]
+    assert source.list("prepare/memfmt", ObjectType.CONFIG) == sorted(
+        name for group, name in OPTIONS if group == "memfmt"
+    )
     assert {"memfmt", "precision", "device"} <= set(OURS)
 
 
@@ -107,13 +117,18 @@ def test_without_being_asked_for_it_adds_nothing(compose):
 def test_registering_again_does_nothing_and_leaves_what_is_theirs(compose):
     mine = {"steps": {"half": {"dtype": "bfloat16"}}}
     ConfigStore.instance().store(name="mine", group="prepare", node=mine, package="prepare")
-    store = ConfigStore.instance().repo["prepare"]
-    before = dict(store), dict(store["memfmt"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         prepare.frameworks.hydra.register()
-    assert (dict(store), dict(store["memfmt"])) == before
     assert compose("+prepare=mine").prepare == mine
+    assert compose("+prepare=default", "prepare/device=cpu").prepare.steps.device == {
+        "device": "cpu"
+    }
+
+
+def test_our_own_command_line_has_its_groups_at_the_root_alone(capsys):
+    assert cli.run(["--info", "searchpath"]) == 0
+    assert "prepare://" not in capsys.readouterr().out
 
 
 def test_an_option_file_of_theirs_stands_beside_ours(compose, tmp_path):
@@ -242,7 +257,7 @@ def test_each_step_that_cannot_be_resolved_is_one_error():
     assert [problem.where for problem in caught.value.problems] == [
         f"steps.{name}" for name in config.steps
     ]
-    assert "Missing mandatory value" in caught.value.problems[0].wrong
+    assert "Missing mandatory" in caught.value.problems[0].wrong
     assert all("nowhere" in problem.wrong for problem in caught.value.problems[1:])
 
 
@@ -285,6 +300,60 @@ def test_a_project_in_the_shape_of_the_template_trains_prepared(tmp_path, overri
     assert list(found["steps"]) == steps
     assert found["device"] == "theirs"
     assert (tmp_path / "out" / ".hydra" / "config.yaml").exists()
+
+
+STRANGER = """
+import sys, hydra
+
+@hydra.main(config_path="configs", config_name="train", version_base=None)
+def main(cfg):
+    net = hydra.utils.instantiate(cfg.net)
+    print([tuple(p.stride()) for p in net.parameters()][0], "torch" in sys.modules, list(cfg.get("prepare", {}).get("steps", {})))
+
+main()
+"""
+UNTOUCHED = (
+    "net:\n  _target_: torch.nn.Conv2d\n  in_channels: 3\n  out_channels: 4\n  kernel_size: 3\n"
+)
+
+
+def test_a_program_without_a_line_of_ours_prepares_its_network(tmp_path):
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "train.py").write_text(STRANGER)
+    (tmp_path / "configs" / "train.yaml").write_text(UNTOUCHED)
+
+    def run(*words: str) -> str:
+        return subprocess.run(
+            [sys.executable, "train.py", "hydra.run.dir=out", *words],
+            capture_output=True, text=True, cwd=tmp_path, check=True, timeout=120,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        ).stdout  # fmt: skip
+
+    asked = ["+prepare=default", "prepare/memfmt=channels_last", "prepare/device=cpu"]
+    assert "conv2d_memory_format" in run(*asked, "--cfg", "job")
+    assert run().startswith("(27, 9, 3, 1)")
+    target = ["net._target_=prepare.frameworks.hydra.prepared", "+net.of=torch.nn.Conv2d"]
+    assert "\n(27, 1, 9, 3)" in run(*asked, *target, "+net.steps=${prepare.steps}")
+
+
+def test_a_network_of_a_configuration_comes_prepared(compose):
+    net = {"_target_": "prepare.frameworks.hydra.prepared", "model": {"_target_": "torch.nn.Conv2d", "in_channels": 3,
+           "out_channels": 4, "kernel_size": 3}, "steps": {"conv2d_memory_format": {}}}  # fmt: skip
+    conv = hydra.utils.instantiate(OmegaConf.create(net))
+    assert conv.weight.stride() == (27, 1, 9, 3)
+    assert conv(torch.randn(2, 3, 8, 8)).stride() == (144, 1, 24, 4)
+
+
+@pytest.mark.parametrize(
+    ("node", "words"),
+    [({}, "give either"), ({"of": "torch.nn.ReLU", "model": {"_target_": "torch.nn.ReLU"}}, "give either"),
+     ({"of": "builtins.dict", "a": 1}, "builtins.dict is a dict and not a module")],
+    ids=["nothing", "both", "no module"],
+)  # fmt: skip
+def test_a_node_that_gives_no_network_is_told_in_one_line(node, words):
+    full = {"_target_": "prepare.frameworks.hydra.prepared", "steps": {}, **node}
+    with pytest.raises(hydra.errors.InstantiationException, match=words):
+        hydra.utils.instantiate(full)
 
 
 @pytest.mark.slow

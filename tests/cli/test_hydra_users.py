@@ -49,7 +49,7 @@ def conf(tmp_path, monkeypatch):
 def test_own_models_and_experiments_are_chosen_by_name(conf, capsys):
     words = ["--config-dir", str(conf), "model=mynet", "+experiment=fast", "hydra.run.dir=run"]
     assert cli.run([*words, *FAST]) == 0, capsys.readouterr().err
-    assert "on cpu, channels_last" in capsys.readouterr().out
+    assert "cpu, channels_last" in capsys.readouterr().out
     job = json.loads((conf.parent / "run" / "job.json").read_text())
     assert (job["choices"]["model"], job["choices"]["precision"]) == ("mynet", "bfloat16")
 

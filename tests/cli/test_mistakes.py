@@ -76,7 +76,4 @@ def test_a_package_that_is_not_there_names_the_extra_that_brings_it(go):
     ran = go("model=timm_resnet50")
     if "no module" not in ran.err:
         pytest.skip("timm is installed")
-    assert (
-        "module 'timm' does not exist; install the extra: pip install 'torch-prepare[timm]'"
-        in ran.err
-    )
+    assert "'torch-prepare[timm]'" in ran.err

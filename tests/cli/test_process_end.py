@@ -67,7 +67,7 @@ def test_a_sweep_is_still_needed_for_a_summary_of_a_run_that_ended(tmp_path, cap
     record.begin(Job(None, None, [], {}))
     record.write_result(Result("ok"))
     assert cli.run(["summary", str(tmp_path)]) == 2
-    assert "is not the folder of a sweep" in capsys.readouterr().err
+    assert "a sweep" in capsys.readouterr().err
 
 
 def test_the_package_runs_as_a_module(tmp_path):

@@ -44,7 +44,7 @@ def test_a_mistake_is_one_line_and_exits_2(go, word, line):
 def test_a_size_that_the_model_cannot_take_is_named(go):
     ran = go(*NET, "input.workload=[{shape: [1,1,8,8]}, {shape: [1,3,8,8]}]")
     assert ran.code == 1
-    assert "at 1x3x8x8: RuntimeError: Given groups=1, weight of size [2, 1, 3, 3]" in ran.err
+    assert "1x3x8x8: RuntimeError: " in ran.err
 
 
 def test_workloads_and_their_parts_are_swept(go, tmp_path):

@@ -120,7 +120,7 @@ def test_no_kind_of_state_is_changed_by_a_call_of_ours(name):
 
 
 @pytest.mark.parametrize(
-    "block", [*range(6), *(pytest.param(block, marks=pytest.mark.slow) for block in range(6, 60))]
+    "block", [0, 1, *(pytest.param(block, marks=pytest.mark.slow) for block in range(2, 60))]
 )
 def test_random_models_with_state_are_as_before(block):
     others = sorted({*CALLS} - {"run", "observe"})

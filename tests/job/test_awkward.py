@@ -113,7 +113,7 @@ def test_a_meta_model_is_not_moved_to_a_device():
     with torch.device("meta"):
         model = small_2d()
     said = refused(model, {"device": {"device": "cpu"}})
-    assert "meta holds no data; load it with prepare.checkpoint.load(path, model)" in said
+    assert "prepare.checkpoint.load(path" in said
 
 
 def test_plain_tensor_attributes_are_reported():

@@ -52,7 +52,7 @@ def test_a_stopped_job_leaves_a_complete_record(go, monkeypatch, stage, missing,
     names = {path.name for path in folder.iterdir()}
     assert {"audit.json", "recipe.yaml", "report.html"} <= names
     assert absent not in names
-    assert "Sequential on cpu, channels_last: 2 of 2 convolutions converted" in said.out
+    assert "2 of 2" in said.out
     assert f"not done: {missing}" in said.err
 
 
@@ -66,16 +66,13 @@ def test_what_was_prepared_is_printed_before_it_is_examined(go, monkeypatch, cap
 
     monkeypatch.setattr(STAGES[stage], "run", look)
     go("memfmt=channels_last", "bench=none", "verify=short", "flow=predict")
-    assert "2 of 2 convolutions converted" in seen[0]
+    assert "2 of 2" in seen[0]
     assert "details" not in seen[0]
 
 
 def test_a_run_without_memfmt_says_so(go):
     _, said = go("verify=none", "bench=none")
-    assert (
-        "no memfmt chosen: nothing was asked of convolutions; choose memfmt=channels_last"
-        in said.out
-    )
+    assert "choose memfmt=channels_last" in said.out
     _, said = go("verify=none", "bench=none", "memfmt=contiguous")
     assert "no memfmt" not in said.out
 
@@ -90,9 +87,9 @@ def test_the_memfmt_that_a_note_names_exists(ranks):
 @pytest.mark.parametrize("words", [(), ("memfmt=contiguous",)])
 def test_a_run_that_changes_nothing_is_not_verified_or_timed(go, words):
     folder, said = go(*words)
-    assert "unchanged: nothing was changed, so there is nothing to verify or time" in said.out
-    assert ("2 convolutions as before" in said.out) is (not words)
-    assert ("note      no memfmt chosen" in said.out) is (not words)
+    assert "unchanged: nothing" in said.out
+    assert ("as before" in said.out) is (not words)
+    assert ("no memfmt" in said.out) is (not words)
     assert json.loads((folder / "result.json").read_text())["reason"] == "nothing changed"
     assert not {"verify.json", "bench.json"} & {path.name for path in folder.iterdir()}
     saved = read_results(folder)

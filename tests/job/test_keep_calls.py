@@ -43,7 +43,7 @@ def test_a_run_names_a_model_that_the_step_does_not_help(tmp_path, capsys):
 def test_a_run_without_a_break_replaces_nothing(tmp_path, capsys):
     assert job(tmp_path, "convolution", "verify=none") == 0
     assert calls(tmp_path) == ()
-    assert "nothing loses the layout" in " ".join(capsys.readouterr().out.split())
+    assert "nothing loses" in " ".join(capsys.readouterr().out.split())
 
 
 def uncopied(*_):
@@ -60,7 +60,7 @@ def test_a_run_that_cannot_choose_says_what_it_does(reason, tmp_path, capsys, mo
     assert job(tmp_path, target, "verify=none") == 0
     assert calls(tmp_path) == "auto"
     out = " ".join(capsys.readouterr().out.split())
-    assert "steps.keep_layout.calls: auto takes all calls of operators: " in out
+    assert "steps.keep_layout.calls: auto" in out
     assert reason in out
 
 

@@ -52,6 +52,6 @@ def test_the_default_memory_limit_is_half_of_what_is_free(monkeypatch):
     reference = nn.Sequential(nn.Conv2d(3, 4, 3))
     reference.load_state_dict(model.state_dict())
     found = verify(reference, model, torch.ones(1, 3, 8, 8))
-    assert "the limit is 1000 bytes; raise verify.memory" in found.reason
+    assert "raise verify.memory" in found.reason
     monkeypatch.setattr(checks, "free_memory", lambda _: None)
     assert verify(reference, model, torch.ones(1, 3, 8, 8)).status == "pass"

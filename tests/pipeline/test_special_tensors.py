@@ -270,7 +270,7 @@ def test_verify_names_the_buffer_that_became_infinite():
     result = verify(model, copy.deepcopy(model).bfloat16(), batch)
     assert result.status == "fail"
     assert "mask" in str(result)
-    assert "cannot hold its numbers, which became infinite" in str(result)
+    assert "became infinite" in str(result)
 
 
 def test_verify_passes_a_model_whose_mask_is_clamped():

@@ -181,7 +181,7 @@ def lines_of(make):
 @pytest.mark.parametrize("make", ZOO.values(), ids=ZOO)
 def test_an_interrupt_at_many_lines_leaves_the_model_whole(make):
     total = len(lines_of(make))
-    lines = range(1, total, max(1, total // 20))
+    lines = range(1, total, max(1, total // 10))
     assert interrupted(make, lines) == len(lines)
 
 
@@ -232,7 +232,7 @@ def interrupted_calls(name, choose):
 
 @pytest.mark.parametrize("name", CALLS)
 def test_an_interrupt_at_many_lines_of_a_call_leaves_nothing(name):
-    times, lines = interrupted_calls(name, lambda places: range(1, len(places), len(places) // 20))
+    times, lines = interrupted_calls(name, lambda places: range(1, len(places), len(places) // 10))
     assert times == lines
 
 

@@ -343,7 +343,7 @@ def test_an_example_that_cannot_be_predicted_takes_all_calls(caplog):
     pipeline = Pipeline.from_config({"conv3d_memory_format": {}, "keep_layout": {}})
     pipeline.apply(Branching().eval(), example=torch.randn(2, 3, 2, 6, 7))
     assert pipeline.steps["keep_layout"].calls == "auto"
-    assert "steps.keep_layout.calls: auto takes all calls" in caplog.text
+    assert "steps.keep_layout.calls: auto" in caplog.text
 
 
 REGISTRY: dict[str, type] = {}

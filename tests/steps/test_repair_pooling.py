@@ -97,17 +97,17 @@ def test_a_repaired_module_is_copied_pickled_and_predicted(name):
     assert (predicted.shape, predicted.stride(), predicted.dtype) == (y.shape, y.stride(), y.dtype)
 
 
+@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
 @pytest.mark.parametrize("name", FEW)
-def test_a_repaired_module_compiles_whole_and_exports(name):
+def test_a_repaired_module_compiles_whole_and_exports(name, backend):
     _, repaired = pair(name)
     x = laid_out(sample(repaired))
     y = repaired(x)
-    for backend in ("eager", "aot_eager"):
-        torch._dynamo.reset()
-        x.requires_grad_()
-        got = torch.compile(repaired, backend=backend, fullgraph=True)(x)
-        got.sum().backward()
-        torch.testing.assert_close(got, y, atol=1e-5, rtol=1e-5)
+    torch._dynamo.reset()
+    x.requires_grad_()
+    got = torch.compile(repaired, backend=backend, fullgraph=True)(x)
+    got.sum().backward()
+    torch.testing.assert_close(got, y, atol=1e-5, rtol=1e-5)
     exported = torch.export.export(repaired, (x.detach(),)).module()
     torch.testing.assert_close(exported(x), y, atol=1e-5, rtol=1e-5)
 

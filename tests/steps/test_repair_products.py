@@ -64,8 +64,15 @@ def products(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize(
+    ("batch", "dtype"),
+    [
+        (1, torch.float32),
+        (2, torch.bfloat16),
+        pytest.param(1, torch.bfloat16, marks=pytest.mark.slow),
+        pytest.param(2, torch.float32, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", FEW_PIXELS)
 def test_a_product_is_as_accurate_and_keeps_the_layout(name, batch, dtype, monkeypatch):
     calls = products(monkeypatch)

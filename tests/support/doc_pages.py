@@ -2,7 +2,9 @@
 
 from paths import ROOT
 
+# For the folder of skills of a coding agent: it begins with YAML, and is not on the site.
+SKILL = ROOT / "docs" / "SKILL.md"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page != SKILL),
 ]

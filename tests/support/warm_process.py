@@ -1,4 +1,4 @@
-"""Start the command line in a copy of a process that has loaded torch, which saves seconds of imports.
+"""Start the command line, and the server of a sweep's jobs, in copies of a process that has loaded torch.
 
 The full counts (`pytest -m slow`) start processes of their own, as a user does.
 """
@@ -11,15 +11,18 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 
+from hydra_cache import use_hydra_cache
 from paths import RUN
 from prepare.app.cli.main import main
 from prepare.app.sweep import fork_server, worker
 
 COLD = "PREPARE_TESTS_COLD"
+COLD_SERVER = worker._start_server
 _CONTEXT = multiprocessing.get_context("forkserver") if os.name == "posix" else None
 _PRELOADED = [
     *fork_server._PRELOADED,
@@ -47,21 +50,17 @@ def start(
     )  # fmt: skip
 
 
-class WarmProcess:
-    """A started command, with the part of `subprocess.Popen` that tests use."""
+class WarmServer:
+    """The started server of a sweep's jobs, with the part of `subprocess.Popen` that a sweep uses."""
 
-    def __init__(self, words: list[str], cwd: Path, env: dict[str, str], *, text: bool) -> None:
+    def __init__(self, handle: int, preload: tuple[str, ...]) -> None:
+        where = (list(sys.path), str(Path.cwd()), dict(os.environ))
+        self._start(_serve, (_Handles([handle]), preload, *where))
+
+    def _start(self, target: Callable, arguments: tuple) -> None:
         _CONTEXT.set_forkserver_preload(_PRELOADED)
-        pipes = [os.pipe(), os.pipe()]
-        written = [handle for _, handle in pipes]
-        # DupFd can be made only while a process is started.
-        arguments = (words, str(cwd), dict(env), _Handles(written))
-        self._process = _CONTEXT.Process(target=_run, args=arguments)
+        self._process = _CONTEXT.Process(target=target, args=arguments)
         self._process.start()
-        for handle in written:
-            os.close(handle)
-        mode = "r" if text else "rb"
-        self.stdout, self.stderr = (os.fdopen(handle, mode) for handle, _ in pipes)
 
     @property
     def pid(self) -> int:
@@ -80,6 +79,30 @@ class WarmProcess:
             raise subprocess.TimeoutExpired("run.py", timeout)
         return self.returncode
 
+    def send_signal(self, number: int) -> None:
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+
+class WarmProcess(WarmServer):
+    """A started command, with the part of `subprocess.Popen` that tests use."""
+
+    def __init__(self, words: list[str], cwd: Path, env: dict[str, str], *, text: bool) -> None:
+        pipes = [os.pipe(), os.pipe()]
+        written = [handle for _, handle in pipes]
+        # DupFd can be made only while a process is started.
+        self._start(_run, (words, str(cwd), dict(env), _Handles(written)))
+        for handle in written:
+            os.close(handle)
+        mode = "r" if text else "rb"
+        self.stdout, self.stderr = (os.fdopen(handle, mode) for handle, _ in pipes)
+
     def communicate(self, timeout: float | None = None) -> tuple:
         """Return all that it writes until it has ended."""
         with ThreadPoolExecutor(2) as pool:
@@ -94,13 +117,6 @@ class WarmProcess:
         for stream in (self.stdout, self.stderr):
             stream.close()
         return output
-
-    def send_signal(self, number: int) -> None:
-        if self.returncode is None:
-            os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 class _Handles:
@@ -133,6 +149,7 @@ def _run(words: list[str], cwd: str, env: dict[str, str], outputs: _Handles) -> 
     sys.path[:] = [*own, *(path for path in sys.path if path not in own)]
     sys.argv[:] = [str(RUN), *words]
     worker._start_server = _fork_server
+    use_hydra_cache()
     if machine := env.get("PREPARE_TESTS_MACHINE"):
         import machines
 
@@ -148,6 +165,29 @@ def _run(words: list[str], cwd: str, env: dict[str, str], outputs: _Handles) -> 
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _serve(
+    handles: _Handles, preload: tuple[str, ...], path: list[str], cwd: str, env: dict[str, str]
+) -> None:
+    """Be the server of a sweep's jobs, as a new interpreter is."""
+    (handle,) = handles
+    sys.path[:] = path
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    _serve_and_end(handle, preload)
+
+
+def _serve_and_end(handle: int, preload: tuple[str, ...]) -> None:
+    try:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        fork_server.serve(handle, list(preload))
+    finally:
+        os._exit(0)
 
 
 def _stream(number: int) -> io.TextIOWrapper:
@@ -182,15 +222,8 @@ class _Forked:
 
 def _fork_server(handle: int, preload: tuple[str, ...]) -> _Forked:
     """Start the server of a sweep's jobs as a copy of this process, without its open files and handlers."""
-    if pid := os.fork():
-        return _Forked(pid)
-    try:
-        os.setsid()
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    if not (pid := os.fork()):
         os.closerange(3, handle)
         os.closerange(handle + 1, 1 << 12)
-        fork_server.serve(handle, list(preload))
-    finally:
-        os._exit(0)
+        _serve_and_end(handle, preload)
+    return _Forked(pid)

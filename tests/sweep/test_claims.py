@@ -87,10 +87,11 @@ def dead_process() -> int:
     return process.pid
 
 
+@pytest.mark.parametrize("turns", [4, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("left", ["nothing", "dead", "ended", "empty"])
-def test_one_of_many_rivals_acquires_a_claim(tmp_path, left):
+def test_one_of_many_rivals_acquires_a_claim(tmp_path, left, turns):
     gone = dead_process()
-    for turn in range(3 if left == "empty" else 20):
+    for turn in range(2 if left == "empty" else turns):
         path = tmp_path / str(turn)
         if left != "nothing":
             first = Claim(path)
@@ -257,7 +258,7 @@ def test_a_job_whose_claim_is_lost_ends_and_writes_nothing(tmp_path):
     file_of(path).unlink()
     with locks.claim(path) as taken:
         assert taken
-        assert "waiting for 1 run of another process" in _until(process, "waiting")
+        assert "waiting for" in _until(process, "waiting")
         (record,) = (Record(each.parent) for each in swept.rglob("job.json"))
         assert record.result() is None
         (tmp_path / "go").touch()
@@ -312,7 +313,7 @@ def share_and_kill(folder: Path, kind: str, rng: random.Random, *, workers: int,
 
 @pytest.mark.parametrize("kind", machines.KINDS)
 def test_workers_that_share_a_sweep_do_each_job_once(tmp_path, kind):
-    share_and_kill(tmp_path / "one", kind, random.Random(kind), workers=3, jobs=5)
+    share_and_kill(tmp_path / "one", kind, random.Random(kind), workers=3, jobs=4)
 
 
 @pytest.mark.slow

@@ -78,7 +78,7 @@ def test_a_layout_with_wrong_gradients_does_not_win_in_training(timed):
     found = found_with(timed, fast, wrong_in_training(), batch, mode="train")
     assert found.winner == "channels_last + repair"
     assert found.row("channels_last").status == "failed"
-    assert "gives wrong gradients" in found.row("channels_last").reason
+    assert "wrong gradients" in found.row("channels_last").reason
 
 
 def test_a_recipe_with_wrong_outputs_does_not_win(timed, plugin):
@@ -115,7 +115,7 @@ def test_a_candidate_that_raises_has_the_reason(timed):
     found = found_with(timed, {}, model, torch.ones(1, 1, 8, 8, 8), allow=["bfloat16"])
     lost = found.row("bfloat16")
     assert lost.status == "failed"
-    assert "not implemented for 'BFloat16'" in lost.reason
+    assert "'BFloat16'" in lost.reason
     assert found.row(UNPREPARED).status == "winner"
 
 
@@ -252,7 +252,7 @@ def test_a_recipe_whose_metric_drops_too_much_cannot_win(timed):
     found = found_with(timed, means, small().eval(), metric=plain, max_drop=0.5)
     assert found.winner == UNPREPARED
     assert found.row("channels_last").status == "wrong"
-    assert "metric: plain 1 on the unprepared model, 0 on" in found.row("channels_last").reason
+    assert "metric: plain 1" in found.row("channels_last").reason
     assert found.conditions["max_drop"] == 0.5
     assert found.conditions["metric"].endswith("plain")
 

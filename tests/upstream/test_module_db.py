@@ -40,7 +40,7 @@ RANDOM = (
     nn.FeatureAlphaDropout,
 )
 # The seeded part of the samples that the quick tier runs.
-PART = 0.1
+PART = 0.04
 
 
 def copies(tree, dtype: torch.dtype, *, grad: bool = False, channels_last: bool = False):

@@ -221,6 +221,9 @@ def test_without_float64_modules_alone_come_before_a_second_look(monkeypatch):
     assert checks_by_kind(result)["parameter gradients"].note == AMPLIFIED
 
 
+QUICK_FACTORS = {(1.00003, 1000.0), (1.0003, 30.0), (1.003, 1.0)}
+
+
 class Root(nn.Module):
     """Adds a bias in its own code, and multiplies the gradients that it gets by `factor`."""
 
@@ -234,8 +237,13 @@ class Root(nn.Module):
         return ScaledBackward.apply(y + self.bias, self.factor)
 
 
-@pytest.mark.parametrize("size", [1.0, 30.0, 1000.0])
-@pytest.mark.parametrize("factor", [1.00003, 1.0003, 1.003])
+@pytest.mark.parametrize(
+    ("factor", "size"),
+    [
+        pytest.param(*case, marks=() if case in QUICK_FACTORS else pytest.mark.slow)
+        for case in product((1.00003, 1.0003, 1.003), (1.0, 30.0, 1000.0))
+    ],
+)
 def test_a_factor_of_all_gradients_is_not_amplified_rounding(factor, size):
     torch.manual_seed(0)
     reference, batch = Root(), BATCH * size
@@ -253,10 +261,16 @@ SENSITIVE = {
     "a block": (WithBlock, BATCH, ("stem", "block.conv")),
     "root": (Root, 30 * BATCH, ("first", "last", "")),
 }
+QUICK_PLACES = {"6", "2.conv", "stem", ""}
 
 
 @pytest.mark.parametrize(
-    ("name", "place"), [(name, place) for name in SENSITIVE for place in SENSITIVE[name][2]]
+    ("name", "place"),
+    [
+        pytest.param(name, place, marks=() if place in QUICK_PLACES else pytest.mark.slow)
+        for name in SENSITIVE
+        for place in SENSITIVE[name][2]
+    ],
 )
 def test_twice_the_claimed_error_is_found_or_the_claim_corrected(name, place):
     torch.manual_seed(0)

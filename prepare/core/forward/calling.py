@@ -51,7 +51,9 @@ def class_calling(cls: type[nn.Module], method: str) -> type[nn.Module]:
 @cache
 def _subclass(cls: Any, method: str) -> Any:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self, method)(*args, **kwargs)  # by its name: a step may replace the method
+        return getattr(self, method)(
+            *args, **kwargs
+        )  # looked up by its name: a step may replace the method
 
     forward.__signature__ = inspect.signature(getattr(cls, method))  # type: ignore[attr-defined]
     members = {"forward": _First(forward), "__module__": cls.__module__, "__doc__": cls.__doc__}

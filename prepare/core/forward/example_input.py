@@ -20,7 +20,7 @@ FLOATS, INTEGERS, DTYPES = get_args(Float), get_args(Integer), get_args(Dtype)
 _TENSOR_KEYS = ("shape", "dtype", "low", "high")
 _SIZES = "a list of sizes, as in [2,3,64,64]"
 _ENTRIES = "a list, as in [{shape: [1,3,64,64], weight: 10}, {shape: [4,3,64,64]}]"
-# An entry of a workload has one of these of its own, or all of those beside the workload.
+# An entry of a workload has one of these keys of its own, or all keys beside the workload.
 _WHOLE = ("shape", "args", "factory")
 
 
@@ -177,14 +177,14 @@ def _drawn(example: Example, seed: int) -> Example:
 def _entries(config: Mapping[str, Any]) -> list[tuple[Example, float]]:
     """Return the example of each entry of a workload with its weight. Raises ConfigError."""
     problems: list[Problem] = []
-    found = [(_read(config, problems), 1.0)]
+    examples = [(_read(config, problems), 1.0)]
     entries = config.get("workload")
     if entries is not None and not problems:
         rest = {key: value for key, value in config.items() if key != "workload"}
-        found = list(_sized(entries, rest, problems))
+        examples = list(_sized(entries, rest, problems))
     if problems:
         raise ConfigError.of(problems)
-    return found
+    return examples
 
 
 def _sized(

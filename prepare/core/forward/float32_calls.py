@@ -90,11 +90,11 @@ def casts_of(module: nn.Module) -> CastResults | None:
 @contextmanager
 def same_casts(model: nn.Module, source: nn.Module) -> Iterator[None]:
     """Give the modules of `model` the casts of the modules of the same names in `source`, in the block."""
-    casts = {name: found for name, module in source.named_modules() if (found := casts_of(module))}
+    casts = {name: cast for name, module in source.named_modules() if (cast := casts_of(module))}
     modules = [(m, casts[n]) for n, m in model.named_modules() if n in casts and not casts_of(m)]
     try:
-        for module, found in modules:
-            call_in_float32(module, found)
+        for module, cast in modules:
+            call_in_float32(module, cast)
         yield
     finally:
         for module, _ in modules:

@@ -19,7 +19,7 @@ CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None), range, torch.Size})
 SIMPLE |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 _FOREIGN = frozenset({"torch", "prepare", *sys.stdlib_module_names})
-_HEAP_TYPE = 1 << 9  # of `__flags__`: a class that is made by a class statement
+_HEAP_TYPE = 1 << 9  # the bit of `__flags__` of a class that is made by a class statement
 
 # The name of a module, and of its tensor or attribute.
 Place = tuple[str, str]
@@ -58,7 +58,7 @@ class Holder(NamedTuple):
 
 
 def _by_name(keys: list[Any], values: list[Any]) -> dict[str, Any]:
-    pairs = zip(keys, values, strict=False)  # those of a list have no keys
+    pairs = zip(keys, values, strict=False)  # the values of a list have no keys
     return {key: value for key, value in pairs if isinstance(key, str) and key != "__class__"}
 
 
@@ -88,7 +88,7 @@ def _attributes(owner: Any) -> _Content:
     """Return the class of an object, its slots, and its attributes."""
     keys, values = ["__class__"], [type(owner)]
     for slot in _slots(type(owner)):  # type: ignore[arg-type]
-        with suppress(AttributeError):  # it has no value
+        with suppress(AttributeError):  # the slot has no value
             values.append(slot.__get__(owner))
             keys.append(slot)
     own = _dict_of(owner)
@@ -117,18 +117,18 @@ def _dict_of(owner: Any) -> dict[str, Any]:
 @cache
 def _slots(kind: Any) -> tuple[Any, ...]:
     heap = [cls for cls in kind.__mro__ if cls.__flags__ & _HEAP_TYPE]
-    found = (value for cls in heap for value in vars(cls).values())
-    return tuple(value for value in found if isinstance(value, MemberDescriptorType))
+    members = (value for cls in heap for value in vars(cls).values())
+    return tuple(value for value in members if isinstance(value, MemberDescriptorType))
 
 
 def _class_data(cls: type) -> _Content:
     """Return the data among the attributes of a class."""
-    found = {
+    entries = {
         key: value
         for key, value in vars(cls).items()
         if not (key.startswith("__") or callable(value) or hasattr(type(value), "__get__"))
     }
-    return list(found), list(found.values())
+    return list(entries), list(entries.values())
 
 
 def _set_class_data(cls: type, keys: list[Any], values: list[Any]) -> None:
@@ -155,10 +155,10 @@ def _set_cell(cell: CellType, _: list[Any], values: list[Any]) -> None:
 def _named_globals(function: FunctionType) -> _Content:
     """Return the data among the global variables that a function names."""
     names = [name for name in function.__code__.co_names if name in function.__globals__]
-    found = {name: function.__globals__[name] for name in names}
+    values = {name: function.__globals__[name] for name in names}
     kinds = (FunctionType, type, ModuleType)
-    found = {name: value for name, value in found.items() if not isinstance(value, kinds)}
-    return list(found), list(found.values())
+    values = {name: value for name, value in values.items() if not isinstance(value, kinds)}
+    return list(values), list(values.values())
 
 
 def _set_globals(function: FunctionType, keys: list[Any], values: list[Any]) -> None:

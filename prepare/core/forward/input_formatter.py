@@ -57,7 +57,7 @@ class Formatter:
         if is_transformed():
             moved = tensor.to(device, dtype)
             return moved.contiguous() if memory_format == "contiguous" else rows_copied(moved)
-        # Not `.contiguous(memory_format=...)`: it keeps strides that satisfy the format, canonical or not.
+        # `.contiguous(memory_format=...)` would keep strides that satisfy the format, canonical or not.
         fresh = torch.empty_strided(tensor.shape, stride, dtype=dtype, device=device)
         # torch's copy from float32 to float16 ignores the negative bit.
         source = tensor.resolve_neg()

@@ -77,7 +77,7 @@ class Loan:
         for before, after, _ in self._lent:
             if before is tensor:
                 return after
-        if self.is_traced:  # then a tensor does not tell whether it was written into
+        if self.is_traced:  # torch then does not count the changes of a tensor
             after, version = self._change(tensor), 0
         else:
             with ExitStack() as stack:

@@ -59,17 +59,17 @@ def own_changes(model: nn.Module, forward: Forward) -> str:
 
     Left out are weights that are computed anew, and the running statistics of torch's norms in training.
     """
-    found = {}
+    changed = {}
     for name, module in model.named_modules():
         left_out = {*computed_names(module), *vars(nn.Module()), OF_HOOKS}
         if module.training and isinstance(module, _NormBase):
             left_out |= {*module._buffers}
         if names := [each for each in forward.changed.get(name, ()) if each not in left_out]:
-            found[name or type(module).__name__] = names
-    if not found:
+            changed[name or type(module).__name__] = names
+    if not changed:
         return ""
-    first, names = next(iter(found.items()))
-    more = f", and {plural(len(found) - 1, 'more module')}" if len(found) > 1 else ""
+    first, names = next(iter(changed.items()))
+    more = f", and {plural(len(changed) - 1, 'more module')}" if len(changed) > 1 else ""
     what = f"{', '.join(names)} of {first}{more}"
     return f"a call changes values that the model keeps: {what}; the calls of a run are undone"
 

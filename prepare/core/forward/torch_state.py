@@ -88,7 +88,7 @@ def _saved(settings: Iterable[_Setting]) -> Callable[[], None]:
 
 
 def _equal(now: Any, before: Any) -> bool:
-    if isinstance(before, list):  # of random states
+    if isinstance(before, list):  # the fields of random states
         return now is not None and all(map(_equal, now, before))
     if isinstance(before, dict):  # the state of NumPy, with an array in it
         return all(_equal(now[key], value) for key, value in before.items())

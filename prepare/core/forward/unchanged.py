@@ -111,7 +111,7 @@ class ModelState:
         self._seen: dict[int, Any] = {}
         self._fixed: set[int] = set()  # tensors of scripted modules, which cannot be replaced
         self._holders: list[Holder] = []
-        self._empty: list[dict[Any, Any]] = []  # of hooks: most of what a module has
+        self._empty: list[dict[Any, Any]] = []  # the tables of hooks: most of what a module has
         self._tensors: list[_Held] = []
         self._resets: list[tuple[Place, Callable[[], object]]] = []
         self._memory: list[tuple[Place, Any, Tensor]] = []
@@ -215,7 +215,7 @@ class ModelState:
         kind = type(value)
         if kind in SIMPLE or id(value) in self._seen or id(value) in self._modules:
             return
-        self._seen[id(value)] = value  # which also keeps its id from being used again
+        self._seen[id(value)] = value  # the object, which also keeps its id from being used again
         if isinstance(value, Tensor):
             self._visit_tensor(value, place)
         elif depth > _DEPTH:
@@ -318,7 +318,7 @@ class ModelState:
 
 
 class _Held(NamedTuple):
-    """A tensor: what it had, and an alias of its memory if that can be set again."""
+    """A tensor: its former state, and an alias of its memory if that can be set again."""
 
     place: Place
     tensor: Tensor

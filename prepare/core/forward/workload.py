@@ -101,13 +101,13 @@ def for_each_size(name: str, *others: str) -> Callable[[Callable[_P, _R]], Calla
             if not isinstance(workload, Workload):
                 return function(*args, **kwargs)
             several = {key: bound.arguments.get(key) for key in others}
-            found = []
+            results = []
             for index, (size, example) in enumerate(workload):
                 own = {key: v[index] for key, v in several.items() if isinstance(v, Sequence)}
                 bound.arguments |= {name: example, **own}
                 with naming(size):
-                    found.append((size, function(*bound.args, **bound.kwargs)))
-            return merged(found)
+                    results.append((size, function(*bound.args, **bound.kwargs)))
+            return merged(results)
 
         return called
 
@@ -124,11 +124,11 @@ def naming(size: Size) -> Iterator[None]:
         raise ModelError.of(problems) from error
 
 
-def merged(found: Sequence[tuple[Size, _R]]) -> _R:
+def merged(results: Sequence[tuple[Size, _R]]) -> _R:
     """Return one result for those of all sizes; of one size its own."""
-    if len(found) == 1:
-        return found[0][1]
-    return cast("_R", cast("Any", type(found[0][1])).merged(found))
+    if len(results) == 1:
+        return results[0][1]
+    return cast("_R", cast("Any", type(results[0][1])).merged(results))
 
 
 def _problems(count: int, weights: Sequence[float]) -> Iterator[Problem]:

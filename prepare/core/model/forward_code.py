@@ -48,7 +48,7 @@ class ForwardCode:
     replaced_by: str
 
     def runs(self, repair: type) -> bool:
-        """Return whether a method takes effect that `repair`, a subclass of `torchs`, overrides."""
+        """Return whether a method that `repair`, a subclass of `torchs`, overrides takes effect."""
         cls: Any = repair  # a class is hashable, which mypy denies
         return not _overridden(cls).isdisjoint(self.through)
 
@@ -72,8 +72,8 @@ def replaced_by(module: nn.Module, method: str = "forward") -> str:
 @cache
 def torch_class(cls: Any) -> Any:
     """Return the class in `torch.nn` from which `cls` is derived; None if that is `nn.Module` alone."""
-    found = next((c for c in cls.__mro__ if c.__module__.startswith("torch.nn.modules.")), None)
-    return None if found is nn.Module else found
+    base = next((c for c in cls.__mro__ if c.__module__.startswith("torch.nn.modules.")), None)
+    return None if base is nn.Module else base
 
 
 @cache
@@ -85,22 +85,22 @@ def _code_of(cls: Any) -> ForwardCode:
 def _overridden(repair: Any) -> frozenset[str]:
     """Return the methods that do the work of a repair: not a `forward` which calls another of them."""
     functions = ((n, inspect.unwrap(getattr(repair, n))) for n in _methods(repair))
-    found = frozenset(n for n, function in functions if function.__module__.startswith(REPAIRS))
-    return found - {"forward"} or found
+    methods = frozenset(n for n, function in functions if function.__module__.startswith(REPAIRS))
+    return methods - {"forward"} or methods
 
 
 @cache
 def _methods(cls: Any) -> frozenset[str]:
     """Return the methods that decide on the result of a call: `forward`, and those that it calls."""
-    torchs, found, waiting = torch_class(cls), set(_ENTRIES), ["forward"]
+    torchs, reached, waiting = torch_class(cls), set(_ENTRIES), ["forward"]
     while torchs and waiting:
-        for name in _names(getattr(torchs, waiting.pop())) - found:
+        for name in _names(getattr(torchs, waiting.pop())) - reached:
             function = getattr(torchs, name, None)
-            is_check = name.startswith("_check")  # it returns nothing
+            is_check = name.startswith("_check")  # a check returns nothing
             if isinstance(function, FunctionType) and name not in vars(nn.Module) and not is_check:
-                found.add(name)
+                reached.add(name)
                 waiting.append(name)
-    return frozenset(found)
+    return frozenset(reached)
 
 
 @cache
@@ -165,7 +165,9 @@ class _Search:
             self.through.add(name)
             self._follow_torchs(vars(owner)[name])
         else:
-            self.works |= owner.__module__.startswith(_TORCHS)  # another program has put it there
+            self.works |= owner.__module__.startswith(
+                _TORCHS
+            )  # a method that another program has put there
             self._follow_users(vars(owner)[name], name, owner)
 
     def _follow_torchs(self, function: Any) -> None:
@@ -180,7 +182,7 @@ class _Search:
         if isinstance(function, staticmethod):
             function = function.__func__
         if not isinstance(inspect.unwrap(function), FunctionType):
-            self.works = True  # it is not seen what runs, as of a partial method: it may be torch's
+            self.works = True  # what runs cannot be seen, as in a partial method: it may be torch's
             return
         names, mro, held = _names(function), self.cls.__mro__, _named(function)
         helpers = [v for v in held if isinstance(v, FunctionType)]
@@ -196,7 +198,7 @@ class _Search:
             self._follow_bases(name, [c for c in bases if issubclass(owner, c) and c is not owner])
         for helper in helpers:
             if not self._follow_function(helper) and helper.__name__ == name:
-                # One that stood in the place of this method: of torch, or of a decorator without `wraps`.
+                # A method that stood in the place of this one: of torch, or of a decorator without `wraps`.
                 self.works |= helper.__module__.startswith(_TORCHS)
                 self._follow_users(helper, name, owner)
         for other in sorted(names & _methods(self.cls) - {name}):
@@ -213,7 +215,7 @@ class _Search:
             if getattr(base, name) is getattr(nn.Module, name, None):
                 self._look_up("forward")
             self._follow_function(getattr(base, name))
-        self.works |= not bases  # of what is not seen: it may be torch's
+        self.works |= not bases  # code that is not seen: it may be torch's
 
     def _follow_value(self, value: Any, depth: int = 6) -> None:
         """Follow a function on the instance to the methods of the module that it holds and uses."""
@@ -232,7 +234,7 @@ class _Search:
             elif value.__self__ in self.selves and self._follow_function(value.__func__):
                 return
             elif isinstance(value.__self__, nn.Module) and value.__self__ not in self.selves:
-                return  # of another module
+                return  # a method of another module
             else:
                 value, given = value.__func__, (value.__self__, *given)
         if not isinstance(value, FunctionType):
@@ -266,7 +268,7 @@ def _held(function: FunctionType, given: tuple[Any, ...]) -> Iterator[Any]:
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
             named[name] = cell.cell_contents
-        except ValueError:  # it is not assigned yet
+        except ValueError:  # the variable is not assigned yet
             continue
     for name in sorted(named.keys() & used):
         value = named[name]
@@ -285,8 +287,8 @@ def _named(function: Any) -> list[Any]:
     names, around = _names(inner), inspect.getclosurevars(inner).nonlocals
     scope = {**inner.__globals__, **around}
     given = (*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values())
-    found = (*map(scope.get, sorted(names)), *given)
-    return [each for each in found if isinstance(each, FunctionType | type)]
+    referred = (*map(scope.get, sorted(names)), *given)
+    return [each for each in referred if isinstance(each, FunctionType | type)]
 
 
 def _owner_of_users(cls: Any, name: str) -> Any:

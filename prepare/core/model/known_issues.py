@@ -26,6 +26,9 @@ REPAIR_STEP = "repair_layout"
 ONLY: dict[str, Callable[[Any], bool]] = {
     "": lambda _: True,
     "depthwise": lambda module: module.groups == module.in_channels > 1,
+    "large_depthwise": lambda module: (
+        module.groups == module.in_channels > 1 and max(module.kernel_size) >= 7
+    ),
     "grouped": lambda module: module.groups > 1,
     "large_kernel": lambda module: any(size != 1 for size in module.weight.shape),
     "dilated_bias": lambda module: module.bias is not None and any(n != 1 for n in module.dilation),
@@ -147,8 +150,8 @@ def _within(version: str | None, span: Sequence[str | None], *, digits: int = 3)
 
 
 def _numbers(version: str, digits: int) -> tuple[int, ...]:
-    found = [int(number) for number in re.findall(r"\d+", version)[:digits]]
-    return (*found, *[0] * (digits - len(found)))
+    parts = [int(number) for number in re.findall(r"\d+", version)[:digits]]
+    return (*parts, *[0] * (digits - len(parts)))
 
 
 def _rank(name: str) -> int | None:

@@ -1,4 +1,4 @@
-"""A method that a step has put on one module, in the place of that of its class."""
+"""A method that a step has put on one module, in place of the method of its class."""
 
 from __future__ import annotations
 
@@ -77,5 +77,5 @@ def replaced_methods(module: Any) -> Iterator[tuple[str, ReplacedMethod]]:
 
 def foreign_method(module: Any, name: str) -> Any:
     """Return what runs on the module in the place of the method of its class, if no step has put it there."""
-    found = vars(module).get(name)
-    return None if isinstance(found, ReplacedMethod) else found
+    method = vars(module).get(name)
+    return None if isinstance(method, ReplacedMethod) else method

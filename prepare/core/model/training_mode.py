@@ -31,13 +31,13 @@ def _reads(cls: type) -> frozenset[str]:
 
 @cache
 def _reads_in(classes: tuple[type, ...]) -> frozenset[str]:
-    found: set[str] = set()
+    read: set[str] = set()
     for base in classes:
         for member in vars(base).values():
             function = getattr(member, "__func__", getattr(member, "fget", member))
             if isinstance(function, FunctionType):
-                found.update(_reads_of(function.__code__))
-    return frozenset(found)
+                read.update(_reads_of(function.__code__))
+    return frozenset(read)
 
 
 def _reads_of(code: CodeType) -> Iterator[str]:

@@ -58,9 +58,9 @@ def is_unsafe_conv2d(  # noqa: PLR0917  as torch's conv2d
 
 
 class UnsafeCalls(TorchFunctionMode):
-    """While entered, sets `found` to the known issue of the first call whose backward is not safe."""
+    """While entered, sets `issue` to the known issue of the first call whose backward is not safe."""
 
-    found = ""
+    issue = ""
 
     def __torch_function__(
         self,
@@ -71,8 +71,8 @@ class UnsafeCalls(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         is_unsafe, issue = _UNSAFE.get(func, (None, ""))
-        if is_unsafe is not None and not self.found and is_unsafe(*args, **kwargs):
-            self.found = issue
+        if is_unsafe is not None and not self.issue and is_unsafe(*args, **kwargs):
+            self.issue = issue
         return func(*args, **kwargs)
 
 

@@ -34,16 +34,16 @@ def accelerator() -> dict[str, Any]:
     """
     import torch
 
-    found = _backend()
-    library = torch.backends.cudnn.version() if found in ("cuda", "rocm") else None
+    backend = _backend()
+    library = torch.backends.cudnn.version() if backend in ("cuda", "rocm") else None
     return _identity(
-        backend=found,
+        backend=backend,
         cuda=torch.version.cuda,
         hip=torch.version.hip,
-        cudnn=dotted_cudnn(library) if found == "cuda" else None,
-        miopen=str(library) if found == "rocm" and library else None,
-        driver=_driver() if found in ("cuda", "rocm") else None,
-        architectures=_architectures(found),
+        cudnn=dotted_cudnn(library) if backend == "cuda" else None,
+        miopen=str(library) if backend == "rocm" and library else None,
+        driver=_driver() if backend in ("cuda", "rocm") else None,
+        architectures=_architectures(backend),
     )
 
 
@@ -128,8 +128,8 @@ def _driver() -> str | None:
             text = path.read_text()
         except OSError:
             continue
-        if found := re.search(r"\d+\.\d+(\.\d+)*", text):
-            return found[0]
+        if match := re.search(r"\d+\.\d+(\.\d+)*", text):
+            return match[0]
     return next(iter(_smi("driver_version")), None)
 
 

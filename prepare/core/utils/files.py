@@ -133,7 +133,7 @@ def is_folder(path: str | os.PathLike) -> bool:
 
 def open_regular(path: str, flags: int) -> int:
     """Open a regular file, as the `opener` of `open`; raise OSError at once for a pipe or a device."""
-    # Else the opening of a pipe waits for its other end.
+    # Without the flag, opening a pipe waits for its other end.
     handle = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
     try:
         _check_regular(os.fstat(handle).st_mode)

@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _Parser = Callable[[Any], Any]
-# Bytes; more than the record of a model of a hundred thousand tensors needs.
+# The most bytes of a file; more than the record of a model of a hundred thousand tensors needs.
 LIMIT = 1 << 25
-# What the content of a file may take in memory, in bytes, and what one value takes: `{}` in a list 72.
+# The bytes of memory that the content of a file may take, and those of one value: `{}` in a list takes 72.
 _MOST_MEMORY = 128_000_000
 _VALUE = 64
 _MOST_DIGITS = 1_000
-# Characters of a message that are a file's.
+# The most characters of a message that come from a file.
 _LONGEST = 300
 # The report reads records, so no record imports it: it is looked up when one is shown.
 _REPORT = "prepare.app.report.objects"

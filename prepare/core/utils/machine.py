@@ -13,14 +13,14 @@ from typing import Any, NamedTuple
 
 _STAT = Path("/proc/stat")
 _LIMITS = (Path("/sys/fs/cgroup/cpu.stat"), Path("/sys/fs/cgroup/cpu/cpu.stat"))
-# Fractions from which on a disturbance is reported: cores of other programs for each of our threads,
+# A disturbance is reported if its fraction reaches these: cores of other programs for each of our threads,
 # processor time that the host took, time in which a limit stopped all threads.
 _BUSY, _STOLEN, _HELD = 0.2, 0.02, 0.01
-# The noise, as a factor, from which on a busy machine is worth a word: more than most recipes win.
+# A busy machine is worth a word if the noise reaches this factor: more than most recipes win.
 _LOUD = 1.05
 # The columns of /proc/stat in which a processor works, and the one in which the host works instead.
 _WORKING, _STEAL = (0, 1, 2, 5, 6), 7
-# GNU OpenMP's, which the wheels of torch bring; Intel's and LLVM's sleep after a time by themselves.
+# The setting of GNU OpenMP, which the wheels of torch bring; Intel's and LLVM's threads sleep by themselves.
 _SPIN_COUNT = "GOMP_SPINCOUNT"
 _VARIABLES = ("OMP_WAIT_POLICY", _SPIN_COUNT)
 # A compromise: a thread that spins longer takes time from one that works, where other processes are busy;
@@ -149,8 +149,8 @@ def _held_back() -> float | None:
     """Return the seconds that a limit of the control group stopped its processes."""
     for path in _LIMITS:
         with suppress(OSError):
-            if found := re.search(r"^throttled_(usec|time) (\d+)$", path.read_text(), re.MULTILINE):
-                return int(found[2]) / (1e6 if found[1] == "usec" else 1e9)
+            if match := re.search(r"^throttled_(usec|time) (\d+)$", path.read_text(), re.MULTILINE):
+                return int(match[2]) / (1e6 if match[1] == "usec" else 1e9)
     return None
 
 

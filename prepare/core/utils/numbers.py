@@ -8,9 +8,9 @@ from collections.abc import Callable
 Interval = tuple[float, float] | None
 # The figure of a wider interval, as a factor between its ends, is its nearer end: `over 4x`.
 _WIDEST = 4.0
-# An interval that reaches this ratio is wide from this factor on.
+# An interval that reaches this ratio is wide if its ends differ by this factor.
 _BEYOND, _NARROW = 10.0, 1.5
-# What records say, and what people read.
+# The words of records, and those that people read.
 _DOUBTS = {
     "cannot tell": "unclear",
     "cannot predict": "unclear",

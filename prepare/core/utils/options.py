@@ -20,7 +20,7 @@ class _CheckError(ValueError):
     """A value has the right type, and a check in its annotation refused it."""
 
 
-# Characters of a value in a message.
+# The most characters of a value in a message.
 _LONGEST = 300
 
 

@@ -68,8 +68,8 @@ def version_of(package: str) -> str | None:
 
 def missing_module(text: str) -> str | None:
     """Return the module that an error message says is missing, as in `No module named 'einops'`."""
-    found = _NO_MODULE.search(text)
-    return found[1] if found else None
+    match = _NO_MODULE.search(text)
+    return match[1] if match else None
 
 
 def switch_off_telemetry() -> None:

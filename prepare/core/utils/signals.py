@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # Bytes for a `struct sigaction`, which has 152 on Linux and 16 on macOS.
 _ACTION = 512
-# Its first field is the handler; some systems leave garbage in others.
+# The first field of the struct is the handler; some systems leave garbage in others.
 _HANDLER = ctypes.sizeof(ctypes.c_void_p)
-# After so many signals, what runs seems to hang.
+# After so many signals the step that runs seems to hang.
 _PATIENCE = 3
 
 _P = ParamSpec("_P")
@@ -91,7 +91,7 @@ def interruptible(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -
     try:
         hold.release()
         result = call(*args, **kwargs)
-        hold.install()  # in the `try`: an interrupt before it is one of the call
+        hold.install()  # in the `try`: an interrupt before it belongs to the call
         return result
     finally:
         hold.install()
@@ -186,7 +186,7 @@ if hasattr(os, "register_at_fork"):
 
 def runs(process: int) -> bool:
     """Return whether a process of this machine runs, or may do so."""
-    if os.name != "posix":  # there os.kill ends it
+    if os.name != "posix":  # on Windows os.kill ends the process
         return True
     with suppress(OSError):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
@@ -194,7 +194,7 @@ def runs(process: int) -> bool:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
         return False
-    except OSError:  # of another user
+    except OSError:  # a process of another user
         pass
     return True
 
@@ -218,8 +218,8 @@ def _action(number: int) -> bytes | None:
     """Return how the process handles a signal, as the system describes it."""
     if _SIGACTION is None:
         return None
-    found = ctypes.create_string_buffer(_ACTION)
-    return found.raw if _SIGACTION(int(number), None, found) == 0 else None
+    action = ctypes.create_string_buffer(_ACTION)
+    return action.raw if _SIGACTION(int(number), None, action) == 0 else None
 
 
 def _handler(action: bytes | None) -> bytes | None:

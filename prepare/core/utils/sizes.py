@@ -47,12 +47,12 @@ class SizeVerdict(NamedTuple):
     interval: tuple[float, float] | None = None
 
 
-def is_mixed(found: Sequence[SizeVerdict]) -> bool:
+def is_mixed(verdicts: Sequence[SizeVerdict]) -> bool:
     """Return whether sizes have different verdicts."""
-    return len({each.verdict for each in found}) > 1
+    return len({each.verdict for each in verdicts}) > 1
 
 
-def verdicts_text(found: Iterable[tuple[Any, ...]]) -> str:
+def verdicts_text(verdicts: Iterable[tuple[Any, ...]]) -> str:
     """Return the verdicts of sizes, each with the fields of a `SizeVerdict`, by what they say.
 
     >>> sizes = [Size(f"batch {count}", 1.0, count) for count in (1, 4, 8)]
@@ -60,7 +60,7 @@ def verdicts_text(found: Iterable[tuple[Any, ...]]) -> str:
     >>> verdicts_text([(size, *each) for size, each in zip(sizes, verdicts)])
     'up to 2.0x faster from batch 4 on; 1.08x slower at batch 1'
     """
-    ordered = sorted((SizeVerdict(*each) for each in found), key=lambda each: each.size.elements)
+    ordered = sorted((SizeVerdict(*each) for each in verdicts), key=lambda each: each.size.elements)
     every = [each.size for each in ordered]
     groups = groupby(
         sorted(ordered, key=lambda e: _ORDER.index(e.verdict)), key=lambda e: e.verdict

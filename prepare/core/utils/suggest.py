@@ -28,7 +28,7 @@ ALIASES = {
 }
 # A longer list of options is written by families, such as `monai_* (6)`.
 _LISTED = 12
-# Characters of a word that is compared: the time grows with them.
+# The most characters of a word that is compared: the time grows with them.
 _LONGEST = 10_000
 
 

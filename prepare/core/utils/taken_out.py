@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prepare.errors import Problem
 
-# What was taken out, as it is written on the command line, and what to use. The next release drops the rows.
+# The words that were taken out, as on the command line, and what to use. The next release drops the rows.
 TAKEN_OUT = {
     "task=reduce": "task=prepare mode=train verify=full, which names the first module that is wrong",
     "steps.quantize": "torchao.quantize_(model, config) on the prepared model, or in a step of your own",

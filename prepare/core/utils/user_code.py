@@ -75,10 +75,10 @@ def _shown(filename: str) -> str:
 def _site_folders() -> tuple[Path, ...]:
     """Return the folders of installed packages."""
     named = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    found = [*named, *site.getsitepackages(), site.getusersitepackages(), *sys.path]
+    folders = [*named, *site.getsitepackages(), site.getusersitepackages(), *sys.path]
     return tuple(
         dict.fromkeys(
-            Path(name) for name in found if Path(name).name in ("site-packages", "dist-packages")
+            Path(name) for name in folders if Path(name).name in ("site-packages", "dist-packages")
         )
     )
 

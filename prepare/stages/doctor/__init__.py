@@ -3,7 +3,7 @@
 Examples:
     >>> from prepare.stages.doctor import examine
     >>> diagnosis = examine("cpu", probes=["softmax_layout"])
-    >>> [(found.name, found.verdict) for found in diagnosis.findings]
+    >>> [(finding.name, finding.verdict) for finding in diagnosis.findings]
     [('softmax_layout', 'slow here')]
 """
 

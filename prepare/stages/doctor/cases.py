@@ -140,13 +140,13 @@ def pace(
     timers = [_timer(case, device), _timer(control, device, change)]
     for each in (*timers, *timers):
         each()
-    found = _ratio(timers, _SECONDS)
-    low, high = found.interval or (0.0, math.inf)
+    ratio = _ratio(timers, _SECONDS)
+    low, high = ratio.interval or (0.0, math.inf)
     if low > factor:
-        found = _ratio(timers, 2 * _SECONDS)
-        low, high = found.interval or (0.0, math.inf)
+        ratio = _ratio(timers, 2 * _SECONDS)
+        low, high = ratio.interval or (0.0, math.inf)
     bad = "slow here" if low > factor else "" if high < factor else "unclear"
-    speed = verdict_text("slower" if found.value >= 1 else "faster", found.value, found.interval)
+    speed = verdict_text("slower" if ratio.value >= 1 else "faster", ratio.value, ratio.interval)
     text = f"{speed} than {than} ({case})"
     if bad == "unclear":
         text = f"unclear if slower than {than} ({case}): {low:.2g} to {high:.2g} times its time; "
@@ -198,13 +198,13 @@ def _results(module: nn.Module, given: Tensor, out: Tensor) -> Iterator[tuple[st
     yield from module.named_buffers()
 
 
-def _worst(found: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[str, float]:
+def _worst(results: dict[str, Tensor], exact: dict[str, Tensor]) -> tuple[str, float]:
     """Return the name of the tensor with the largest error, and that error."""
-    errors = ((name, _error(found[name], tensor)) for name, tensor in exact.items())
+    errors = ((name, _error(results[name], tensor)) for name, tensor in exact.items())
     return max(errors, key=lambda item: item[1])
 
 
-def _error(found: Tensor, exact: Tensor) -> float:
+def _error(result: Tensor, exact: Tensor) -> float:
     scale = max(exact.abs().max().item(), 1e-30)
-    error = (found - exact).abs().max().item() / scale
+    error = (result - exact).abs().max().item() / scale
     return error if math.isfinite(error) else math.inf

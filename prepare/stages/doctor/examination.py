@@ -33,7 +33,7 @@ from prepare.stages.doctor.cases import CaseOutcome
 from prepare.stages.doctor.probes import KNOWN
 from prepare.stages.doctor.records import Diagnosis, Finding
 
-# Bytes of one probe.
+# The most bytes of one probe.
 _MEMORY, _GPU_MEMORY = 4 << 30, 24 << 30
 _NO_PROBE = {"over_2_31": "its sizes need more than 8 GiB of memory"}
 _CURES = {"format": "use the format {}", "flag": "set {}", "version": "install {}"}
@@ -112,8 +112,8 @@ def _usable(device: str) -> str:
 
 def _ask(worker: Worker, request: dict[str, Any]) -> CaseOutcome:
     """Return the outcome of a probe that runs in a child process."""
-    found, death = worker.ask(request, seconds=KNOWN[request["probe"]].seconds)
-    return CaseOutcome(**found) if found else CaseOutcome("wrong here", f"its process {death}")
+    reply, death = worker.ask(request, seconds=KNOWN[request["probe"]].seconds)
+    return CaseOutcome(**reply) if reply else CaseOutcome("wrong here", f"its process {death}")
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     try:
         return asdict(run_probe(request["probe"], request["device"]))
-    except Exception as error:  # a finding too; the other probes continue
+    except Exception as error:  # a crash is a finding too; the other probes continue
         # torch raises RuntimeError from its allocators, on a CPU and on a GPU.
         allocator = isinstance(error, RuntimeError) and "memory" in str(error).lower()
         text = f"it raises {type(error).__name__}: {first_line(error)}"

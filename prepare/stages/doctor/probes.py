@@ -35,14 +35,14 @@ def _judged(*cases: OperationCase) -> Run:
 
 
 def _inexact(*cases: OperationCase) -> Run:
-    found = _judged(*cases)
+    judged = _judged(*cases)
     return lambda device: (
         replace(
             each,
             bad=each.bad.replace("wrong", "inexact"),
             text=each.text.replace("wrong", "inexact"),
         )
-        for each in found(device)
+        for each in judged(device)
     )
 
 
@@ -86,11 +86,11 @@ def _gradient_of_tokens(device: str) -> Iterator[CaseOutcome]:
     torch.manual_seed(0)
     given, right = torch.randn(1, 16, 8, 8, device=device), torch.randn(1, 16, 8, 8, device=device)
     tokens = right.flatten(2).transpose(1, 2).contiguous().transpose(1, 2).unflatten(2, (8, 8))
-    found: list[Any] = []
+    gradients: list[Any] = []
     for gradient in (right, tokens):
         norm = nn.BatchNorm2d(16).to(device)
-        found += torch.autograd.grad(norm(given), norm.bias, gradient)
-    worst = float((found[1] - found[0]).abs().max() / found[0].abs().max())
+        gradients += torch.autograd.grad(norm(given), norm.bias, gradient)
+    worst = float((gradients[1] - gradients[0]).abs().max() / gradients[0].abs().max())
     text = f"the same gradient in another layout changes that of bias by {worst:.1e} of its size"
     yield CaseOutcome("" if worst < 1e-4 else "wrong here", text)
 
@@ -109,8 +109,8 @@ def _large_conv3d(device: str) -> Iterator[CaseOutcome]:
             worst = 0.0
             for index in (0, shape[2] // 2, shape[2] - 1):
                 exact = exact_conv(given[:, :, index : index + 1].double().cpu())
-                found = out[:, :, index : index + 1].double().cpu()
-                worst = max(worst, ((found - exact).abs().max() / exact.abs().max()).item())
+                channel = out[:, :, index : index + 1].double().cpu()
+                worst = max(worst, ((channel - exact).abs().max() / exact.abs().max()).item())
         name = "contiguous" if format_ is torch.contiguous_format else "channels_last_3d"
         bad = "wrong here" if not worst < 0.06 else ""
         yield CaseOutcome(bad, f"error {min(worst, 1e18):.1e} ({size(given.nbytes)}, {name})")
@@ -305,6 +305,14 @@ KNOWN: dict[str, Probe] = {
         _timed(
             2.0, "contiguous",
             OperationCase(partial(nn.Conv2d, 128, 128, 3, groups=32), (8, 128, 56, 56), _FLAT, _BFLOAT16),
+            format="contiguous",
+        ),
+    ),
+    "conv2d_large_depthwise_channels_last": Probe(
+        "depthwise Conv2d with a large kernel",
+        _timed(
+            2.0, "contiguous",
+            OperationCase(partial(nn.Conv2d, 256, 256, 9, groups=256), (8, 256, 40, 40), _FLAT, _BFLOAT16),
             format="contiguous",
         ),
     ),

@@ -65,7 +65,7 @@ class Diagnosis(JsonRecord, Readable):
 
 
 def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
-    """Yield a line for each finding, what to do once below those that it helps, and the others together."""
+    """Yield a line for each finding; a remedy stands once, below the findings that it helps."""
     by_remedy: dict[str, list[Finding]] = {}
     for verdict in (WRONG, INEXACT, SLOW):
         for finding in diagnosis.of(verdict):

@@ -52,7 +52,7 @@ class WithFormat(nn.Module):
             output = model(*map_tensors(convert, args), **map_tensors(convert, kwargs))
             return output if is_plain_output(output) else tuple(tensors_in(output))
 
-        # Of the bound method: `wraps` copies that of a function with `self`, if it was set.
+        # The signature of the bound method: `wraps` copies that of a function with `self`, if it was set.
         forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
         self.forward = forward
 

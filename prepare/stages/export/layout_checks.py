@@ -62,15 +62,15 @@ def checked(judge: Reference, case: InputCase, answer: ArtefactAnswer) -> Layout
         status = "fail" if case.promised else "pass"
         return LayoutCheck(**known, answer="refused", status=status, note=answer.error)
     try:
-        found = judge.judge(answer.outputs, case.call)
+        judgement = judge.judge(answer.outputs, case.call)
     except CannotTellError as error:
-        found = Judgement("cannot tell", note=str(error))
+        judgement = Judgement("cannot tell", note=str(error))
     except Exception as error:  # the reference itself cannot take this batch size
         note = f"the unprepared model raises {type(error).__name__}: {first_line(error)}"
         status = "cannot tell" if case.promised else "pass"
         return LayoutCheck(**known, answer="cannot tell", status=status, note=note)
-    word = {"pass": "right", "fail": "wrong"}.get(found.status, "cannot tell")
-    return LayoutCheck(**known, answer=word, **vars(found))
+    word = {"pass": "right", "fail": "wrong"}.get(judgement.status, "cannot tell")
+    return LayoutCheck(**known, answer=word, **vars(judgement))
 
 
 def conclusion(checks: tuple[LayoutCheck, ...]) -> Judgement:

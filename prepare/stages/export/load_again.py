@@ -58,8 +58,8 @@ def load_again(
         TemporaryDirectory(prefix="prepare-export-") as folder,
         Worker(f"{__name__}:answer", exporter.environment) as worker,
     ):
-        found, death = worker.ask([asked, None], seconds=_SECONDS)
-        if error := f"its process {death}" if death else found["error"]:
+        reply, death = worker.ask([asked, None], seconds=_SECONDS)
+        if error := f"its process {death}" if death else reply["error"]:
             wrong = f"cannot be loaded in another process: {error}"
             raise RefusedError(artefact.name, wrong)
         for number, call in enumerate(calls):
@@ -72,7 +72,7 @@ def load_again(
                 answers.append(ArtefactAnswer(error=given["error"]))
             else:
                 answers.append(ArtefactAnswer(torch.load(path, weights_only=True)))
-    return answers, found["metadata"]
+    return answers, reply["metadata"]
 
 
 def answer(request: list[Any]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def answer(request: list[Any]) -> dict[str, Any]:
             outputs = [each.detach().clone() for each in tensors_in(loaded(args, kwargs))]
         torch.save(outputs, path)
     except Exception as error:
-        # All lines: OpenVINO names the place in its own code first.
+        # All lines of the error: OpenVINO names the place in its own code first.
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:_LONGEST]}"}
     return {"error": ""}
 
@@ -99,7 +99,7 @@ def answer(request: list[Any]) -> dict[str, Any]:
 def _load(request: dict[str, Any]) -> tuple[Exporter, Loaded]:
     """Return the exporter and the artefact, anew for each call: it may keep state from one to the next."""
     torch.set_num_threads(request["threads"])
-    importlib.import_module(request["module"])  # it registers the exporter
+    importlib.import_module(request["module"])  # the module registers the exporter
     exporter = EXPORTERS[request["exporter"]].from_options(request["options"])
     return exporter, exporter.load(Path(request["artefact"]))
 

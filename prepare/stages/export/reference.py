@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from prepare.core.forward.call import Call
     from prepare.stages.verify.execution.single_run import NamedTensors
 
-# More than the two runs of any model that is exported here take.
+# The seconds of two runs: more than any model that is exported here takes.
 _SECONDS = 600.0
 
 
@@ -67,8 +67,10 @@ class Reference:
         if name := first_non_finite(exact):
             return Judgement("cannot tell", note=f"{name} of the reference is not finite")
         named = dict(zip(exact, given, strict=True))
-        found = compare(exact, baseline, named, dtype=self._models.dtype, depth=self._models.depth)
-        return _judged(found)
+        deviations = compare(
+            exact, baseline, named, dtype=self._models.dtype, depth=self._models.depth
+        )
+        return _judged(deviations)
 
     def _expected(self, call: Call) -> tuple[NamedTensors, list[NamedTensors]]:
         shapes = tuple(tensor.shape for tensor in call.tensors())
@@ -79,14 +81,14 @@ class Reference:
         return self._known[shapes]
 
 
-def _judged(found: Sequence[Deviation]) -> Judgement:
-    if not found:
+def _judged(deviations: Sequence[Deviation]) -> Judgement:
+    if not deviations:
         return Judgement("cannot tell", note="it returns no tensor")
-    worst = max(found, key=lambda each: each.excess)
+    worst = max(deviations, key=lambda each: each.excess)
     status, note = "pass", worst.note
     if worst.exceeds:
         status = "fail"
-    elif is_too_noisy(found):
+    elif is_too_noisy(deviations):
         status, note = "cannot tell", "the unprepared model in this dtype is itself too far off"
     if not note and status == "fail":
         note = (

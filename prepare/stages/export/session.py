@@ -168,7 +168,7 @@ def _session(
         raise RefusedError("model", "it is in training mode", "call model.eval() first")
     pipeline = pipeline or Pipeline([])
     if prepared is None:
-        # The known issues are those of gradients.
+        # The known issues concern gradients.
         prepared = pipeline.apply(deep_copy(model), known_issues="ignore")
     device = next((each.device for each in prepared.parameters()), torch.device("cpu"))
     if device.type != "cpu":
@@ -277,7 +277,7 @@ class ExportSession:
         before = self._stamps()
         try:
             for path in self._named():
-                if path.is_symlink():  # writing to it would write outside of the folder
+                if path.is_symlink():  # writing to the link would write outside of the folder
                     path.unlink()
             self.exporter.write(lowered, self.artefact, stored)
         except OSError as error:
@@ -310,8 +310,8 @@ class ExportSession:
             note("" if self.recipe_inside else "the recipe is beside the artefact, not in it")
         with self._stage("compare") as note:
             pairs = zip(cases, answers, strict=True)
-            found = [(case, checked(judge, case, answer)) for case, answer in pairs]
-            self.checks = tuple(self._allowed(case, check) for case, check in found)
+            checks = [(case, checked(judge, case, answer)) for case, answer in pairs]
+            self.checks = tuple(self._allowed(case, check) for case, check in checks)
             of_call = (c for c in self.checks if c.batch == self.call.batch and not c.size)
             layouts = {check.layout: check.answer for check in of_call}
             self.contract = replace(self.contract, layouts=layouts)
@@ -322,13 +322,13 @@ class ExportSession:
         excluded = self.contract.requires_contiguous and case.layout != CONTIGUOUS
         return replace(check, status="pass") if excluded and check.answer == "wrong" else check
 
-    def _with_remedy(self, found: Judgement) -> Judgement:
+    def _with_remedy(self, judgement: Judgement) -> Judgement:
         """Add the exporter's advice if only layouts that are not contiguous are answered wrongly."""
         wrong = {check.layout for check in self.checks if check.status == "fail"}
         remedy = self.exporter.layout_remedy
         if not remedy or not wrong or CONTIGUOUS in wrong:
-            return found
-        return replace(found, note=f"{found.note}; {remedy}")
+            return judgement
+        return replace(judgement, note=f"{judgement.note}; {remedy}")
 
     def _timed(self, budget: float) -> Comparison:
         """Compare a call of the loaded artefact with one of each model; it has answered rightly before."""
@@ -374,8 +374,10 @@ class ExportSession:
             raise _StoppedError
 
     def _status(self) -> str:
-        found = {stage.status for stage in self.stages}
-        return next((word for word in ("refused", "fail", "cannot tell") if word in found), "pass")
+        statuses = {stage.status for stage in self.stages}
+        return next(
+            (word for word in ("refused", "fail", "cannot tell") if word in statuses), "pass"
+        )
 
     def _record(self) -> Export:
         status = self._status()

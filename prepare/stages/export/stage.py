@@ -72,7 +72,7 @@ class ExportTask(Stage):
         for kind in EXPORTERS.values():
             yield from (f"model{end}" for end in (kind.suffix, *kind.beside))
         with suppress(PrepareError):
-            # Names alone, whatever a record of somebody else holds.
+            # Names without folders, whatever a record of somebody else holds.
             yield from filter(is_plain_name, Export.load(folder / "export.json").files)
 
     def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
@@ -93,7 +93,7 @@ class ExportTask(Stage):
 
         if isinstance(work.reference, str):
             raise RefusedError(TASK, f"there is no model to compare with: {work.reference}")
-        found = export(
+        record = export(
             deep_copy(work.model) if work.reference is None else work.reference,
             work.workload,
             to=exporter_of(self.options),
@@ -103,7 +103,7 @@ class ExportTask(Stage):
             budget=work.stages["bench"].budget,
             progress=work.progress,
         )
-        return {TASK: found}
+        return {TASK: record}
 
     @classmethod
     def verdict(cls, found: Mapping[str, Any]) -> Verdict | None:

@@ -27,6 +27,7 @@ from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.stages.flow.causes import breaks_text, event_name, layout_causes, named
 from prepare.stages.flow.pictures import layout_strip, module_tree, style_of, styles_of
+from prepare.stages.flow.published import expectations
 from prepare.stages.flow.records import NOT_ASKED
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 _SECTION = "flow"
 # A sentence names at most so many classes of modules, a page so many notes.
 _NAMED, _NOTES = 3, 50
-# Named for operators outside all submodules.
+# The name for operators outside all submodules.
 _ROOT = "the model itself"
 
 
@@ -61,7 +62,11 @@ def flow_document(shown: ReportContext) -> Document | None:
         answers=(_answer(flow, before),),
         advice=tuple(_advice(flow, before, shown.found.get("bench"))),
         rows=((LAYOUT.lower(), breaks_sentence(flow)),),
-        parts=lambda: (*_in_terminal(flow), *_on_page(flow, before)),
+        parts=lambda: (
+            *_in_terminal(flow),
+            *(() if shown.found.get("bench") else _expected(flow, alone=shown.ran is None)),
+            *_on_page(flow, before),
+        ),
     )
 
 
@@ -210,6 +215,11 @@ def _break(event: Event) -> tuple[str, str, str, int, str]:
     operand = event.operand.rpartition("; ")[2] if "; " in event.operand else ""
     place = ", ".join(filter(None, (event.source, operand)))
     return event.module or _ROOT, cause, place, event.count, size(event.bytes)
+
+
+def _expected(flow: Flow, *, alone: bool) -> Iterator[Part]:
+    """Yield what others measured on a GPU, where the flow is for one; a run's terminal has it as a note."""
+    yield Items(texts=tuple(expectations(flow)), kind="note", where="" if alone else "page")
 
 
 def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:

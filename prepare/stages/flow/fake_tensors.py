@@ -16,7 +16,7 @@ from prepare.errors import ConfigError, RefusedError
 from prepare.stages.flow.torch_operators import cudnn_format, is_convolution
 
 _VIEWS = ("aten::view", "aten::_unsafe_view")
-# On a CPU the first output of these has the format of the input, which is the argument at this index.
+# On a CPU the first output of these operators has the format of the input, the argument at this index.
 _IN_FORMAT_OF = {
     "aten::native_group_norm": 0,
     "aten::replication_pad2d": 0,  # in torch 2.5
@@ -28,7 +28,7 @@ _IN_FORMAT_OF = {
     "aten::replication_pad3d_backward": 1,
     "aten::reflection_pad3d_backward": 1,
 }
-# On CUDA these are contiguous for any input, by torch's shape functions.
+# On CUDA the outputs of these operators are contiguous for any input, by torch's shape functions.
 _CONTIGUOUS_ON_CUDA = (
     "aten::native_group_norm",
     "aten::reflection_pad2d",
@@ -164,7 +164,7 @@ def explain_failure(model: nn.Module, error: Exception) -> str:
     problem = explained(model, error).problems[0]
     need = _REASONS.get(type(error).__name__)
     if need is None:
-        # What the example is wrong for, a real forward is too.
+        # An example that is wrong here is wrong for a real forward too.
         return f"{problem.where}: {problem.wrong}; {problem.remedy or 'observe a real forward instead'}"
     operation = getattr(error, "func", None) or error
     return f"{problem.where}: {operation} {need}; observe a real forward instead"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from prepare.core.forward.autocast import Amp
     from prepare.stages.flow.records import Flow
 
-# The formats of the step for each rank; the other steps keep those that a pipeline has.
+# The formats of the step for each rank; the other steps keep the formats that a pipeline has.
 _FORMATS = {
     "conv2d_memory_format": {4: "channels_last"},
     "conv3d_memory_format": {5: "channels_last_3d"},

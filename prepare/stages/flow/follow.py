@@ -190,7 +190,7 @@ def _run(
     given = list(tensors_in([*args, *kwargs.values()]))
     for tensor in given:
         watcher.states.register(tensor, "unknown", "the input")
-    # Without data it is quick, and torch's own code is not safe from an interrupt there.
+    # A forward without data is quick, and torch's own code is not safe from an interrupt there.
     call = _at_once if fake else interruptible
     # The FakeTensorMode is below the watcher: it computes what the watcher dispatches.
     enabled = backward or torch.is_grad_enabled()

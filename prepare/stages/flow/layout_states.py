@@ -213,7 +213,7 @@ class LayoutStates:
         self._add_event("regain", operation, site, output)
 
     def _add_event(self, kind: str, operation: Operation, site: CallSite, tensor: Tensor) -> None:
-        if operation.phase != "again":  # counted in forward
+        if operation.phase != "again":  # its events were counted in forward
             self.builder.add_event(kind, operation.phase, site, tensor)
 
     def _set_state(

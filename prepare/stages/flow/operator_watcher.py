@@ -22,6 +22,7 @@ from prepare.stages.flow.torch_operators import (
     cudnn_format,
     hidden_copies,
     is_convolution,
+    multiplications,
     takes_values,
 )
 
@@ -59,7 +60,7 @@ class OperatorWatcher(TorchDispatchMode):
         kwargs = kwargs or {}
         if not isinstance(func, OpOverload) or func.namespace == "prim":
             return func(*args, **kwargs)
-        if _is_composite(func):  # inference_mode does not decompose these
+        if _is_composite(func):  # inference_mode does not decompose these operators
             with self:
                 return func.decompose(*args, **kwargs)
         output = func(*args, **kwargs)
@@ -93,6 +94,8 @@ class OperatorWatcher(TorchDispatchMode):
         if backend and phase == "forward":
             tensors = arguments["input"], arguments["weight"], output
             self.builder.add_convolution(site, tensors, backend)
+        if phase == "forward":
+            self.builder.add_work(*multiplications(func, arguments, args, kwargs, output))
         operation = Operation(name, site, phase, backend, _is_view(func))
         for operand, tensor, layout in hidden_copies(name, arguments, memory_format):
             why = f"{operand} is {describe_layout(tensor)}, and the kernel works on {layout}"
@@ -199,7 +202,7 @@ def _is_composite(func: OpOverload) -> bool:
 def _is_view(func: OpOverload) -> bool:
     infos = [returned.alias_info for returned in func._schema.returns]
     shares = any(info is not None and not info.is_write for info in infos)
-    # These two are views, although their schemas do not declare it.
+    # These two operators return views, although their schemas do not declare it.
     return shares or func._schema.name in ("aten::_unsafe_view", "aten::_reshape_alias")
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # More modules make a page slow to open on a phone; deeper ones stand beside their parents.
 _MOST, _DEEPEST = 5000, 60
-# Narrower parts are not distinguishable.
+# Parts that are narrower cannot be told apart.
 _MIN_PIXELS = 2
 
 
@@ -106,12 +106,12 @@ def module_tree(flow: Flow) -> Tree:
     modules = list(flow.modules[:_MOST])
 
     def nodes(depth: int) -> tuple[Node, ...]:
-        found = []
+        made = []
         while modules and min(modules[-1].depth, _DEEPEST) >= depth:
             module = modules.pop()
             below = nodes(module.depth + 1) if module.depth < _DEEPEST else ()
-            found.append(_node(module, events.get(module.name, ()), copied[module.name], below))
-        return tuple(found)
+            made.append(_node(module, events.get(module.name, ()), copied[module.name], below))
+        return tuple(made)
 
     modules.reverse()
     title = f"Module tree: {plural(len(flow.modules), 'module')}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from prepare.errors import Problem
@@ -62,14 +63,19 @@ class FlowStage(Stage):
         if self.level == "none" or not work.formatted:
             return {}
         from prepare.stages import flow
+        from prepare.stages.flow.published import expectations
 
         with work.progress("following the layout of activations"):
-            follow = flow.predict if self.level == "predict" else flow.observe
-            found = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
-            work.notes += _batch_notes(work, found)
+            follow: Any = flow.predict if self.level == "predict" else flow.observe
+            if self.level == "predict" and _is_for_absent_cuda(work):
+                follow = partial(flow.predict, device="cuda")
+            record = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
+            work.notes += _batch_notes(work, record)
+            if work.settings.task == "flow":
+                work.notes += expectations(record, training=work.training)
             if not work.pipeline.steps:
-                return {"flow": found}
-            records = {"flow": _with_remedy(work, found)}
+                return {"flow": record}
+            records = {"flow": _with_remedy(work, record)}
             if bare := _without_repairs(work):
                 backward = work.model.training
                 before = flow.predict(bare, work.formatted, backward=backward, amp=work.amp)
@@ -98,6 +104,15 @@ class FlowStage(Stage):
         return flow_document(shown)
 
 
+def _is_for_absent_cuda(work: StageContext) -> bool:
+    """Return whether `task=flow` is asked for a CUDA device, and there is none."""
+    import torch
+
+    asked = str((work.settings.steps.get("device") or {}).get("device", ""))
+    is_flow = work.settings.task == "flow"
+    return is_flow and asked.startswith("cuda") and not torch.cuda.is_available()
+
+
 def _with_steps(work: StageContext) -> StageContext:
     """Return the work of a copy of the model to which the declared steps are applied, but on its device."""
     from prepare.core.model.module_tree import clone_of, copy_tree
@@ -122,14 +137,14 @@ def _with_steps(work: StageContext) -> StageContext:
     return replace(work, model=model, pipeline=pipeline, formatted=pipeline.formatted(example))
 
 
-def _batch_notes(work: StageContext, found: Flow) -> list[str]:
+def _batch_notes(work: StageContext, flow: Flow) -> list[str]:
     """Return a note if convolutions run in torch's reference kernel that would not in a batch of two."""
     from prepare.core.forward.call import call_of
     from prepare.core.utils.text import plural
     from prepare.stages.flow import predict
 
     call = call_of(work.formatted)
-    slow = {each.module for each in found.convolutions if each.backend == "Slow3d"}
+    slow = {each.module for each in flow.convolutions if each.backend == "Slow3d"}
     if not slow or call.batch != 1:
         return []
     twice = call.map(lambda x: x.repeat(2, *[1] * (x.dim() - 1)) if x.dim() and len(x) == 1 else x)

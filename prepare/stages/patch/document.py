@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from prepare.stages.patch.records import Patch
 
 _SECTION, _DIFF = "patch", "patch.diff"
-# The first letters of a diff; the file has all.
+# The most characters of a diff that are shown; the file has all.
 _SHOWN = 50_000
 _RESULTS = {"pass": "right", "fail": "wrong", "cannot tell": "unclear"}
 

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from prepare.stages.flow.records import Event
 
-# Of the operators in a patch, and of the calls of them.
+# The prefixes of operators in a patch, and of their calls.
 _PREFIX, _CALL = "_keep_", "_kept_"
-# Where the operators and what they use of ours are defined, that of a value before its use.
+# The modules that define the operators and what they use of ours, each before its use.
 _SOURCES = transforms, base, memory_order, operators
-# What the operators use of their own module, as any other module can write it.
+# The names of their own module that operators use, as any other module can write it.
 _WRITTEN = {"F": "torch.nn.functional", "Tensor": "torch.Tensor", "FORMATS": f"{_PREFIX}formats"}
 _HEADER = """
 # Operators of torch that keep the memory format channels-last of their operands.
@@ -89,8 +89,8 @@ def write_diff(calls: Iterable[CodeCall]) -> str:
     """
     parts: list[str] = []
     # The same code may be in a method more than once: all calls with these names.
-    found = [each for c in calls for each in find_calls(c.owner) if each.name == c.name]
-    ordered = sorted(found, key=lambda call: (call.file, call.lines, call.name))
+    matching = [each for c in calls for each in find_calls(c.owner) if each.name == c.name]
+    ordered = sorted(matching, key=lambda call: (call.file, call.lines, call.name))
     for file, of_file in groupby(ordered, key=lambda call: call.file):
         before = Path(file).read_text(encoding="utf-8")
         after = patched_source(before, list(of_file))
@@ -130,7 +130,7 @@ def patched_source(source: str, calls: list[CodeCall]) -> str:
     definitions = _definitions({*helpers, *(call.operator for call in calls)})
     written = "".join(f"{name} = {value}\n" for name, value in used.items())
     edits.append((at, at, f"{head}{_HEADER}\n\n{definitions}\n\n\n{written}".encode()))
-    # From the end, so that the places of the others stay; at one place the inner call comes first.
+    # Begins at the end, so that the places of the other calls stay; at one place the inner call comes first.
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     ast.parse(text.decode())

@@ -50,11 +50,11 @@ _SECONDS = {"short": 30.0, "full": 600.0}
 # The memory limit is this part of the free memory; the bytes where the system does not report it.
 _FREE_PART, _UNKNOWN_MEMORY = 0.5, 4 * 2**30
 
-# A model whose runs take long has the time of so many of them, up to a limit in seconds.
+# A model whose runs take long gets the time of so many runs, up to a limit in seconds.
 _STEPS, _LONGEST = 20, 300.0
 # A float64 run that may take longer, in seconds, is made with one sample.
 _LONG = 10.0
-# Samples of the number of threads that run on this machine, and the seconds between them.
+# How often the number of threads that run on this machine is read, and the seconds between.
 _SAMPLES, _INTERVAL = 5, 0.004
 _LOADAVG = Path("/proc/loadavg")
 

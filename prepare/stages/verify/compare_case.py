@@ -98,7 +98,7 @@ class CaseComparison:
                 exact_runs=self.exact_runs,
             )
             results = self.runner.run_all(self.case.call)
-            found = side_effects(self.runner, self.case, results)
+            changes = side_effects(self.runner, self.case, results)
             frozen = self._with_frozen_inputs(results)
             if frozen is not None and self.runner.exact_dtype == torch.float64:
                 self.as_it_is = issue_of_gradients(self.runner, self.case.call, results.exact)
@@ -109,7 +109,7 @@ class CaseComparison:
                 return self.checks()
             self.raised = str(error)
             return [self.check("forward", "fail", note=self.raised)]
-        except Exception as error:  # raised by the reference's own code
+        except Exception as error:  # the reference's own code raised it
             raise_if_out_of_memory(error)
             explanation = explained(self.models.reference, error)
             if self._forward_alone(f"the backward of the reference raises: {explanation}"):
@@ -127,7 +127,7 @@ class CaseComparison:
         checks = self._judged(results) + self._skipped_gradients(results)
         alone = alone or module_checks(self, checks)
         checks = without_outputs(self, without_proof(self, checks, alone), alone)
-        failed = [self.check(kind, "fail", worst=name, note=note) for kind, name, note in found]
+        failed = [self.check(kind, "fail", worst=name, note=note) for kind, name, note in changes]
         return checks + alone + failed + self._frozen_checks(results, frozen)
 
     def _forward_alone(self, reason: str) -> bool:
@@ -208,17 +208,19 @@ class CaseComparison:
             replace(results, exact=results.prepared, prepared=frozen), kind
         )
         differs = {item.name for item in before if item.exceeds}
-        found = self.models.compare(replace(results, prepared=frozen), kind)
-        wrong = [item for item in found if item.exceeds and item.name in differs]
+        deviations = self.models.compare(replace(results, prepared=frozen), kind)
+        wrong = [item for item in deviations if item.exceeds and item.name in differs]
         # A checkpoint, or code of the model, may give no gradient for such inputs in both models.
         own = self.runner.run_baseline(self.case.call, frozen_inputs=True) if wrong else []
         if own:
-            found = self.models.compare(replace(results, exact=own[0], prepared=frozen), kind)
-            wrong = [item for item in found if item.exceeds and item.name in differs]
+            deviations = self.models.compare(replace(results, exact=own[0], prepared=frozen), kind)
+            wrong = [item for item in deviations if item.exceeds and item.name in differs]
         if not wrong:
             return []
         worst = max(wrong, key=lambda item: item.excess)
-        check = self.check(kind, "fail", worst=worst.name, note=worst.note, compared=len(found))
+        check = self.check(
+            kind, "fail", worst=worst.name, note=worst.note, compared=len(deviations)
+        )
         error, allowed = finite(worst.error), finite(worst.allowed)
         return [replace(check, inputs=_FROZEN, error=error, allowed=allowed)]
 
@@ -283,10 +285,10 @@ class CaseComparison:
         """Return the check of a kind of tensors with the worst of them, a failure if that is too far off."""
         worst = max(self.differences[kind], key=lambda item: item.excess)
         failed = "fail" if self._counts(kind) else "wrong"
-        found = {"status": failed if self.exceeding(kind) else "pass", "note": worst.note}
+        values = {"status": failed if self.exceeding(kind) else "pass", "note": worst.note}
         return self.check(
             kind,
-            **found | results,
+            **values | results,
             worst=worst.name,
             error=finite(worst.error),
             allowed=finite(worst.allowed),
@@ -334,13 +336,13 @@ def module_checks(comparison: CaseComparison, checks: list[Check]) -> list[Check
     runner, backward = comparison.runner, _has_gradients(checks)
     kinds = [kind for kind in MODULE_FIELDS if backward or kind == "module outputs"]
     try:
-        found = compare_modules(runner, comparison.case.call, backward=backward)
+        alone = compare_modules(runner, comparison.case.call, backward=backward)
     except (CannotTellError, PreparedModelError) as reason:
         note = f"not compared: {reason}"
         return [comparison.check(kind, "skipped", note=note) for kind in kinds]
-    comparison.differences |= found.deviations
-    comparison.alone = found
-    return [_judge_alone(comparison, kind, found, checks) for kind in kinds]
+    comparison.differences |= alone.deviations
+    comparison.alone = alone
+    return [_judge_alone(comparison, kind, alone, checks) for kind in kinds]
 
 
 def _are_needed(comparison: CaseComparison, checks: list[Check]) -> bool:
@@ -368,9 +370,9 @@ def _is_blind(comparison: CaseComparison, checks: list[Check]) -> bool:
     gradients = [check for check in checks if "gradients" in check.what]
     if not _has_gradients(checks) or any(check.status != "pass" for check in gradients):
         return _has_gradients(checks)
-    # Also modules with small gradients, as those behind a layer scale of 1e-6.
-    found = comparison.differences["parameter gradients"]
-    seen, _ = sensitivity(found, by_module=True, negligible=0.0)
+    # Modules with small gradients count too, as those behind a layer scale of 1e-6.
+    deviations = comparison.differences["parameter gradients"]
+    seen, _ = sensitivity(deviations, by_module=True, negligible=0.0)
     return seen > SHARP or any((check.sensitivity or 0.0) > SHARP for check in gradients)
 
 
@@ -418,12 +420,12 @@ def _without_proof(comparison: CaseComparison, check: Check, status: str, seen: 
     # The modules alone would not show it, or it is a factor, which amplified rounding is not.
     if all(item.error <= seen for item in exceeding) or any(i.is_factor for i in exceeding):
         return check
-    found = [
+    deviations = [
         replace(i, allowed=max(i.allowed, i.error)) for i in comparison.differences[check.what]
     ]
-    finds, place = sensitivity(found, by_module=check.what == "parameter gradients")
+    finds, place = sensitivity(deviations, by_module=check.what == "parameter gradients")
     changes: dict[str, Any] = {"sensitivity": finite(finds), "least_sensitive": place}
-    # No longer a difference, so the search for the first wrong module does not stop here.
+    # The check has no difference, so the search for the first wrong module does not stop here.
     kept = [item for item in comparison.differences[check.what] if not item.exceeds]
     comparison.differences[check.what] = kept
     if status == "pass":
@@ -452,25 +454,25 @@ def _has_gradients(checks: list[Check]) -> bool:
 
 
 def _judge_alone(
-    comparison: CaseComparison, kind: str, found: ModuleDifferences, checks: list[Check]
+    comparison: CaseComparison, kind: str, alone: ModuleDifferences, checks: list[Check]
 ) -> Check:
-    left_out = _left_out(found)
-    if not found.deviations.get(kind):
+    left_out = _left_out(alone)
+    if not alone.deviations.get(kind):
         return comparison.check(kind, "skipped", note=left_out or "nothing to compare")
-    finds, place = found.sensitivities.get(kind, (None, ""))
-    if found.left_out:
-        # An error in one of these is found in the whole model only.
+    finds, place = alone.sensitivities.get(kind, (None, ""))
+    if alone.left_out:
+        # An error in a module that is left out is seen in the whole model only.
         whole = [c.sensitivity or 0.0 for c in checks if kind.partition(" ")[2] in c.what]
-        finds, place = max((finds or 0.0, place), (max(whole), next(iter(found.left_out))))
+        finds, place = max((finds or 0.0, place), (max(whole), next(iter(alone.left_out))))
     check = comparison.worst(
-        kind, compared=len(found.compared), sensitivity=finds, least_sensitive=place
+        kind, compared=len(alone.compared), sensitivity=finds, least_sensitive=place
     )
     return check if comparison.exceeding(kind) else replace(check, note=left_out)
 
 
-def _left_out(found: ModuleDifferences) -> str:
-    if not found.left_out:
+def _left_out(alone: ModuleDifferences) -> str:
+    if not alone.left_out:
         return ""
-    name, reason = next(iter(found.left_out.items()))
-    count = plural(len(found.left_out), "module")
+    name, reason = next(iter(alone.left_out.items()))
+    count = plural(len(alone.left_out), "module")
     return f"{count} not compared alone, first {name or 'the model itself'}: {reason}"

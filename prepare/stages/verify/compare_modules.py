@@ -91,10 +91,10 @@ class ModuleDifferences:
     is_sum: bool | None = None
     by_loss: dict[str, float] = field(default_factory=dict)
 
-    def add(self, module: str, found: Mapping[str, list[Deviation]]) -> None:
+    def add(self, module: str, by_kind: Mapping[str, list[Deviation]]) -> None:
         """Add the deviations of one call of a module."""
         self.compared.add(module)
-        for kind, deviations in found.items():
+        for kind, deviations in by_kind.items():
             named = [replace(item, name=module) for item in deviations]
             self.deviations.setdefault(kind, []).extend(named)
             large = [item for item in deviations if item.share >= NEGLIGIBLE and not item.note]
@@ -115,12 +115,12 @@ def compare_modules(runner: Runner, call: Call, *, backward: bool) -> ModuleDiff
         CannotTellError: the run does not fit into the budget.
         PreparedModelError: the prepared model raised.
     """
-    models, found = runner.models, ModuleDifferences()
+    models, differences = runner.models, ModuleDifferences()
     refuses = partial(runner.budget.refuses_modules, runner.cost, models.dtype)
     forward_only = not backward or bool(refuses(backward=True))
     if forward_only and (reason := refuses(backward=False)):
         raise CannotTellError(reason)
-    # The second is one of a checkpoint in the model.
+    # The second call is that of a checkpoint in the model.
     expected = "the tensors in a .* stay as they are|None of the inputs have requires_grad"
     quiet = ignored_warnings(expected)
     with held_interrupts(), PROCESS_STATE, CallInterceptor() as interceptor, quiet:
@@ -128,14 +128,17 @@ def compare_modules(runner: Runner, call: Call, *, backward: bool) -> ModuleDiff
         whole = runner.run_prepared(call, context=recorder, backward=not forward_only)
         backward = backward and whole.unsafe_module is None
         comparer = ModuleComparer(models, interceptor, backward=backward)
-        interruptible(_compare_all, runner, recorder.calls, comparer, found)
-    if not forward_only and not found.left_out:
-        found.is_sum = comparer.sums.agree_with(whole)
-    return found
+        interruptible(_compare_all, runner, recorder.calls, comparer, differences)
+    if not forward_only and not differences.left_out:
+        differences.is_sum = comparer.sums.agree_with(whole)
+    return differences
 
 
 def _compare_all(
-    runner: Runner, calls: list[RecordedCall], comparer: ModuleComparer, found: ModuleDifferences
+    runner: Runner,
+    calls: list[RecordedCall],
+    comparer: ModuleComparer,
+    differences: ModuleDifferences,
 ) -> None:
     models = runner.models
     losing = {loss.tensor.rpartition(".")[0] for loss in cast_losses(models.pairs)}
@@ -143,18 +146,18 @@ def _compare_all(
         for recorded in _consumed(calls):
             name = recorded.module
             for tensor in recorded.arguments.tensors():
-                found.shapes.setdefault(name, tensor.shape)
+                differences.shapes.setdefault(name, tensor.shape)
             try:
                 if _time_is_over(runner):
                     raise TimeoutError("no time was left; raise verify.seconds")
                 if name in models.rewritten:
                     continue
-                found.add(name, comparer.compare(recorded))
-                if name in losing and name not in found.by_loss:
-                    found.by_loss[name] = comparer.error_by_loss(recorded)
+                differences.add(name, comparer.compare(recorded))
+                if name in losing and name not in differences.by_loss:
+                    differences.by_loss[name] = comparer.error_by_loss(recorded)
             except Exception as error:  # the module's code may depend on the code around it
                 raise_if_out_of_memory(error)
-                found.left_out.setdefault(name, first_line(error))
+                differences.left_out.setdefault(name, first_line(error))
 
 
 def _time_is_over(runner: Runner) -> bool:
@@ -187,20 +190,20 @@ class ModuleComparer:
 
     def compare(self, call: RecordedCall) -> dict[str, list[Deviation]]:
         """Compare one call; repeat it on slightly different inputs while a tensor exceeds its tolerance."""
-        found = self._compare_once(call, keep=True)
+        deviations = self._compare_once(call, keep=True)
         for seed in range(1, RETRIES + 1):
-            if not any(item.exceeds for items in found.values() for item in items):
+            if not any(item.exceeds for items in deviations.values() for item in items):
                 break
             changed = call.changed(partial(jittered, seed=seed))
             again = self._compare_once(changed, nudge=True)
-            found = {
+            deviations = {
                 kind: [
                     min(pair, key=lambda item: item.excess)
                     for pair in zip(items, again[kind], strict=True)
                 ]
-                for kind, items in found.items()
+                for kind, items in deviations.items()
             }
-        return found
+        return deviations
 
     def _compare_once(
         self, call: RecordedCall, *, keep: bool = False, nudge: bool = False
@@ -358,7 +361,7 @@ class GradientSums:
             self._inputs = [gradient for gradient in gradients if gradient is not None]
 
     def agree_with(self, whole: RunResult) -> bool | None:
-        """Return whether the gradients of the whole model are these; None if some of them were random."""
+        """Return whether the gradients of the whole model are these sums; None if some were random."""
         if self._is_random:
             return None
         for name, gradient in whole.parameters.items():

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from prepare.stages.verify.records import Check, Lost, Verification
 
 _SECTION = "verify"
-# An error of more times what is allowed is not given in figures.
+# An error that is larger than this multiple of what is allowed is not given in figures.
 _BEYOND = 1000
 # A sensitivity of more than this names the module that has it.
 _BLIND = 0.001
-# One of more says nothing about the gradients.
+# A sensitivity of more than this says nothing about the gradients.
 _HIDDEN = 0.1
 _NOISES = {"bfloat16": "bf16", "float16": "fp16"}
 _LIMITS = ("verify.seconds", "verify.memory")
@@ -74,8 +74,8 @@ def _size_rows(verification: Verification) -> Iterator[tuple[str, str]]:
     """Yield a row for each size of a workload; none for one size."""
     for each in verification.sizes:
         if each.size:
-            found = each.reason if each.status != "pass" else error_text(each) or each.reason
-            text = f"{each.size.name} {doubt(each.status)}{f': {found}' if found else ''}"
+            detail = each.reason if each.status != "pass" else error_text(each) or each.reason
+            text = f"{each.size.name} {doubt(each.status)}{f': {detail}' if detail else ''}"
             yield RIGHT.lower(), printable(text)
 
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
     from prepare.stages.verify.execution.runner import ModelPair
 
-# A function of a model and a batch, or of the data that it loads itself; more is better.
+# A function of a model and a batch, or of data that it loads itself; a larger number is better.
 Metric = Callable[[nn.Module, Any], float]
 
 

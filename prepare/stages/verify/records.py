@@ -99,15 +99,15 @@ class Verification(JsonRecord, Readable):
     sizes: tuple[Verification, ...] = field(default=(), metadata={"late": True})
 
     @classmethod
-    def merged(cls, found: Sequence[tuple[Size, Verification]]) -> Verification:
+    def merged(cls, verifications: Sequence[tuple[Size, Verification]]) -> Verification:
         """Return one verification for those of all sizes."""
-        each = tuple(replace(verification, size=size) for size, verification in found)
+        each = tuple(replace(verification, size=size) for size, verification in verifications)
         worst = max(each, key=lambda e: (-_WORST.index(e.status), e.excess))
         checks = {
             replace(check, inputs=", ".join(filter(None, (size.name, check.inputs))))
             if check.mode
             else check: None
-            for size, verification in found
+            for size, verification in verifications
             for check in verification.checks
         }
         reason = f"at {worst.size.name}: {worst.reason}" if worst.size and worst.reason else ""
@@ -126,13 +126,13 @@ class Verification(JsonRecord, Readable):
         Of the whole model the largest of all checks of that kind, or that of the modules alone if it is
         smaller; None if nothing was measured.
         """
-        found = [
+        sensitivities = [
             (check.what, (check.sensitivity, check.least_sensitive))
             for check in self.checks
             if check.what.endswith(kind) and check.sensitivity is not None
         ]
-        alone = [item for what, item in found if what == f"module {kind}"]
-        whole = [item for what, item in found if what != f"module {kind}"]
+        alone = [item for what, item in sensitivities if what == f"module {kind}"]
+        whole = [item for what, item in sensitivities if what != f"module {kind}"]
         return min([*alone, *([max(whole)] if whole else [])], default=None)
 
     def check(self) -> None:

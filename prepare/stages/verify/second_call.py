@@ -27,7 +27,7 @@ _UNSTABLE = (
     "the prepared model differs between its own calls, as with a race, memory that was not initialised, or a "
     "kernel that depends on threads"
 )
-# A model may be wrong in a few of its calls: so many more are compared, in this part of the time.
+# A model may be wrong in a few of its calls: so many more calls are compared, in this part of the time.
 _MORE_CALLS, _PART = 10, 0.1
 
 
@@ -53,11 +53,11 @@ def side_effects(
         if repeated and results.baseline and not runner.compiled:
             overwritten = _overwritten(models.prepared, results.prepared, again)
             overwritten -= _overwritten(models.reference, results.baseline[0], repeated[0])
-    found = {
+    differing = {
         "batch": (changed, "is changed in place, and the reference does not change it"),
         "output memory": (overwritten, "is overwritten by the next call"),
     }
-    return [(kind, min(names), note) for kind, (names, note) in found.items() if names]
+    return [(kind, min(names), note) for kind, (names, note) in differing.items() if names]
 
 
 def _repeat(

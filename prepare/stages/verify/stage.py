@@ -108,7 +108,7 @@ class VerifyStage(Stage):
         from prepare.stages.verify import verify
 
         with work.progress("verifying outputs and gradients"):
-            found = verify(
+            verification = verify(
                 work.reference,
                 work.model,
                 work.workload,
@@ -121,7 +121,7 @@ class VerifyStage(Stage):
                 metric=self.located(work.locate),
                 max_drop=self.max_drop,
             )
-        return {"verify": found}
+        return {"verify": verification}
 
     @classmethod
     def verdict(cls, found: Mapping[str, Any]) -> Verdict | None:

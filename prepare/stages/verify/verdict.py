@@ -126,14 +126,14 @@ def _inexact(models: ModelPair, failed: CaseComparison) -> tuple[str, ...]:
     exact = {REPAIR_STEP: {**(steps.get(REPAIR_STEP) or {}), "exact": True}}
     if failed.case.mode != "train" or not _formats(steps) or not _is_possible(models, exact):
         return ()
-    modules, found = dict(named_modules(models.prepared)), dict[str, Any]()
+    modules, issues = dict(named_modules(models.prepared)), dict[str, Any]()
     for name, shape in failed.modules_alone().shapes.items():
         module = modules[name]
         device = next((tensor.device.type for tensor in module.parameters()), "cpu")
         if failed.runner.flags.get(name):
             for issue in CallIssues(device, effect="inexact").of(module, shape):
-                found.setdefault(issue.name, (name, issue))
-    return tuple(f"{name}: {issue.what} [{issue.name}]" for name, issue in found.values())
+                issues.setdefault(issue.name, (name, issue))
+    return tuple(f"{name}: {issue.what} [{issue.name}]" for name, issue in issues.values())
 
 
 def _exclusion(models: ModelPair, name: str) -> str | None:
@@ -207,12 +207,12 @@ def _first_wrong_module(comparison: CaseComparison) -> tuple[str | None, torch.S
     weights of the prepared model; if none is wrong with these, it is the one that lost the most by its cast.
     Else return the owner of the worst gradient or buffer.
     """
-    found = comparison.modules_alone()
+    alone = comparison.modules_alone()
     for kind in MODULE_FIELDS:
-        if wrong := [item for item in found.deviations.get(kind, []) if item.exceeds]:
-            return wrong[0].name, found.shapes.get(wrong[0].name)
-    lossy = max(found.by_loss, key=lambda name: found.by_loss[name], default="")
-    if found.by_loss.get(lossy, 0.0) > _LOSSY:
+        if wrong := [item for item in alone.deviations.get(kind, []) if item.exceeds]:
+            return wrong[0].name, alone.shapes.get(wrong[0].name)
+    lossy = max(alone.by_loss, key=lambda name: alone.by_loss[name], default="")
+    if alone.by_loss.get(lossy, 0.0) > _LOSSY:
         return lossy, None
     worst = [*comparison.exceeding("parameter gradients"), *comparison.exceeding("buffers")]
     return (worst[0].name.rpartition(".")[0] if worst else None), None

@@ -55,10 +55,10 @@ def issue_of_gradients(runner: Runner, call: Call, exact: RunResult) -> Issue | 
     }
     least = _NEGLIGIBLE * max(sizes.values(), default=0.0)
     different = {
-        name: (right, found)
+        name: (right, gradient)
         for name, right in exact.parameters.items()
         if right is not None and sizes.get(name, 0.0) > least
-        and (found := own.get(name)) is not None and _differ(right, found)
+        and (gradient := own.get(name)) is not None and _differ(right, gradient)
     }  # fmt: skip
     parameters = dict(model.named_parameters())
     errors = [0.0, 0.0]
@@ -85,7 +85,7 @@ def issue_of_gradients(runner: Runner, call: Call, exact: RunResult) -> Issue | 
 def _possible(runner: Runner, call: Call) -> Issue | None:
     """Return the first known issue of gradients that a module of the unprepared model may meet."""
     modules = dict(runner.models.reference.named_modules())
-    # Not a computed weight: reading one may change the tensors behind it.
+    # A computed weight is left out: reading one may change the tensors behind it.
     kept = (
         m._parameters.get("weight") for m in modules.values() if isinstance(m, CONVOLUTIONS_2D_3D)
     )
@@ -114,8 +114,8 @@ def _is_near(issue: Issue, module: nn.Module, shape: tuple[int, ...]) -> bool:
     return not issue.sizes or SIZES[issue.sizes].holds(module, shape) is not False
 
 
-def _differ(right: Tensor, found: Tensor) -> bool:
-    return bool((right - found).abs().max() > _DIFFERENT * right.abs().max())
+def _differ(right: Tensor, gradient: Tensor) -> bool:
+    return bool((right - gradient).abs().max() > _DIFFERENT * right.abs().max())
 
 
 def _loss(result: RunResult) -> float:

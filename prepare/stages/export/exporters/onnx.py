@@ -29,10 +29,10 @@ class Onnx(Exporter):
     def lower(self, program: Any, metadata: Mapping[str, str]) -> Any:
         import torch
 
-        # It warns of every package that is not installed.
+        # The exporter warns of every package that is not installed.
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)
         lowered = torch.onnx.export(program, dynamo=True, opset_version=self.opset, verbose=False)
-        assert lowered is not None  # it is None only where torch writes the file itself
+        assert lowered is not None  # torch returns None only where it writes the file itself
         lowered.model.metadata_props.update(metadata)
         return lowered
 

@@ -32,7 +32,7 @@ class OpenVino(Exporter):
             for parameter, value in zip(lowered.get_parameters(), values, strict=True):
                 if not hasattr(value, "shape"):
                     lowered.remove_parameter(parameter)
-        # It forgets sizes that cannot change, and would take inputs of other sizes.
+        # OpenVINO forgets sizes that cannot change, and would take inputs of other sizes.
         shapes = [_shape(value) for value in values if hasattr(value, "shape")]
         ports = zip(lowered.inputs, shapes, strict=True)
         lowered.reshape({port: openvino.PartialShape(shape) for port, shape in ports})
@@ -52,7 +52,7 @@ class OpenVino(Exporter):
 
         from prepare.core.forward.nested import tensors_in
 
-        # Without the hint it computes in bfloat16 if the processor supports it.
+        # Without the hint OpenVINO computes in bfloat16 if the processor supports it.
         config = {
             "INFERENCE_PRECISION_HINT": "f32",
             "INFERENCE_NUM_THREADS": torch.get_num_threads(),

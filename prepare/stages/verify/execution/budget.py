@@ -60,7 +60,7 @@ class Cost:
         """Return the bytes of a recorded run in `dtype`, and of the largest module in float64."""
         unfolded = 2 * max(self._unfolded(torch.float64), default=0)
         alone = torch.float64.itemsize * (unfolded + _TENSORS_OF_A_MODULE * self.largest)
-        # Copies of all activations; with a backward those of their gradients too.
+        # Copies of all activations; with a backward copies of their gradients too.
         recorded = dtype.itemsize * (1 + backward) * self.elements
         return (self.bytes(dtype, backward=True) if backward else 0) + recorded + alone
 
@@ -105,7 +105,7 @@ class Budget:
     def _counted(self) -> float:
         if self.longest <= self.seconds:
             return self.spent()
-        # Those of several threads together may be more.
+        # The operations of several threads together may be more.
         return min(self.spent(), time.process_time() - self._start_of_process)
 
     @contextlib.contextmanager

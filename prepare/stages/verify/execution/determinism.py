@@ -22,19 +22,19 @@ _NORMAL = frozenset({torch.randn, torch.randn_like})
 _BERNOULLI = frozenset({torch.bernoulli, Tensor.bernoulli})
 _IN_PLACE = frozenset({Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_})
 _RANDOM = _UNIFORM | _NORMAL | _BERNOULLI | _IN_PLACE
-# Their results have the default dtype, whatever their arguments.
+# The results of these functions have the default dtype, whatever their arguments.
 _FLOATING = frozenset(
     {torch.empty, torch.empty_strided, torch.empty_permuted, torch.zeros, torch.ones, torch.eye}
     | {torch.rand, torch.randn, torch.normal, torch.linspace, torch.logspace, torch.range}
     | {torch.fft.fftfreq, torch.fft.rfftfreq, torch.kaiser_window, torch.bartlett_window}
     | {torch.blackman_window, torch.hamming_window, torch.hann_window}
 )
-# Their results have it for numbers that are floating.
+# The results of these functions have the default dtype for numbers that are floating.
 _BY_VALUE = frozenset(
     {torch.arange, torch.full, torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor}
     | {torch.sparse_coo_tensor, torch.sparse_csr_tensor, torch.sparse_csc_tensor}
 )
-# A cast names its dtype; these in their own name.
+# A cast names its dtype; these methods name it in their own name.
 _CASTS = frozenset({Tensor.float, Tensor.cfloat, Tensor.type})  # type: ignore[attr-defined]
 
 
@@ -169,7 +169,7 @@ class Float64Default(TorchFunctionMode):
                 again = func(*tree_map(convert, args), **tree_map(convert, kwargs))
                 if again.dtype == dtype:
                     return again
-        return output.to(dtype)  # it requires its integers and numbers
+        return output.to(dtype)  # the function requires its integers and numbers
 
 
 def _has_floats(args: tuple, kwargs: dict) -> bool:

@@ -118,9 +118,9 @@ class UnsafeBackwardDetector(OutputHook):
 
     def _look(self) -> None:
         """Name the module that runs, if a call in it was the first unsafe one."""
-        if self._calls is not None and self._calls.found and self.unsafe_module is None:
+        if self._calls is not None and self._calls.issue and self.unsafe_module is None:
             self.unsafe_module = self._running[-1] if self._running else ""
-            self.issue = self._calls.found
+            self.issue = self._calls.issue
 
 
 class ContiguousNorms(OutputHook):

@@ -21,7 +21,7 @@ from prepare.stages.verify.execution.determinism import DeterministicMode, Float
 from prepare.stages.verify.execution.hooks import repair_convolutions
 from prepare.stages.verify.execution.single_run import RunResult, random_gradient, seed_everything
 
-# Gets a function that makes the call, the module, and its arguments; returns the outputs.
+# A function of the call, the module and its arguments, which returns the outputs.
 _Handler = Callable[[Callable[[], Any], nn.Module, Call], Any]
 
 
@@ -270,11 +270,11 @@ class LoneRun:
         leaves = [leaf.detach() for leaf, _ in self._leaves.values()]
         sizes = {f"input {i}": float(x.abs().max()) for i, x in enumerate(leaves) if x.numel()}
         largest = max(sizes.values(), default=0.0)
-        found = {name: moved / size for name, size in sizes.items() if size}
+        losses = {name: moved / size for name, size in sizes.items() if size}
         for name, tensor in result.parameters.items():
             if tensor is not None:
-                found[name] = gradient * (largest if tensor.dim() > 1 else 1.0)
-        return found
+                losses[name] = gradient * (largest if tensor.dim() > 1 else 1.0)
+        return losses
 
     def _add_roots(
         self, name: str, tensors: Iterable[Tensor], gradients: Mapping[int, Tensor | None]

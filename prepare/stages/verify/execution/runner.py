@@ -93,7 +93,7 @@ class ModelPair:
             dtype=self.dtype,
             depth=self.depth,
             gradients="gradients" in kind,
-            # Outputs and input gradients have their own scales; those of a module share one.
+            # Outputs and input gradients have their own scales; gradients of a module's parameters share one.
             by_module=kind in ("parameter gradients", "buffers"),
         )
 

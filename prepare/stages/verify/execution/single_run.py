@@ -191,7 +191,7 @@ def _leaves(call: Call) -> tuple[dict[str, Tensor], Call]:
 def _backward(outputs: Mapping[str, Tensor], seed: int, scale: float) -> None:
     roots = [tensor for tensor in outputs.values() if tensor.requires_grad]
     if scale != 1.0:
-        # As a loss in float32 does; a scaled gradient may not fit into float16.
+        # The gradient is cast, as a loss in float32 does; a scaled gradient may not fit into float16.
         roots = [root.float() if root.dtype == torch.float16 else root for root in roots]
     if roots:
         gradients = [random_gradient(root, seed + i) * scale for i, root in enumerate(roots)]

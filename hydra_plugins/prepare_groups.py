@@ -1,0 +1,115 @@
+"""Offer the config groups of prepare in every Hydra application of this environment, below `prepare/`.
+
+Nothing is added until an application asks for `+prepare=default`, and nothing is read until then.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+
+if TYPE_CHECKING:
+    from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.core.object_type import ObjectType
+
+_UNDER = "prepare"
+# The groups that fill `steps`. Another application has its own networks, example inputs and launchers.
+CHOICES = ("device", "precision", "memfmt")
+_GROUPS = {"", _UNDER, f"{_UNDER}/steps", *(f"{_UNDER}/{name}" for name in CHOICES)}
+_ROOT = Path(__file__).resolve().parents[1]
+# The folder of our command line's configurations, in a checkout and in a wheel.
+_OWN = [str(_ROOT / folder) for folder in ("conf", "prepare/conf")]
+
+
+class PrepareSearchPath(SearchPathPlugin):
+    """Adds the groups to the search path of an application; our own command line has them at its root."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append the groups, so that an application's own files come first."""
+        if not any(
+            str(each.path).removeprefix("file://") in _OWN for each in search_path.get_path()
+        ):
+            search_path.append(_UNDER, f"{PrepareGroups.scheme()}://")
+
+
+class PrepareGroups(ConfigSource):
+    """The option files of our command line, moved from its root to below `prepare`."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Return the scheme of this source in a search path."""
+        return _UNDER
+
+    def available(self) -> bool:
+        """Return True: the files are part of the package."""
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        """Return whether the path is one of our groups, or the root that holds them."""
+        return config_path.strip("/") in _GROUPS
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether the path is one of our options."""
+        group, _, name = config_path.removesuffix(".yaml").strip("/").rpartition("/")
+        return group in _GROUPS and (
+            name == "default" if group == _UNDER else bool(group) and _file(group, name).is_file()
+        )
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Return the names of the groups or options below a group."""
+        path = config_path.strip("/")
+        groups = {
+            each.rpartition("/")[2] for each in _GROUPS - {""} if each.rpartition("/")[0] == path
+        }
+        names = {"default"} if path == _UNDER else set()
+        if path not in ("", _UNDER):
+            names = {file.stem for file in _file(path, "").parent.glob("*.yaml")}
+        kind = getattr(results_filter, "name", "")
+        return sorted(
+            (groups if kind != "CONFIG" else set()) | (names if kind != "GROUP" else set())
+        )
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Read an option, and return it with the package below which it belongs."""
+        from omegaconf import OmegaConf
+
+        if not self.is_config(config_path):
+            raise ConfigLoadError(f"Config not found : {config_path}")
+        group, _, name = config_path.removesuffix(".yaml").strip("/").rpartition("/")
+        if group == _UNDER:
+            defaults = _read(_file(_UNDER, "config"))["defaults"]
+            chosen = [
+                each for each in defaults if isinstance(each, dict) and set(each) <= {*CHOICES}
+            ]
+            node = {"defaults": ["_self_", *chosen], "steps": {}}
+        else:
+            node = _read(_file(group, name))
+        if "defaults" in node:
+            node = {**node, "defaults": list(map(_moved, node["defaults"]))}
+        package = f"{_UNDER}.steps" if group == f"{_UNDER}/steps" else _UNDER
+        return ConfigResult(
+            provider=self.provider,
+            path=self.full_path(),
+            config=OmegaConf.create(node),
+            header={"package": package},
+        )
+
+
+def _file(group: str, name: str) -> Path:
+    from prepare.core.utils.folders import conf_dir
+
+    return conf_dir() / group.removeprefix(_UNDER).strip("/") / f"{name}.yaml"
+
+
+def _moved(entry: Any) -> Any:
+    """Move an entry of a defaults list from the root (`/steps/half@steps`) to below `prepare`."""
+    return f"/{_UNDER}{entry}" if isinstance(entry, str) and entry.startswith("/") else entry
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
