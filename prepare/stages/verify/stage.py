@@ -6,14 +6,15 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from prepare.core.utils.numbers import finite
+from prepare.core.utils.numbers import finite, part_of_tolerance
 from prepare.core.utils.options import as_written, read_size
 from prepare.errors import Problem
 from prepare.stages.registry import stage
 from prepare.stages.stage import (
     Level,
-    NeedsReference,
+    Memory,
     RunSettings,
+    Seconds,
     Stage,
     StageContext,
     Verdict,
@@ -23,16 +24,6 @@ from prepare.stages.stage import (
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
     from prepare.stages.verify.records import Check
-
-
-def _check_seconds(seconds: float | None) -> None:
-    if seconds is not None and not 0 < seconds < 1e9:
-        raise ValueError(f"{as_written(seconds)} is not a time", "give seconds, as in 60")
-
-
-def _check_memory(memory: int | str | None) -> None:
-    if memory is not None:
-        read_size(memory)
 
 
 def _check_metric(metric: str | None) -> None:
@@ -61,12 +52,8 @@ class VerifyStage(Stage):
     groups: ClassVar[bool] = True
 
     level: Level = key("short", "check outputs and gradients")
-    seconds: Annotated[float | None, "seconds, as in 60", _check_seconds] = key(
-        None, "seconds that it may use; null: 30, more for a large model", "60"
-    )
-    memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = key(
-        None, "memory that it may use; null: half of what is free", "8GiB"
-    )
+    seconds: Seconds = key(None, "seconds that it may use; null: 30, more for a large model", "60")
+    memory: Memory = key(None, "memory that it may use; null: half of what is free", "8GiB")
     metric: Annotated[str | None, "a dotted name", _check_metric] = key(
         None, "also compare this number of (model, batch) on both models", "package.function"
     )
@@ -93,9 +80,6 @@ class VerifyStage(Stage):
     def located(self, locate: Callable[[str, str], Any]) -> Callable[[Any, Any], float] | None:
         """Return the function that `metric` names. Raises ConfigError if it does not exist."""
         return None if self.metric is None else locate(self.metric, "verify.metric")
-
-    def needs_reference(self) -> NeedsReference:
-        return {"none": "no", "short": "small", "full": "always"}[self.level]  # type: ignore[return-value]
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None or not work.example:
@@ -165,5 +149,4 @@ class VerifyStage(Stage):
 
 
 def _excess(check: Check) -> float:
-    error, allowed = float(check.error or 0.0), finite(check.allowed)
-    return error / allowed if allowed else math.inf * bool(error)
+    return part_of_tolerance(check.error, finite(check.allowed) or 0.0) or 0.0
