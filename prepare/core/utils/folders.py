@@ -21,10 +21,6 @@ except ImportError:  # Windows
 STEP_GROUPS = ("device", "precision", "memfmt")
 
 
-# The groups of the command line that fill `steps`.
-STEP_GROUPS = ("device", "precision", "memfmt")
-
-
 def conf_dir() -> Path:
     """Return the folder of configurations: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parents[2]
