@@ -68,6 +68,23 @@ def test_no_two_classes_have_the_same_name():
     assert [name for name, count in counts.items() if count > 1] == []
 
 
+def test_no_two_files_define_the_same_table_of_words():
+    """Mappings and tuples of words, `Literal`s and unions that two files name are one fact in two places."""
+    defined: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                words = [
+                    each.value
+                    for each in ast.walk(node.value)
+                    if isinstance(each, ast.Constant) and isinstance(each.value, str)
+                ]
+                if len(words) > 1 and isinstance(node.value, (ast.Dict, ast.Tuple, ast.Subscript)):
+                    place = f"{path.relative_to(ROOT)}: {node.targets[0].id}"
+                    defined.setdefault(ast.unparse(node.value), []).append(place)
+    assert [places for places in defined.values() if len(places) > 1] == []
+
+
 def test_code_that_is_compiled_has_no_union_in_isinstance():
     """Dynamo of torch 2.5 cannot trace `isinstance(x, list | tuple)`."""
     files = [*files_of("steps/repairs"), *files_of("steps/keeping/operators.py")]

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
     from prepare.stages.bench.records import Bench
     from prepare.stages.flow.records import Flow
+    from prepare.stages.stage import Mode
+    from prepare.stages.verify.check_model import Level
     from prepare.stages.verify.records import Verification
-
-Level = Literal["short", "full"]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -78,7 +78,7 @@ def report(
     flow: Literal["predict", "observe"] = "predict",
     verify: Level | None = None,
     bench: Level | None = None,
-    mode: Literal["eval", "train"] = "eval",
+    mode: Mode = "eval",
 ) -> Report:
     """Report on `model`: where it stands, where it loses the layout, and against `reference` what changed.
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from prepare.checkpoint.manifest import Manifest, SavedTensor
 from prepare.checkpoint.paths import beside, check_suffix
 from prepare.checkpoint.stored_tensor import digest, problem, raw, several
-from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride
 from prepare.core.model.tensors import (
     NamedTensor,
     identity,
@@ -229,8 +229,7 @@ class _Contiguous(TensorStep):
 
     def want(self, tensor: NamedTensor) -> Want | None:
         values = tensor.tensor
-        formats = {4: "channels_last", 5: "channels_last_3d"}
-        if not is_plain(values) or values.dim() not in formats:
+        if not is_plain(values) or values.dim() not in CHANNELS_LAST:
             return None
-        channels_last = canonical_stride(values.shape, formats[values.dim()])
+        channels_last = canonical_stride(values.shape, CHANNELS_LAST[values.dim()])
         return Want(memory_format="contiguous") if values.stride() == channels_last else None

@@ -303,19 +303,26 @@ class Pipeline:
 
     def _choose(self, model: nn.Module, example: Any, amp: Amp) -> None:
         """Replace the steps that ask for an example by those with the options that it leads to."""
-        args, kwargs = arguments(example)
+        given = Example(*arguments(example))
         for step in [step for step in self.steps.values() if step.without_example()]:
-            others = Pipeline(
-                each for each in self.steps.values() if each is not step and each.phase != "runtime"
-            )
-            copied = others.apply(copy_tree(model, clone_of), strict=False, known_issues="ignore")
-            change = others.input_format().format
-            formatted = Example(change(args), change(kwargs))
-            chosen, notes = step.for_example(copied, formatted, backward=model.training, amp=amp)
+            chosen, notes = self.step_for(step, copy_tree(model, clone_of), given, amp)
             for note in notes:
                 _log.warning("%s", note)
             self.steps[step.name] = chosen.settle()
             self._phases = self._by_phase()
+
+    def step_for(
+        self, step: Step, copied: nn.Module, example: Example, amp: Amp
+    ) -> tuple[Step, list[str]]:
+        """Return a step of this pipeline with the options that it finds with `example`, and notes on them.
+
+        `copied` is a copy of the model; the other steps are applied to it.
+        """
+        steps = self.steps.values()
+        others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
+        backward = copied.training
+        others.apply(copied, strict=False, known_issues="ignore")
+        return step.for_example(copied, others.formatted(example), backward=backward, amp=amp)
 
     def _by_phase(self) -> Phases:
         return Phases.of(step.bind(self.steps.values()) for step in self.steps.values())
@@ -404,6 +411,11 @@ class Pipeline:
         for step in self._phases.inputs:
             batch = step.format(batch)
         return batch
+
+    def formatted(self, example: Example) -> Example:
+        """Return the example as `input_format` formats it."""
+        change = self.input_format().format
+        return replace(example, args=change(example.args), kwargs=change(example.kwargs))
 
     def input_format(self) -> InputFormat:
         """Return the step that formats batches of tensors, also if the pipeline declares none."""

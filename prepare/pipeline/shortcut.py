@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from torch import nn
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from prepare.pipeline.plan import Plan
 
 _Model = TypeVar("_Model", bound=nn.Module)
-Level = Literal["short", "full"]
 _2D = {"conv2d_memory_format": "channels_last"}
 _3D = {"conv3d_memory_format": "channels_last_3d"}
 # The steps and their memory formats for each word.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from prepare.core.forward.float32_calls import CAST_STEP, keep_option
 from prepare.core.model.devices import wait_for
-from prepare.core.model.memory_format import canonical_stride, span
+from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride, span
 from prepare.core.model.tensors import is_plain, name_of, special_form, stored_values, with_bits_of
 from prepare.core.model.threads import OneThreadWorkers
 from prepare.core.utils.signals import act_on_interrupts, held_interrupts
@@ -30,7 +30,6 @@ _LEAST_FOR_THREADS = 2**20
 _PART = 2**18
 # With fewer elements, one kernel is faster than two.
 _SMALL = 2**15
-_CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,9 +376,9 @@ def _permuted(source: Tensor, stride: tuple[int, ...]) -> Tensor:
     shape = source.shape
     if (
         source.dtype is not torch.float32
-        or len(shape) not in _CHANNELS_LAST
+        or len(shape) not in CHANNELS_LAST
         or not source.is_contiguous()
-        or stride != canonical_stride(shape, _CHANNELS_LAST[len(shape)])
+        or stride != canonical_stride(shape, CHANNELS_LAST[len(shape)])
         or min(shape[1], prod(shape[2:])) == 1
     ):
         return source

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # Whether a stage compares with a copy of the unprepared model: never, unless the model is large, or always.
 Mode = Literal["eval", "train"]
+Level = Literal["none", "short", "full"]
 NeedsReference = Literal["no", "small", "always"]
 _BY_LEVEL: dict[str, NeedsReference] = {"short": "small", "full": "always"}
 EXAMPLE_REMEDY = "give one with input.shape=[...]"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from prepare.core.model.memory_format import CHANNELS_LAST
 from prepare.core.utils.wording import step, words
 from prepare.errors import Problem
 from prepare.patterns import Patterns
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from prepare.core.model.tensors import NamedTensor
 
 _CONTIGUOUS = Want(memory_format="contiguous")
-_CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class ConvolutionFormat(TensorStep):
             return f"{name} has {counts[own]} Conv{own}d, and the patterns exclude all of them"
         if counts[other]:
             suggestion = words(
-                cli=f"memfmt={_CHANNELS_LAST[other + 2]} (the step conv{other}d_memory_format)",
+                cli=f"memfmt={CHANNELS_LAST[other + 2]} (the step conv{other}d_memory_format)",
                 python=f"the step {step(f'conv{other}d_memory_format')}",
             )
             contents = f"{name} has no Conv{own}d and {counts[other]} Conv{other}d"
@@ -126,7 +126,7 @@ class ForChannelsLast(ModuleStep):
         asked = ChainMap(*(dict(each.formats(model)) for each in self._tensor_steps))
         return {
             rank: last
-            for rank, last in _CHANNELS_LAST.items()
+            for rank, last in CHANNELS_LAST.items()
             if force or asked.get(rank) == last
             or (rank not in asked and _has_weights_in(model, rank, last))
         }  # fmt: skip

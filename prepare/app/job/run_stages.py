@@ -116,7 +116,7 @@ def _begun(
     if chosen is not declared:
         work.pipeline, work.plan = chosen, plan_of(settings, model, chosen, batch)
     work.formatted = formatted = (
-        _formatted(example, work.pipeline) if example and formats else example
+        work.pipeline.formatted(example) if example and formats else example
     )
     same = not (example and formatted) or (
         formatted.args is example.args and formatted.kwargs is example.kwargs
@@ -142,7 +142,7 @@ def _made(example: Example, seed: int) -> Example:
 def _require_devices(work: StageContext) -> None:
     """Raise RefusedError for what stands in the way of the steps, if the example cannot be formatted."""
     try:
-        _formatted(work.needed_example(), work.pipeline)
+        work.pipeline.formatted(work.needed_example())
     except Exception:
         # Torch's own words for a missing device name neither the key nor the devices that there are.
         steps = work.pipeline.steps.values()
@@ -165,10 +165,7 @@ def _for_example(work: StageContext) -> Pipeline:
             except CopyError as error:
                 work.notes.append(f"steps.{step.name}.{step.without_example()}: {error}")
                 continue
-            others = Pipeline(s for s in steps if s is not step and s.phase != "runtime")
-            others.apply(copied, strict=False, known_issues="ignore")
-            example = _formatted(work.example, others)
-            found, notes = step.for_example(copied, example, backward=work.training, amp=work.amp)
+            found, notes = work.pipeline.step_for(step, copied, work.example, work.amp)
             config[step.name] = found.to_options()
             work.notes += notes
     if config == work.pipeline.to_config():
@@ -242,7 +239,7 @@ def _run_example(work: StageContext) -> tuple[ExampleRun | None, float | tuple[f
             took = ()
             for size, example in work.workload:
                 with naming(size):
-                    formatted = _formatted(example, work.pipeline)
+                    formatted = work.pipeline.formatted(example)
                     took += (run_example(work.model, formatted, amp=work.amp).seconds,)
     if note := own_changes(work.model, forward):
         work.notes.append(note)
@@ -271,12 +268,6 @@ def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | Non
     except CopyError as error:
         remedy = "let its code draw all numbers from torch's generator, which seed= sets"
         return f"the model cannot be copied, and {error}; {remedy}"
-
-
-def _formatted(example: Example, pipeline: Pipeline) -> Example:
-    """Format the example for the pipeline, which need not have an input step."""
-    change = pipeline.input_format().format
-    return replace(example, args=change(example.args), kwargs=change(example.kwargs))
 
 
 def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:

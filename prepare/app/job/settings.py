@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from prepare.app.job.model_target import hydra_key_problems
 from prepare.checkpoint.paths import check_readable, check_writable
 from prepare.core.forward.example_input import read_example
+from prepare.core.utils.folders import STEP_GROUPS
 from prepare.core.utils.options import as_written, convert, no_options, read_options
 from prepare.core.utils.suggest import choose, choose_option, nearest
 from prepare.core.utils.taken_out import taken_out
@@ -19,15 +20,15 @@ from prepare.registry import STEPS
 from prepare.stages.registry import STAGES, ordered_stages, tasks
 from prepare.stages.stage import Stage  # noqa: TC001  read at run time
 
-# The keys that hold one value each.
-_CONVERTED = (
-    *("mode", "amp", "strict", "known_issues", "fail_on", "plugins", "seed"),
-    *("isolate", "resume", "overwrite", "weights", "save", "recipe"),
+# The keys that hold one value each: words and switches that a help lists first, and others.
+_WORDS = ("mode", "amp", "strict", "known_issues")
+_VALUES = (
+    *("fail_on", "plugins", "seed", "isolate", "resume", "overwrite", "weights", "save", "recipe"),
 )
 RECIPE = "recipe"
 NO_MODEL = "no model is chosen"
 # The groups that a configuration is composed of, beside those of stages.
-GROUPS = ("model", "device", "precision", "memfmt", "input")
+GROUPS = ("model", *STEP_GROUPS, "input")
 # The group whose option is added to the others and chooses among them: +experiment=NAME.
 ADDED_GROUP = "experiment"
 
@@ -45,7 +46,7 @@ def level_names() -> tuple[str, ...]:
 
 def key_names() -> tuple[str, ...]:
     """Return every key at the top of a configuration."""
-    plain = ("steps", "task", "mode", "amp", "strict", "known_issues", "compile", *_CONVERTED[4:])
+    plain = ("steps", "task", *_WORDS, "compile", *_VALUES)
     return tuple(dict.fromkeys((*GROUPS, *STAGES, *plain, "hydra")))
 
 
@@ -123,7 +124,7 @@ def read_settings(
         remedy = choose(str(task), tasks())
         wrong = Problem("task", f"{as_written(task)} is not allowed", remedy)
         problems.append(taken_out(f"task={task}") or wrong)
-    for key in _CONVERTED:
+    for key in (*_WORDS, *_VALUES):
         if key in config:
             try:
                 read[key] = convert(config[key], hints[key])

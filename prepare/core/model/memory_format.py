@@ -6,8 +6,10 @@ from functools import lru_cache
 FORMATS = ("contiguous", "channels_last", "channels_last_3d")
 
 # The dimensions of each format, from the one with the largest stride to that with the smallest.
-_ORDER = {"channels_last": (0, 2, 3, 1), "channels_last_3d": (0, 2, 3, 4, 1)}
-_RANK = {"channels_last": 4, "channels_last_3d": 5}
+ORDERS = {"channels_last": (0, 2, 3, 1), "channels_last_3d": (0, 2, 3, 4, 1)}
+# The channels-last format of each number of dimensions.
+CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
+_RANK = {name: rank for rank, name in CHANNELS_LAST.items()}
 
 
 def takes(memory_format: str, rank: int) -> bool:
@@ -26,7 +28,7 @@ def canonical_stride(shape: Sequence[int], memory_format: str) -> tuple[int, ...
             f"{memory_format} needs {_RANK[memory_format]} dimensions, got {len(shape)}"
         )
     contiguous = memory_format == "contiguous"
-    order = range(len(shape)) if contiguous else _ORDER[memory_format]
+    order = range(len(shape)) if contiguous else ORDERS[memory_format]
     stride = [0] * len(shape)
     step = 1
     for dim in reversed(order):

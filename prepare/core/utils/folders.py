@@ -17,8 +17,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # typeshed has no None for a missing module
 
-
-# The groups of the command line that fill `steps`.
+# The groups of configurations, each a folder of `conf_dir`, whose options add steps.
 STEP_GROUPS = ("device", "precision", "memfmt")
 
 

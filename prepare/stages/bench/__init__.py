@@ -23,7 +23,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.forward.workload import for_each_size
 from prepare.core.utils.suggest import choose
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from prepare.stages.bench.session import BenchOptions
     from prepare.stages.bench.variant import Call, Clock
 
-Level = Literal["none", "short", "full"]
 # Seconds for each case: a `full` case stops there, a `short` one once its verdict is settled. A `short` case
 # ends within 10 s of its start: its last call may exceed the budget by what it took longer than expected.
 BUDGET = {"short": 9.0, "full": 60.0}

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.forward.autocast import device_of
 from prepare.core.forward.call import Call, call_of
@@ -15,7 +15,7 @@ from prepare.core.utils.text import first_line, plural
 from prepare.core.utils.user_code import is_out_of_memory
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
-from prepare.stages.bench import BUDGET, Level, compare
+from prepare.stages.bench import BUDGET, compare
 from prepare.stages.bench.records import PREPARED, UNPREPARED, Bench, Case, Progress
 from prepare.stages.verify.inputs import format_call, resized
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
+    from prepare.stages.stage import Level, Mode
 
-Mode = Literal["eval", "train"]
 INFERENCE, ONE_SAMPLE, TRAINING = "inference", "inference of one sample", "training step"
 # The longest time of a short case, for slow calls. It makes about `_CALLS` calls at least: three of each
 # variant, and three rounds of three, with a margin.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride
 from prepare.core.utils.text import first_line
 from prepare.stages.export.records import LayoutCheck
 from prepare.stages.export.reference import Judgement
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from prepare.stages.export.reference import Reference
 
 CONTIGUOUS = "contiguous"
-_LAST = {4: "channels_last", 5: "channels_last_3d"}
 
 
 @dataclass(frozen=True)
@@ -111,9 +110,9 @@ def contiguous(tensor: Tensor) -> Tensor:
 
 
 def _channels_last(tensor: Tensor) -> Tensor:
-    if tensor.dim() not in _LAST:
+    if tensor.dim() not in CHANNELS_LAST:
         return contiguous(tensor)
-    strides = canonical_stride(tensor.shape, _LAST[tensor.dim()])
+    strides = canonical_stride(tensor.shape, CHANNELS_LAST[tensor.dim()])
     fresh = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device=tensor.device)
     return fresh.copy_(tensor.detach())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from prepare.core.forward.nested import tensors_in
 from prepare.core.forward.unchanged import unchanged
+from prepare.core.utils.numbers import finite
 from prepare.stages.verify.check_model import default_memory
 from prepare.stages.verify.execution.budget import Budget, estimate
 from prepare.stages.verify.execution.determinism import training_flags
@@ -92,8 +92,7 @@ def _judged(deviations: Sequence[Deviation]) -> Judgement:
         status, note = "cannot tell", "the unprepared model in this dtype is itself too far off"
     if not note and status == "fail":
         note = f"{worst.name} is off by {worst.error:.2g} of its scale; the tolerance is {worst.allowed:.2g}"
-    error = worst.error if math.isfinite(worst.error) else None
-    return Judgement(status, error, worst.allowed, note)
+    return Judgement(status, finite(worst.error), worst.allowed, note)
 
 
 def outputs_of(function: Callable[..., Any], call: Call) -> list[Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from prepare.core.model.memory_format import FORMATS, canonical_stride, satisfied, takes
+from prepare.core.model.memory_format import FORMATS, ORDERS, canonical_stride, satisfied, takes
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_strided, named_tensors
 from prepare.core.utils.suggest import choose
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 RANKS = (4, 5)
-# The dimensions from the slowest to the fastest.
-_ORDERS = {"channels_last": (0, 2, 3, 1), "channels_last_3d": (0, 2, 3, 4, 1)}
 
 
 def layout_of(tensor: Tensor) -> str:
@@ -37,7 +35,7 @@ def _layout(shape: Sequence[int], stride: Sequence[int]) -> str:
         name
         for name in FORMATS
         if takes(name, len(shape))
-        and _is_in_order(shape, stride, _ORDERS.get(name, range(len(shape))))
+        and _is_in_order(shape, stride, ORDERS.get(name, range(len(shape))))
     ]
     if len(fitting) > 1 or 0 in shape:
         return "ambiguous"
@@ -51,7 +49,7 @@ def has_odd_strides(tensor: Tensor) -> bool:
     `is_contiguous` returns True for channels-last, and c10's `is_channels_last_strides_2d`, which is
     repeated here, returns False. pytorch#68430.
     """
-    order = _ORDERS.get(layout_of(tensor))
+    order = ORDERS.get(layout_of(tensor))
     if order is None:
         return False
     shape, stride = tuple(tensor.shape), tensor.stride()

@@ -115,7 +115,6 @@ def _is_for_absent_cuda(work: StageContext) -> bool:
 
 def _with_steps(work: StageContext) -> StageContext:
     """Return the work of a copy of the model to which the declared steps are applied, but on its device."""
-    from prepare.core.forward.example_input import Example
     from prepare.core.model.module_tree import clone_of, copy_tree
     from prepare.pipeline import Pipeline
 
@@ -135,9 +134,7 @@ def _with_steps(work: StageContext) -> StageContext:
             model, strict=settings.strict, amp=work.amp, example=example, known_issues="ignore"
         )
     work.notes.append(f"{', '.join(pipeline.steps)}: applied to a copy, to follow its layout")
-    change = pipeline.input_format().format
-    formatted = Example(change(example.args), change(example.kwargs))
-    return replace(work, model=model, pipeline=pipeline, formatted=formatted)
+    return replace(work, model=model, pipeline=pipeline, formatted=pipeline.formatted(example))
 
 
 def _batch_notes(work: StageContext, flow: Flow) -> list[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -21,6 +20,7 @@ from prepare.core.forward.stand_ins import lazy_parameter
 from prepare.core.forward.workload import for_each_size
 from prepare.core.model.devices import free_memory
 from prepare.core.model.threads import with_threads
+from prepare.core.utils.machine import usable_cores
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.stages.verify.compare_case import CaseComparison
@@ -42,10 +42,10 @@ from prepare.stages.verify.verdict import conclude
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
+    from prepare.stages.stage import Mode
     from prepare.stages.verify.records import Verification
 
 Level = Literal["short", "full"]
-Mode = Literal["eval", "train"]
 _SECONDS = {"short": 30.0, "full": 600.0}
 # The memory limit is this part of the free memory; the bytes where the system does not report it.
 _FREE_PART, _UNKNOWN_MEMORY = 0.5, 4 * 2**30
@@ -226,8 +226,8 @@ def _threads_for_free_cores() -> AbstractContextManager[None]:
 
     Threads that wait for a busy core make torch slower.
     """
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return with_threads(min(torch.get_num_threads(), max(1, (cores or 1) - _other_runnable())))
+    free = len(usable_cores()) - _other_runnable()
+    return with_threads(min(torch.get_num_threads(), max(1, free)))
 
 
 def _other_runnable() -> int:

@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from prepare.core.utils.numbers import finite, part_of_tolerance
 from prepare.core.utils.options import as_written, read_size
 from prepare.errors import Problem
 from prepare.stages.registry import stage
-from prepare.stages.stage import Memory, RunSettings, Seconds, Stage, StageContext, Verdict, key
+from prepare.stages.stage import (
+    Level,
+    Memory,
+    RunSettings,
+    Seconds,
+    Stage,
+    StageContext,
+    Verdict,
+    key,
+)
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
     from prepare.stages.verify.records import Check
-
-Level = Literal["none", "short", "full"]
 
 
 def _check_metric(metric: str | None) -> None:
