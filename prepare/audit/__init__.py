@@ -34,7 +34,8 @@ class AuditRow(NamedTuple):
     """One tensor of one module. Shapes and strides are in elements, dtype and device are names.
 
     `stride` is exact, `layouts` are all the formats that it satisfies; both, and `shape`, are None or
-    empty for a tensor without strides. `before` holds stride, dtype and device before `apply`.
+    empty for a tensor without strides. `before` holds stride, dtype and device before `apply`. `operation` is
+    what a convolution runs as, in the row of its weight: `conv3d`, or the name of a rewrite, as `linear`.
     """
 
     module: str
@@ -51,6 +52,7 @@ class AuditRow(NamedTuple):
     status: str
     steps: tuple[str, ...]
     reason: str | None
+    operation: str = ""
 
     @property
     def path(self) -> str:

@@ -14,6 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from prepare.audit import STATUSES, AuditRow
 from prepare.core.model.forward_overrides import computed_tensors
 from prepare.core.model.memory_format import canonical_stride, satisfied, takes
+from prepare.core.model.module_kinds import CONVOLUTIONS, operation_of
 from prepare.core.model.tensors import (
     NamedTensor,
     dtype_text,
@@ -45,7 +46,9 @@ def read_model(model: nn.Module, plan: Plan | None) -> tuple[list[AuditRow], dic
         names = shared[identity(place.tensor)]
         others = tuple(sorted(p for p in names if p != place.path)) if len(names) > 1 else ()
         kind = type(modules[place.owner]).__name__
-        rows.append(_read(place.tensor, kind, key, planned.get(key), others))
+        row = _read(place.tensor, kind, key, planned.get(key), others)
+        is_weight = place.name == "weight" and isinstance(modules[place.owner], CONVOLUTIONS)
+        rows.append(row._replace(operation=operation_of(place.module)) if is_weight else row)
     for name, module in modules.items():
         rows += _computed_rows(name, module, planned)
     rows.sort(key=lambda row: (row.module, row.tensor, row.kind))

@@ -115,7 +115,10 @@ class IssueMatch:
         elif self.issue.repair:
             cures = [f"add the step {step(REPAIR_STEP, **self.repair_options)}"]
         else:
-            cures = [f"{_CURES[kind]} {cure}" for kind, cure in self.issue.cure]
+            cures = [
+                f"add the step {step(cure)}" if kind == "step" else f"{_CURES[kind]} {cure}"
+                for kind, cure in self.issue.cure
+            ]
         if self.is_wrong and not cures:
             cures = ["exclude them, or take another memory format"]
         elif self.issue.is_risk and not self.issue.repair:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from prepare.core.model.tensors import NamedTensor
 
+_CONTIGUOUS = Want(memory_format="contiguous")
 _CHANNELS_LAST = {4: "channels_last", 5: "channels_last_3d"}
 
 
@@ -39,13 +40,15 @@ class ConvolutionFormat(TensorStep):
             yield Offer("contiguous", {"memory_format": "contiguous"})
 
     def want(self, tensor: NamedTensor) -> Want | None:
+        from prepare.core.model.module_kinds import reads_contiguous
+
         if "weight" not in (tensor.name, tensor.computes):
             return None
         fits = isinstance(tensor.module, _classes(self.spatial))
         # A computed weight also depends on vectors (weight_g, spectral_norm's u), which have no such
         # format.
         if fits and tensor.tensor.dim() == self.spatial + 2:
-            return self._want
+            return _CONTIGUOUS if reads_contiguous(tensor.module) else self._want
         return None
 
     def formats(self, model: torch.nn.Module | None = None) -> Mapping[int, str]:

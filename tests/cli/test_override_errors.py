@@ -34,8 +34,8 @@ OPTIONS = {
 LISTS = {
     "{models}": ("custom", "{own models}"),
     "{own models}": (
-        *("resnet2d", "unet2d", "unet3d", "diffusers_* (9)", "monai_* (6)", "nnunet_* (4)"),
-        *("timm_* (2)", "torchvision_* (2)", "transformers_* (6) (--help model lists them)"),
+        *("resnet2d", "unet2d", "unet3d", "diffusers_* (10)", "monai_* (6)", "nnunet_* (4)"),
+        *("timm_* (2)", "torchvision_* (2)", "transformers_* (9) (--help model lists them)"),
     ),
     "{keys}": key_names(),
     "{steps}": STEPS,

@@ -137,7 +137,7 @@ REPRODUCED = {
     "layer_norm_layout": lambda: loses_layout(nn.LayerNorm((8, 6, 6)), (2, 8, 6, 6)),
 }
 # Known of other devices, or a matter of time alone, which no test asserts.
-OF_TIME = {"conv2d_few_pixels_cpu", "conv3d_float16_cpu"}
+OF_TIME = {"conv2d_few_pixels_cpu", "conv3d_float16_cpu", "conv_kernel_is_stride"}
 NOT_HERE = {issue.name for issue in issues() if not issue.checked}
 OVERWRITE = {issue.name for issue in issues() if issue.part == "memory"}
 NEEDS_BFLOAT16 = {"conv3d_bfloat16_small_cpu"}
@@ -228,7 +228,7 @@ def test_every_entry_has_evidence_and_names_only_what_exists(issue):
         assert {value} <= words if isinstance(value, str) else {*value} <= words, field
     assert {len(issue.cudnn), len(issue.rocm)} <= {0, 2}
     assert not issue.os or (issue.os[0] == "macos" and len(issue.os) == 3)
-    assert {kind for kind, _ in issue.cure} <= {"repair", "format", "flag", "version"}
+    assert {kind for kind, _ in issue.cure} <= {"repair", "step", "format", "flag", "version"}
     assert all(issubclass(getattr(nn, operation), nn.Module) for operation in issue.operations)
     assert not issue.repair or issue.repair in repairs.repair_names()
 
@@ -312,5 +312,5 @@ CUDA = {"cudnn": "9.10.2", "architectures": ["sm_90"]}
 def test_entries_of_cuda_concern_their_formats_and_dtypes(operation, formats, dtypes, expected):
     found = standing("cuda", "2.13.0", CUDA)
     names = {issue.name for issue in found if issue.concerns(operation, formats, dtypes)}
-    always = {"computed_weight_layout", "conv3d_dilated_bias"}
+    always = {"computed_weight_layout", "conv3d_dilated_bias", "conv_kernel_is_stride"}
     assert names - always == expected

@@ -22,6 +22,7 @@ SPECIAL = {
     "input_format": {"options": {"memory_format": "by_rank", "attach": True}},
     "keep_layout": {"model": lambda self: chunked()},
     "repair_layout": {"options": {"force": True}},
+    "rewrite_conv": {"options": {"force": True}},
 }
 
 

@@ -19,7 +19,7 @@ from prepare.core.model.replaced_method import ReplacedMethod, foreign_method
 
 # The methods with which a call may begin, outermost first.
 _ENTRIES = ("__call__", "_call_impl", "forward")
-_TORCHS = ("torch.nn.modules.", REPAIRS)
+_TORCHS = ("torch.nn.modules.", *REPAIRS)
 
 
 @dataclass(frozen=True)
@@ -295,7 +295,7 @@ def _owner_of_users(cls: Any, name: str) -> Any:
     """Return the user's class that defines a method, also a static one; None if there is none."""
     owner = next((c for c in cls.__mro__ if name in vars(c)), object)
     is_method = isinstance(vars(owner).get(name), FunctionType | staticmethod)
-    return owner if is_method and not owner.__module__.startswith(("torch.", REPAIRS)) else None
+    return owner if is_method and not owner.__module__.startswith(("torch.", *REPAIRS)) else None
 
 
 def _flat(argval: Any) -> tuple[Any, ...]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from prepare.core.model.module_kinds import is_rewritten
+
 # Sums of fewer numbers than this lose few digits, and below so many elements a few microseconds count.
 _MANY_ROWS, _LARGE_BATCH = 1 << 12, 1 << 17
 # Weights with fewer elements than this are cheap to reorder.
@@ -32,6 +34,17 @@ def is_narrow_strided(module: Any) -> bool:
         and module.padding in (0, (0, 0), "valid")
         and module.groups == 1
         and module.in_channels < CHANNEL_BLOCK
+    )
+
+
+def is_kernel_stride(module: Any) -> bool:
+    """Return whether a convolution runs as such with a kernel that is its stride, as a product can."""
+    return (
+        module.kernel_size == module.stride
+        and prod(module.kernel_size) > 1
+        and module.padding in (0, (0, 0), (0, 0, 0), "valid")
+        and module.groups == 1
+        and not is_rewritten(module)
     )
 
 

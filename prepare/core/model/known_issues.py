@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from prepare.core.model.issue_sizes import SIZES, is_narrow_strided
+from prepare.core.model.issue_sizes import SIZES, is_kernel_stride, is_narrow_strided
 from prepare.core.utils import plain_yaml
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -34,6 +34,7 @@ ONLY: dict[str, Callable[[Any], bool]] = {
     "dilated_bias": lambda module: module.bias is not None and any(n != 1 for n in module.dilation),
     "padded": lambda module: module.padding not in (0, (0, 0)),
     "narrow_strided": is_narrow_strided,
+    "kernel_is_stride": is_kernel_stride,
 }
 
 

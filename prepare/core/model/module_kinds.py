@@ -14,7 +14,8 @@ CONVOLUTIONS_2D_3D = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose
 
 _Class = TypeVar("_Class", bound=type)
 _MARK = "_prepare_repair"
-REPAIRS = "prepare.steps.repairs."
+# Where the classes of repairs, and of rewritten convolutions, are defined.
+REPAIRS = ("prepare.steps.repairs.", "prepare.steps.rewrites.")
 
 
 def mark_repair(cls: _Class) -> _Class:
@@ -31,3 +32,25 @@ def is_repair(cls: type) -> bool:
 def class_before_repair(cls: type) -> type:
     """Return the class that modules of `cls` had before a repair; `cls` itself if it is no repair's."""
     return next(each for each in cls.__mro__ if not each.__module__.startswith(REPAIRS))
+
+
+def reads_contiguous(module: nn.Module) -> bool:
+    """Return whether a rewritten convolution reads a contiguous weight, whatever format is requested."""
+    return getattr(module, "_reads_contiguous", False) is True
+
+
+def is_rewritten(module: nn.Module) -> bool:
+    """Return whether the step rewrite_conv has given a convolution another operation."""
+    return any(cls.__module__.startswith(REPAIRS[1]) for cls in type(module).__mro__)
+
+
+def operation_of(module: nn.Module) -> str:
+    """Return what a convolution runs as: `conv3d`, or the name of its rewrite, as `linear`."""
+    rewrites = (c.__module__ for c in type(module).__mro__ if c.__module__.startswith(REPAIRS[1]))
+    names = [name.removeprefix(REPAIRS[1]) for name in rewrites]
+    kinds = (kind for kind in CONVOLUTIONS if isinstance(module, kind))
+    return (
+        names[0]
+        if names
+        else next(kinds).__name__.replace("ConvTranspose", "conv_transpose").lower()
+    )

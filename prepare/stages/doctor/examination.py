@@ -36,7 +36,12 @@ from prepare.stages.doctor.records import Diagnosis, Finding
 # The most bytes of one probe.
 _MEMORY, _GPU_MEMORY = 4 << 30, 24 << 30
 _NO_PROBE = {"over_2_31": "its sizes need more than 8 GiB of memory"}
-_CURES = {"format": "use the format {}", "flag": "set {}", "version": "install {}"}
+_CURES = {
+    "format": "use the format {}",
+    "flag": "set {}",
+    "version": "install {}",
+    "step": "add the step {}",
+}
 _NO_TIME = CaseOutcome(NOT_PROBED, "no time was left")
 
 

@@ -24,6 +24,7 @@ from prepare.core.forward.stand_ins import (
 from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.model.doctor_findings import CallIssues, describe
 from prepare.core.model.forward_code import forward_code
+from prepare.core.model.module_kinds import is_rewritten, operation_of
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.errors import RefusedError
 from prepare.stages.flow.call_sites import CallSite, ModuleStack
@@ -243,7 +244,8 @@ class _ModuleHooks:
         if (compiled or repaired) and self._opaque is None:
             inputs = [tensor for tensor in tensors_in(args) if is_followed(tensor)]
             site = self.watcher.stack.call_site()
-            site.operation = "torch.compile" if compiled else "repair_layout"
+            repair = operation_of(module) if is_rewritten(module) else "repair_layout"
+            site.operation = "torch.compile" if compiled else repair
             self._opaque = (module, inputs, site)
             self.watcher.in_compiled, self.watcher.in_repaired = compiled, repaired
         if compiled:

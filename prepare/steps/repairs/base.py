@@ -75,7 +75,8 @@ def not_a_view(x: Tensor, *, is_saved: bool = False) -> Tensor:
     computed in `no_grad`. `is_saved` is whether the backward of the result reads it: then a change of the
     returned tensor in place is an error in backward, as in torch.
     """
-    if torch.compiler.is_compiling() or is_transformed() or torch.jit.is_tracing():
+    is_dual = torch.autograd.forward_ad._current_level >= 0  # `x.data` has no tangent
+    if torch.compiler.is_compiling() or is_transformed() or torch.jit.is_tracing() or is_dual:
         return x
     # Not torch's `_unsafe_view`: it changes the strides of dimensions of size 1.
     return _Result.apply(x, is_saved) if x.requires_grad else x.data

@@ -10,8 +10,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from prepare.core.model.issue_sizes import has_many_rows
 from prepare.core.model.transforms import is_transformed
 from prepare.steps.repairs import _norm_autograd, _norm_kernels
-from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import is_channels_last, with_exact_strides
+from prepare.steps.repairs.swap_class import SwapClass
 
 
 class _KeepingBatchNorm(_BatchNorm):

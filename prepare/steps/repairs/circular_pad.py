@@ -2,12 +2,12 @@
 
 from torch import Tensor, nn
 
-from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import (
     is_channels_last,
     to_channels_last,
     with_channels_last_grad,
 )
+from prepare.steps.repairs.swap_class import SwapClass
 
 
 class _KeepingCircularPad(nn.Module):

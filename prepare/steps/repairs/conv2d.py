@@ -14,8 +14,8 @@ from torch.nn import functional as F  # noqa: N812
 
 from prepare.core.model.issue_sizes import has_few_pixels, has_large_weight, is_narrow_strided
 from prepare.core.model.unsafe_backward import is_unsafe_conv2d
-from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import is_channels_last, not_a_view, with_channels_last_grad
+from prepare.steps.repairs.swap_class import SwapClass
 
 
 class KeepingConv2d(nn.Conv2d):

@@ -11,8 +11,8 @@ from torch.nn import functional as F  # noqa: N812
 from prepare.core.model.issue_sizes import is_smaller_than_kernel
 from prepare.steps.repairs import conv2d
 from prepare.steps.repairs._norm_autograd import contiguous_copy, through_contiguous
-from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import is_channels_last, not_a_view, to_channels_last
+from prepare.steps.repairs.swap_class import SwapClass
 
 # The limits of `use_mkldnn` in torch's aten/src/ATen/native/Convolution.cpp: at batch 1 and without groups,
 # at most this many elements in C * D * H; and the batch size from which 1x1x1 kernels use oneDNN.

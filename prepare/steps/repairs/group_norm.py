@@ -6,8 +6,8 @@ from torch.nn import functional as F  # noqa: N812
 from prepare.core.model.transforms import is_transformed
 from prepare.core.model.unsafe_backward import is_unsafe_group_norm
 from prepare.steps.repairs import _norm_autograd
-from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import is_channels_last
+from prepare.steps.repairs.swap_class import SwapClass
 
 
 class KeepingGroupNorm(nn.GroupNorm):

@@ -8,8 +8,8 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.instancenorm import _InstanceNorm
 
 from prepare.steps.repairs import _norm_autograd
-from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import is_channels_last
+from prepare.steps.repairs.swap_class import SwapClass
 
 
 class _KeepingInstanceNorm(_InstanceNorm):

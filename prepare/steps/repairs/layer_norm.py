@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from prepare.steps.repairs import _norm_autograd, _norm_kernels
-from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import is_channels_last, to_channels_last
+from prepare.steps.repairs.swap_class import SwapClass
 
 
 class KeepingLayerNorm(nn.LayerNorm):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import is_channels_last, not_a_view
+from prepare.steps.repairs.swap_class import SwapClass
 
 
 class KeepingAvgPool3d(nn.AvgPool3d):

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.steps.repairs._swap_class import SwapClass
 from prepare.steps.repairs.base import (
     is_channels_last,
     memory_dim,
@@ -13,6 +12,7 @@ from prepare.steps.repairs.base import (
     to_channels_last,
     with_channels_last_grad,
 )
+from prepare.steps.repairs.swap_class import SwapClass
 
 # With fewer channels than one vector register holds, the CPU kernels over the last dimensions are scalar.
 _VECTOR_BYTES = 64

@@ -3,12 +3,13 @@
 import functools
 from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 from torch.fx import Proxy
 
 from prepare.core.model.forward_code import forward_code, torch_class
+from prepare.core.model.fx_graphs import reshape_for_view
 from prepare.core.model.generated_class import made_of, make_class
 from prepare.core.model.module_kinds import mark_repair
 from prepare.core.model.scripting import script_error
@@ -28,13 +29,15 @@ class SwapClass(Repair):
     A weight may be computed each time it is read: a repair reads it once in a call.
     """
 
+    step: ClassVar[str] = "repair_layout"
+
     def __init__(self, name: str, swaps: Mapping[type[nn.Module], type[nn.Module]]) -> None:
         self.name = name
         self.swaps = {original: mark_repair(keeping) for original, keeping in swaps.items()}
         self._originals = {keeping: original for original, keeping in swaps.items()}
         for keeping in swaps.values():
             keeping.forward = _dispatched(keeping)
-            keeping.__prepare_scriptable__ = _refuse_script  # type: ignore[attr-defined]
+            keeping.__prepare_scriptable__ = _refusing_script(self.step)  # type: ignore[attr-defined]
             keeping.qconfig = property(_get, self._set, _delete)  # type: ignore[attr-defined]
 
     def concerns(self, module: nn.Module) -> bool:
@@ -83,7 +86,7 @@ class SwapClass(Repair):
         if made := made_of(cls):
             return made[0]
         wrong = f"{cls.__qualname__} was derived from the class of a repaired module"
-        raise RefusedError("repair_layout", wrong, "undo first what gave the module this class")
+        raise RefusedError(self.step, wrong, "undo first what gave the module this class")
 
     def _set(self, module: nn.Module, qconfig: Any) -> None:
         """Undo the repair of a module that torch.ao.quantization will replace: it looks for the class."""
@@ -98,7 +101,7 @@ class SwapClass(Repair):
 def subclass_of(own: Any, keeping: Any) -> Any:
     """Return the class `Keeping...` made of a user's class and a repair: the same class each time."""
     members = {"__module__": keeping.__module__, "__doc__": own.__doc__}
-    name = f"Keeping{own.__name__}"
+    name = keeping.__name__.removesuffix(torch_class(keeping).__name__) + own.__name__
     return mark_repair(make_class(name, (own, keeping), members, subclass_of, own, keeping))
 
 
@@ -132,6 +135,7 @@ def _dispatched(keeping: Any) -> Callable[..., Any]:
         if not isinstance(x, Proxy) or x.tracer.root is self:  # type: ignore[attr-defined]
             return forward(self, *args, **kwargs)
         tracer: Any = x.tracer
+        reshape_for_view(tracer)
         return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
 
     dispatched.__module__ = __name__
@@ -148,5 +152,8 @@ def _delete(module: nn.Module) -> None:
     del vars(module)["qconfig"]
 
 
-def _refuse_script(module: nn.Module) -> None:
-    raise script_error(module, "repair_layout")
+def _refusing_script(step: str) -> Callable[[nn.Module], None]:
+    def refuse(module: nn.Module) -> None:
+        raise script_error(module, step)
+
+    return refuse

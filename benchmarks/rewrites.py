@@ -1,0 +1,284 @@
+"""Time convolutions against their rewrites: exactly equal operations, chosen as the step rewrite_conv does.
+
+    python benchmarks/rewrites.py layers            # the table of docs/rewrites.md
+    python benchmarks/rewrites.py networks          # one image through Wan's decoder, and a vision tower
+    python benchmarks/rewrites.py heldout           # is the choice right, over 60 shapes of no network
+
+Every line is from interleaved rounds in random order; `A/A` is the convolution against itself. Times are
+medians in ms, of processor time if OMP_NUM_THREADS=1, else of the clock; ratios are medians per round.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from statistics import median
+from typing import Any
+
+import torch
+from torch import nn
+
+from prepare.pipeline import Pipeline
+from prepare.steps.repairs.base import FORMATS
+from prepare.steps.rewrites import find_rewrite
+
+# name, convolution, input
+MODES = ("forward", "without input gradient", "with input gradient")
+FASTER = ("faster than contiguous", "than channels-last")
+LAYERS = {
+    "Qwen3-VL patch, 1024": (
+        lambda: nn.Conv3d(3, 1152, (2, 16, 16), (2, 16, 16)),
+        (1024, 3, 2, 16, 16),
+    ),
+    "Qwen3-VL patch, 64": (
+        lambda: nn.Conv3d(3, 1152, (2, 16, 16), (2, 16, 16)),
+        (64, 3, 2, 16, 16),
+    ),
+    "Qwen2-VL patch, 256": (
+        lambda: nn.Conv3d(3, 1280, (2, 14, 14), (2, 14, 14), bias=False),
+        (256, 3, 2, 14, 14),
+    ),
+    "Wan's DiT patch": (lambda: nn.Conv3d(16, 1536, (1, 2, 2), (1, 2, 2)), (1, 16, 5, 60, 104)),
+    "VideoMAE tubelets": (
+        lambda: nn.Conv3d(3, 768, (2, 16, 16), (2, 16, 16)),
+        (1, 3, 16, 224, 224),
+    ),
+    "ViT-B/16, batch 1": (lambda: nn.Conv2d(3, 768, 16, 16), (1, 3, 224, 224)),
+    "ViT-B/16, batch 4": (lambda: nn.Conv2d(3, 768, 16, 16), (4, 3, 224, 224)),
+    "ViT-B/16, batch 32": (lambda: nn.Conv2d(3, 768, 16, 16), (32, 3, 224, 224)),
+    "ConvNeXt 2x2 stride 2, batch 4": (lambda: nn.Conv2d(192, 384, 2, 2), (4, 192, 28, 28)),
+    "1x1, 256 to 256": (lambda: nn.Conv2d(256, 256, 1), (1, 256, 32, 32)),
+    "(3, 1, 1), 64 channels": (
+        lambda: nn.Conv3d(64, 64, (3, 1, 1), padding=(1, 0, 0)),
+        (1, 64, 8, 32, 32),
+    ),
+}
+
+
+def fitting(module: nn.Module) -> str:
+    """Return the rewrite of a layer of the table."""
+    names = ("linear", "pointwise", "lower_rank")
+    return next(name for name in names if find_rewrite(name).fits(module))
+
+
+def rounds(calls: dict[str, Any], seconds: float) -> dict[str, list[float]]:
+    """Return the times of every call in each round, for about that many seconds, at least 5 rounds."""
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+    order, times = random.Random(0), {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    start = time.perf_counter()
+    while len(next(iter(times.values()))) < 5 or time.perf_counter() - start < seconds:
+        for name in order.sample([*calls], len(calls)):
+            begin = clock()
+            calls[name]()
+            times[name].append(clock() - begin)
+    return times
+
+
+def call_of(module: Any, x: torch.Tensor, mode: str) -> Any:
+    """Return a function for one call: forward, or forward and backward with the input's gradient or not."""
+    if mode == "forward":
+
+        def forward() -> None:
+            with torch.inference_mode():
+                module(x)
+
+        return forward
+    given = x.clone().requires_grad_(mode == "with input gradient")
+    leaves = [each for each in (given, *module.parameters()) if each.requires_grad]
+    grad = torch.randn_like(module(given))
+    return lambda: torch.autograd.grad(module(given), leaves, grad)
+
+
+HEAD = ("layer", "dtype", "mode", "contiguous", "channels-last", "rewrite", "A/A", *FASTER)
+# Without instructions for bfloat16 a call takes seconds: those of few patches only.
+IN_BFLOAT16 = ("Qwen3-VL patch, 64", "ViT-B/16, batch 1")
+TRAINED = ("Qwen3-VL patch, 64", "Qwen2-VL patch, 256", "VideoMAE tubelets", "ViT-B/16, batch 4")
+
+
+def cases() -> Iterator[tuple[str, torch.dtype, str]]:
+    """Yield the lines of the table of layers."""
+    for name in LAYERS:
+        yield name, torch.float32, MODES[0]
+    for mode in MODES[1:]:
+        yield from ((name, torch.float32, mode) for name in TRAINED)
+    yield from ((name, torch.bfloat16, MODES[0]) for name in IN_BFLOAT16)
+
+
+def layers(seconds: float = 3.0) -> None:
+    """Print the table of single layers."""
+    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+    for name, dtype, mode in cases():
+        make, shape = LAYERS[name]
+        torch.manual_seed(0)
+        module, x = make().to(dtype), torch.randn(shape, dtype=dtype)
+        last = FORMATS[len(shape)]
+        formatted = copy.deepcopy(module).to(memory_format=last)
+        product = copy.deepcopy(module)
+        find_rewrite(fitting(product)).repair(product, {})
+        calls = {
+            "contiguous": call_of(module, x, mode),
+            "again": call_of(module, x, mode),
+            "channels-last": call_of(formatted, x.contiguous(memory_format=last), mode),
+            "rewrite": call_of(product, x, mode),
+        }
+        times = rounds(calls, seconds)
+        shown = [f"{1e3 * median(times[key]):.3g}" for key in HEAD[3:6]]
+        pairs = (("again", "contiguous"), ("contiguous", "rewrite"), ("channels-last", "rewrite"))
+        row = [
+            name,
+            str(dtype).removeprefix("torch."),
+            mode,
+            *shown,
+            *(ratio(times, *each) for each in pairs),
+        ]
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
+def ratio(times: dict[str, list[float]], one: str, other: str) -> str:
+    """Return the median of the ratios per round, as text."""
+    return f"{median(a / b for a, b in zip(times[one], times[other], strict=True)):.2f}"
+
+
+class Decoder(nn.Module):
+    """The decoder of Wan's autoencoder."""
+
+    def __init__(self) -> None:
+        import diffusers
+
+        super().__init__()
+        self.vae = diffusers.AutoencoderKLWan(base_dim=32, dim_mult=[1, 2, 4, 4])
+
+    def forward(self, z: torch.Tensor) -> torch.Tensor:
+        return self.vae.decode(z, return_dict=False)[0]
+
+
+def wan(dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return the decoder and the latents of one image."""
+    torch.manual_seed(0)
+    return Decoder().eval().to(dtype), torch.randn(1, 16, 1, 32, 32, dtype=dtype)
+
+
+def tower(dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return a vision tower of Qwen3-VL with the real patch embedding and few layers, and 256 patches."""
+    from transformers.models.qwen3_vl import Qwen3VLVisionConfig, Qwen3VLVisionModel
+
+    torch.manual_seed(0)
+    config = Qwen3VLVisionConfig(depth=2, deepstack_visual_indexes=[1])
+    example = {
+        "hidden_states": torch.randn(256, 1536, dtype=dtype),
+        "grid_thw": torch.tensor([[1, 16, 16]]),
+    }
+    return Qwen3VLVisionModel(config).eval().to(dtype), example
+
+
+FORMATTED: dict[str, Any] = {
+    "conv2d_memory_format": {},
+    "conv3d_memory_format": {},
+    "repair_layout": {},
+    "keep_layout": {},
+    "input_format": {},
+}
+KINDS = {
+    "formats": FORMATTED,
+    "formats + rewrite_conv": {**FORMATTED, "rewrite_conv": {}},
+    "rewrite_conv": {"rewrite_conv": {}},
+}
+
+
+def caller(model: Any, example: Any, change: Any) -> Any:
+    """Return a function for one call of a network."""
+
+    def call() -> None:
+        given = change(example)
+        with torch.inference_mode():
+            model(**given) if isinstance(given, dict) else model(given)
+
+    return call
+
+
+def networks(seconds: float = 20.0) -> None:
+    """Print whole networks: unprepared, formats, and formats with rewrites, each chosen for the example."""
+    head = ("network", "dtype", "unprepared", *KINDS, "A/A", "faster")
+    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
+    for build, dtype in ((wan, torch.float32), (tower, torch.float32), (wan, torch.bfloat16)):
+        model, example = build(dtype)
+        calls = {"unprepared": caller(model, example, lambda given: given)}
+        calls["again"] = calls["unprepared"]
+        for name, steps in KINDS.items():
+            pipeline, prepared = Pipeline.from_config(steps), build(dtype)[0]
+            pipeline.apply(prepared, example=example, known_issues="ignore", strict=False)
+            calls[name] = caller(prepared, example, pipeline.format)
+        times = rounds(calls, seconds)
+        shown = [f"{1e3 * median(times[key]):.0f}" for key in ("unprepared", *KINDS)]
+        row = [
+            build.__name__,
+            str(dtype).removeprefix("torch."),
+            *shown,
+            ratio(times, "again", "unprepared"),
+        ]
+        row.append(ratio(times, "unprepared", "formats + rewrite_conv"))
+        print(f"| {' | '.join(row)} |", flush=True)
+
+
+def held_out(number: int = 60, seconds: float = 1.0) -> None:
+    """Choose for random shapes with the step, time again afterwards, and count wrong choices."""
+    numbers = random.Random(2026)
+    slower, wins, taken = [], 0, 0
+    for index in range(number):
+        rank = numbers.choice((2, 3))
+        conv = (nn.Conv2d, nn.Conv3d)[rank - 2]
+        channels, outputs = numbers.choice((3, 3, 16, 64, 128)), numbers.choice((64, 128, 384, 768))
+        kernel = numbers.choice(
+            ((1,) * rank, (2,) * rank, (4,) * rank, (8,) * rank, (1, 2, 2)[-rank:])
+        )
+        most = max(1, int((2**17 / channels) ** (1 / rank)) // max(kernel))
+        sizes = [size * numbers.randint(1, max(1, most)) for size in kernel]
+        batch = numbers.choice((1, 4, 32) if sizes[0] < 64 else (1, 4))
+        torch.manual_seed(index)
+        make = lambda: nn.Sequential(conv(channels, outputs, kernel, kernel))  # noqa: B023, E731
+        x = torch.randn(batch, channels, *sizes)
+        steps = (
+            {f"conv{rank}d_memory_format": {}, "input_format": {}} if numbers.random() < 0.5 else {}
+        )
+        plain, prepared, forced = make().eval(), make().eval(), make().eval()
+        base = Pipeline.from_config(steps)
+        base.apply(plain, known_issues="ignore")
+        choice = Pipeline.from_config({**steps, "rewrite_conv": {}})
+        choice.apply(prepared, example=x, known_issues="ignore")
+        force = Pipeline.from_config({**steps, "rewrite_conv": {"force": True}})
+        force.apply(forced, known_issues="ignore")
+        given = base.format(x) if steps else x
+        times = rounds(
+            {
+                "conv": call_of(plain, given, "forward"),
+                "rewrite": call_of(forced, given, "forward"),
+            },
+            seconds,
+        )
+        part = float(ratio(times, "rewrite", "conv"))
+        is_chosen = type(prepared[0]) is not conv
+        slower += [(kernel, tuple(x.shape), part)] if is_chosen and part > 1.03 else []
+        wins += part < 0.9
+        taken += part < 0.9 and is_chosen
+        print(f"{conv.__name__}({channels}, {outputs}, {kernel}) {tuple(x.shape)} {'last' if steps else ''} "
+              f"{part:.2f} {'chosen' if is_chosen else ''}", flush=True)  # fmt: skip
+    print(
+        f"{taken} of {wins} wins of more than 10 % chosen; chosen and more than 3 % slower: {slower}"
+    )
+
+
+if __name__ == "__main__":
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, "
+          f"{torch.backends.cpu.get_cpu_capability()}, load {load:.1f}")  # fmt: skip
+    what = sys.argv[1] if len(sys.argv) > 1 else "layers"
+    arguments = [float(each) for each in sys.argv[2:]]
+    {"layers": layers, "networks": networks, "heldout": lambda *a: held_out(60, *a)}[what](
+        *arguments
+    )

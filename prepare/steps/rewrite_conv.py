@@ -1,0 +1,224 @@
+"""Run convolutions as other operations that are exactly equal, where that is faster here."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from prepare.core.utils.text import plural
+from prepare.errors import ConfigError, PatternError, Problem, raise_problems
+from prepare.patterns import Patterns, exactly, matches, near_misses
+from prepare.registry import register
+from prepare.step import Offer
+from prepare.steps import rewrites
+from prepare.steps._convolution import ForChannelsLast
+
+if TYPE_CHECKING:
+    import torch
+
+    from prepare.steps.rewrites.base import Rewrite
+
+_SHOWN = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _RewriteConv(ForChannelsLast):
+    """Runs convolutions as exactly equal operations: products, 2-d convolutions, one frame of a video.
+
+    Each option but `include`, `exclude` and `force` names the modules of one rewrite:
+    `linear` (the kernel is the stride: patch embeddings), `pointwise` (one pixel), `lower_rank` (3-d kernels
+    that are flat in time or space), `one_frame` (causal convolutions whose other frames are zeros) and
+    `one_position` (the kernel is as large as the input). Without names, a run times every convolution that
+    fits with its example, in pairs against torch's own, and writes into its recipe what is faster beyond the
+    noise, as `Pipeline.apply(model, example=batch)` does. Without an example only `one_position` is taken,
+    which was never slower. A rewritten module keeps its identity, Parameters, hooks and state_dict: its class
+    becomes a subclass of its own. Calls that a rewrite is not for run torch's own code.
+    Helps: the patch embeddings of vision transformers, in training with a gradient of their input above all;
+    one image through the decoder of a video model.
+    Hurts: chosen by hand, it may be slower: small contiguous kernels copy their input. Products are summed in
+    another order. To undo it: `from prepare.steps import rewrite_conv; rewrite_conv.undo(model)`.
+    Source: `docs/rewrites.md` has the identities and our measurements.
+    """
+
+    recipe_part = "fusion"
+    complexity = 2
+    keeps_tensors: ClassVar[bool] = True
+    only_layouts = False
+    include: Patterns = ()
+    exclude: Patterns = ()
+    force: bool = False
+    """Rewrite all that fits, whatever is faster; with an example, sizes that do not fit are an error."""
+
+    @classmethod
+    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterator[Offer]:
+        linear = rewrites.find_rewrite("linear")
+        if names := [name for name, module in model.named_modules() if linear.fits(module)]:
+            yield Offer("rewrite", {linear.name: [*map(exactly, names)]})
+
+    def candidates(self, model: torch.nn.Module) -> Iterator[str]:
+        for name, module in model.named_modules(remove_duplicate=False):
+            if any(rewrite.is_repaired(module) or rewrite.fits(module) for rewrite in _all()):
+                yield name
+
+    def targets(self, model: torch.nn.Module) -> Iterator[str]:
+        for name, rewrite in self._wanted(model).items():
+            if not rewrite.is_repaired(model.get_submodule(name)):
+                yield name
+
+    def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
+        return dict(self.rewrites(model, (name,)))
+
+    def rewrites(
+        self, model: torch.nn.Module, names: Iterable[str]
+    ) -> Iterator[tuple[str, torch.nn.Module]]:
+        """Rewrite all modules in `names` for the formats that are found once."""
+        formats, wanted = self.formats(model), self._wanted(model)
+        for name in names:
+            module = model.get_submodule(name)
+            _undo(module)
+            wanted[name].repair(module, formats)
+            yield name, module
+
+    @classmethod
+    def undo(cls, model: torch.nn.Module) -> None:
+        """Give every convolution of `model` its own class back, in place."""
+        for module in model.modules():
+            _undo(module)
+
+    @classmethod
+    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
+        for name, module in model.named_modules():
+            same = reference.get_submodule(name)
+            for rewrite in _all():
+                if rewrite.is_repaired(same) and rewrite.fits(module):
+                    rewrite.repair(
+                        module, {4: "", 5: ""} if "in_channels_last" in vars(same) else {}
+                    )
+
+    def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
+        from prepare.core.model.module_kinds import is_rewritten
+
+        if not self._is_auto or self.force:
+            return
+        tried = [name for name in self.tried(model) if not is_rewritten(model.get_submodule(name))]
+        if tried:
+            names = ", ".join(tried[:_SHOWN]) + (", ..." if len(tried) > _SHOWN else "")
+            wrong = f"an example would time {plural(len(tried), 'more convolution')} ({names})"
+            yield Problem(f"steps.{self.name}", wrong, "give one, or name them")
+
+    def without_example(self) -> str:
+        if self._is_auto and not self.force:
+            return "auto takes only what was never slower"
+        return "force: no size is checked" if self.force else ""
+
+    def for_example(
+        self, model: torch.nn.Module, example: Any, *, backward: bool, amp: Any
+    ) -> tuple[Self, list[str]]:
+        from prepare.steps.rewrites._choose import choose_rewrites, unserved_calls
+
+        self.undo(model)
+        if self.force:
+            wanted = self._wanted(model)
+            problems = unserved_calls(model, example, wanted, backward=backward, amp=amp)
+            where = f"steps.{self.name}.force"
+            remedy = "give other sizes, exclude the module, or leave out force"
+            raise_problems(
+                ConfigError,
+                [Problem(where, f"{name} cannot run as {why}", remedy) for name, why in problems],
+            )
+            return self, []
+        choice = choose_rewrites(
+            model, example, self.tried(model), self.formats(model), backward=backward, amp=amp
+        )
+        if choice.failure:
+            return self, [f"steps.{self.name}: {self.without_example()}: {choice.failure}"]
+        named: dict[str, list[str]] = {name: [] for name in rewrites.rewrite_names()} | choice.names
+        chosen: dict[str, Any] = {
+            option: tuple(map(exactly, names)) for option, names in named.items()
+        }
+        return dataclasses.replace(self, **chosen), [f"steps.{self.name}: {choice.text()}"]
+
+    def tried(self, model: torch.nn.Module) -> dict[str, list[Rewrite]]:
+        """Return the rewrites that an example would be timed with, for each convolution."""
+        tried: dict[str, list[Rewrite]] = {}
+        for name, module in model.named_modules():
+            fitting = [each for each in _all() if not each.never_loses and each.fits(module)]
+            skipped = any(matches(each, name, module) for each in self.exclude)
+            kept = not self.include or any(matches(each, name, module) for each in self.include)
+            if fitting and kept and not skipped:
+                tried[name] = fitting
+        return tried
+
+    @property
+    def _is_auto(self) -> bool:
+        return all(getattr(self, name) is None for name in rewrites.rewrite_names())
+
+    def _wanted(self, model: torch.nn.Module) -> dict[str, Rewrite]:
+        """Return the rewrite of each module that this step names, or finds."""
+        if not self._is_auto:
+            return self._named(model)
+        wanted: dict[str, Rewrite] = {}
+        for name, module in model.named_modules():
+            done = next((each for each in _all() if each.is_repaired(module)), None)
+            fitting = (each for each in _all() if self.force or each.never_loses)
+            fit = next((each for each in fitting if each.fits(module)), None)
+            if rewrite := (done if self.force else None) or (None if done else fit):
+                wanted[name] = rewrite
+        return wanted
+
+    def _named(self, model: torch.nn.Module) -> dict[str, Rewrite]:
+        """Return the rewrite of each module that the patterns name.
+
+        Raises:
+            PatternError: a pattern matches no module.
+            ConfigError: a rewrite does not fit the modules of a pattern, or two are named for one.
+        """
+        modules, wanted = dict(model.named_modules()), dict[str, "Rewrite"]()
+        problems = []
+        for rewrite in _all():
+            where = f"steps.{self.name}.{rewrite.name}"
+            for pattern in getattr(self, rewrite.name) or ():
+                named = [name for name, module in modules.items() if matches(pattern, name, module)]
+                fitting = [name for name in named if not rewrite.reason(modules[name])]
+                if not named:
+                    wrong = f"{pattern!r} matches no module of {type(model).__name__}"
+                    fit = {n: m for n, m in modules.items() if not rewrite.reason(m)}
+                    raise PatternError(where, wrong, near_misses(pattern, fit or modules))
+                if not fitting:
+                    reason = rewrite.reason(modules[named[0]])
+                    wrong = f"it does not fit {named[0] or type(model).__name__}: {reason}"
+                    problems.append(Problem(where, wrong, "name a convolution that it fits"))
+                for name in fitting:
+                    if wanted.setdefault(name, rewrite) is not rewrite:
+                        wrong = f"{name} is named for {wanted[name].name} too"
+                        problems.append(Problem(where, wrong, "name it once"))
+        raise_problems(ConfigError, problems)
+        return wanted
+
+
+def _undo(module: torch.nn.Module) -> None:
+    while rewrite := next((each for each in _all() if each.is_repaired(module)), None):
+        rewrite.undo(module)
+
+
+@cache
+def _all() -> tuple[Rewrite, ...]:
+    """Return all rewrites; those that need no example last, as they serve the fewest calls."""
+    found = map(rewrites.find_rewrite, rewrites.rewrite_names())
+    return tuple(sorted(found, key=lambda rewrite: rewrite.never_loses))
+
+
+# An option for each rewrite: the modules that run so.
+RewriteConv = register("rewrite_conv")(
+    dataclasses.make_dataclass(
+        "RewriteConv",
+        [(name, Patterns | None, None) for name in rewrites.rewrite_names()],
+        bases=(_RewriteConv,),
+        namespace={"__doc__": _RewriteConv.__doc__, "__module__": __name__},
+        frozen=True,
+        kw_only=True,
+    )
+)
+undo = _RewriteConv.undo

@@ -1,0 +1,374 @@
+"""The step rewrite_conv: what it takes, what it refuses, its choice by an example, layouts, and its undo."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from prepare import predict
+from prepare.audit import Audit, audit
+from prepare.errors import ConfigError, PatternError
+from prepare.pipeline import Pipeline
+from prepare.stages.tune.candidates import candidates
+from prepare.steps import repair_layout, rewrite_conv
+from prepare.steps.rewrites import _choose, rewrite_names
+from prepare.steps.rewrites.linear import LinearConv2d, LinearConv3d
+from rewritten_modules import Causal, Served
+
+EMPTY = {name: [] for name in rewrite_names()}
+PATCH = (2, 4, 4)
+
+
+class Tower(nn.Module):
+    """Patches that are cut already, and layers after them."""
+
+    def __init__(self):
+        super().__init__()
+        self.proj = nn.Conv3d(3, 16, PATCH, PATCH)
+        self.wide = nn.Conv2d(3, 4, 3, padding=1)
+        self.head = nn.Linear(16, 2)
+
+    def forward(self, x):
+        return self.head(self.proj(x.view(-1, 3, *PATCH)).view(-1, 16))
+
+
+def pipeline(steps=None, **options):
+    return Pipeline.from_config({"rewrite_conv": options, **(steps or {})})
+
+
+def patches(number=6):
+    return torch.randn(number, 3 * 2 * 4 * 4)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Let the class of a convolution decide how long it takes: torch's own 2 s, a product 1 s, others 3 s."""
+    seconds = {"": 2.0, **dict.fromkeys(rewrite_names(), 3.0), "linear": 1.0}
+
+    def timed(timer, module, call, rewrites):
+        return seconds[""], {each.name: seconds[each.name] / seconds[""] for each in rewrites}
+
+    monkeypatch.setattr(_choose._Timer, "timed", timed)
+    return seconds
+
+
+def test_without_an_example_only_one_position_is_taken():
+    model = Tower()
+    x = patches()
+    right = model(x)
+    step = pipeline()
+    plan = step.plan(model)
+    assert [(action.step, action.modules) for action in plan.actions] == [
+        ("rewrite_conv", ("proj",))
+    ]
+    step.apply(model)
+    assert type(model.proj).__name__ == "OnePositionConv3d"
+    assert type(model.wide) is nn.Conv2d
+    assert torch.allclose(model(x), right, atol=1e-6)
+    assert not step.plan(model)
+
+
+def test_a_plan_says_what_an_example_would_time():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 2, 2), nn.Conv2d(4, 4, 3))
+    (warning,) = pipeline().plan(model).warnings
+    assert str(warning) == (
+        "steps.rewrite_conv: an example would time 1 more convolution (0); give one, or name them"
+    )
+    assert not pipeline(**EMPTY).plan(model).warnings
+
+
+def test_a_named_rewrite_is_taken_and_undone():
+    model, x = Tower(), patches()
+    parameters, right = dict(model.named_parameters()), model(x)
+    step = pipeline(linear=["proj"])
+    step.apply(model)
+    assert type(model.proj) is LinearConv3d
+    assert all(each is parameters[name] for name, each in model.named_parameters())
+    assert model.state_dict().keys() == Tower().state_dict().keys()
+    step.undo(model)
+    assert type(model.proj) is nn.Conv3d
+    assert torch.equal(model(x), right)
+    assert vars(model.proj).keys() == vars(Tower().proj).keys()
+
+
+def test_another_rewrite_takes_the_place_of_the_first():
+    model = pipeline(one_position=["proj"]).apply(Tower())
+    pipeline(linear=["type:Conv3d"]).apply(model)
+    assert type(model.proj) is LinearConv3d
+    pipeline().apply(model)  # what is chosen already stays
+    assert type(model.proj) is LinearConv3d
+    rewrite_conv.undo(model)
+    assert type(model.proj) is nn.Conv3d
+
+
+def test_a_recipe_holds_the_choice(clock, tmp_path):
+    model, step = nn.Sequential(Tower()), pipeline()
+    step.apply(model, example=patches())
+    chosen = step.steps["rewrite_conv"].to_options()
+    assert chosen["linear"] == ["0.proj"]
+    assert all(chosen[name] == [] for name in EMPTY if name != "linear")
+    step.save(tmp_path / "recipe.yaml")
+    again = Pipeline.load(tmp_path / "recipe.yaml").apply(nn.Sequential(Tower()))
+    assert type(again[0].proj) is LinearConv3d
+
+
+def test_what_is_not_faster_is_left_alone(clock, caplog):
+    clock.update(linear=2.5)
+    model, step = Tower(), pipeline()
+    step.apply(model, example=patches())
+    assert type(model.proj) is nn.Conv3d
+    assert "no convolution is faster as another operation (1 timed in" in caplog.text
+
+
+def test_the_fastest_of_several_rewrites_is_taken(clock, caplog):
+    clock.update(linear=1.5, lower_rank=0.5)
+    model = nn.Sequential(nn.Conv3d(3, 4, (1, 2, 2), (1, 2, 2)))
+    pipeline().apply(model, example=torch.randn(1, 3, 2, 4, 4))
+    assert type(model[0]).__name__ == "LowerRankConv3d"
+    assert "1 convolution runs as a 2-d convolution: 4.0x faster there (1 timed in" in caplog.text
+
+
+def test_a_call_that_is_slower_counts_against_the_others(clock, monkeypatch):
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.AvgPool2d(2), nn.Conv2d(4, 4, 1))
+    model[2] = model[0]  # called with two sizes
+
+    def timed(timer, module, call, rewrites):
+        return 1.0, {each.name: 0.5 if call.x.shape[-1] == 4 else 1.6 for each in rewrites}
+
+    monkeypatch.setattr(_choose._Timer, "timed", timed)
+    pipeline().apply(model, example=torch.randn(1, 4, 4, 4))
+    assert type(model[0]) is nn.Conv2d
+
+
+def test_the_choice_ends_when_its_time_is_over(clock, monkeypatch, caplog):
+    monkeypatch.setattr(_choose, "_SECONDS", -100.0)
+    model = Tower()
+    pipeline().apply(model, example=patches())
+    assert type(model.proj) is nn.Conv3d
+    assert "1 not in the time for it" in caplog.text
+
+
+def test_calls_are_really_timed_with_their_backward(monkeypatch):
+    seen = []
+    torchs = _choose._seconds
+    monkeypatch.setattr(_choose, "_seconds", lambda *args: seen.append(1) or torchs(*args))
+    model = Tower().train()
+    pipeline().apply(model, example=patches())
+    assert len(seen) >= 2 * _choose._FEW
+    assert all(each.grad is None for each in model.parameters())
+
+
+def test_the_input_of_a_recorded_call_needs_a_gradient_or_not():
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1))
+    names = {"0": [], "1": []}
+    for backward, needs in ((True, [False, True]), (False, [False, False])):
+        calls, _ = _choose._record(
+            model, torch.randn(1, 3, 4, 4), names, backward=backward, amp="none"
+        )
+        assert [calls[name][0].needs_grad for name in names] == needs
+    assert "_conv_forward" not in vars(model[0])
+
+
+def test_an_example_that_fails_is_said_once(caplog):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1))
+    pipeline().apply(model, example=torch.randn(1, 5, 4, 4))
+    assert "the example cannot be run: " in caplog.text
+    assert type(model[0]) is nn.Conv2d
+
+
+def test_force_takes_all_that_fits():
+    model = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3))
+    pipeline(force=True).apply(model, example=torch.randn(1, 3, 8, 8))
+    names = [type(each).__name__ for each in model]
+    assert names == ["LinearConv2d", "PointwiseConv2d", "Conv2d"]
+
+
+ERRORS = {
+    "a pattern without a match": (
+        {"linear": ["porj"]},
+        PatternError,
+        "steps.rewrite_conv.linear: 'porj' matches no module of Tower; did you mean 'proj'?",
+    ),
+    "a rewrite that does not fit": (
+        {"linear": ["wide"]},
+        ConfigError,
+        "steps.rewrite_conv.linear: it does not fit wide: kernel (3, 3) is not the stride (1, 1); "
+        "name a convolution that it fits",
+    ),
+    "an unknown rewrite": (
+        {"linaer": ["proj"]},
+        ConfigError,
+        "steps.rewrite_conv.linaer: no such option; did you mean 'linear'? options: include, exclude, force, "
+        "linear, lower_rank, one_frame, one_position, pointwise",
+    ),
+    "a module for two rewrites": (
+        {"linear": ["proj"], "one_position": ["proj"]},
+        ConfigError,
+        "steps.rewrite_conv.one_position: proj is named for linear too; name it once",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_a_wrong_option_is_one_line(case):
+    options, kind, text = ERRORS[case]
+    with pytest.raises(kind) as error:
+        pipeline(**options).plan(Tower())
+    assert str(error.value) == text
+
+
+def test_forced_sizes_that_do_not_divide_are_one_line():
+    model = nn.Sequential(nn.Conv2d(3, 4, 4, 4))
+    with pytest.raises(ConfigError) as error:
+        pipeline(force=True).apply(model, example=torch.randn(1, 3, 8, 10))
+    assert str(error.value) == (
+        "steps.rewrite_conv.force: 0 cannot run as linear: (8, 10) is not a multiple of the kernel (4, 4); "
+        "give other sizes, exclude the module, or leave out force"
+    )
+    assert type(model[0]) is nn.Conv2d
+
+
+class TestLayouts:
+    """The weight is in the layout that the rewrite reads, and the result in that of the pipeline."""
+
+    def test_the_weight_of_an_image_stays_contiguous(self):
+        model = pipeline({"conv3d_memory_format": {}}, linear=["proj"]).apply(Tower())
+        assert model.proj.weight.is_contiguous()
+        model = pipeline({"conv3d_memory_format": {}}).apply(Tower())
+        assert model.proj.weight.is_contiguous()
+
+    def test_other_weights_have_the_format_of_the_pipeline(self):
+        model = nn.Sequential(nn.Conv2d(8, 4, 2, 2))
+        pipeline({"conv2d_memory_format": {}}, linear=["0"]).apply(model)
+        assert model[0].weight.is_contiguous(memory_format=torch.channels_last)
+
+    @pytest.mark.parametrize("order", [False, True])
+    def test_a_contiguous_image_gives_channels_last(self, order):
+        steps = {"rewrite_conv": {"linear": ["0"]}, "conv2d_memory_format": {}}
+        steps = dict(reversed(steps.items())) if order else steps
+        model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 3))
+        Pipeline.from_config(steps).apply(model)
+        assert model[0](torch.randn(2, 3, 16, 16)).is_contiguous(memory_format=torch.channels_last)
+        rewrite_conv.undo(model)
+        assert "in_channels_last" not in vars(model[0])
+
+
+@pytest.mark.parametrize("first", ["repair_layout", "rewrite_conv"])
+def test_repairs_and_rewrites_go_together_in_any_order(first, monkeypatch):
+    served = Served(monkeypatch)
+    options = {"repair_layout": {"force": True}, "rewrite_conv": {"one_frame": ["0"]}}
+    steps = {first: options.pop(first), **options}
+    model, x = nn.Sequential(Causal(16, 16, 3)), torch.randn(1, 16, 1, 8, 8)
+    right, right_of_two = model(x), model(x.repeat(1, 1, 2, 1, 1))
+    step = Pipeline.from_config(steps)
+    step.apply(model)
+    assert torch.allclose(model(x), right, atol=1e-5)
+    assert served.count == 1
+    assert torch.allclose(model(x.repeat(1, 1, 2, 1, 1)), right_of_two, atol=1e-5)
+    assert not step.plan(model)
+    both = copy.deepcopy(model)
+    repair_layout.undo(model)
+    assert torch.allclose(model(x), right, atol=1e-5)
+    assert served.count == 2
+    rewrite_conv.undo(both)
+    assert "Keeping" in type(both[0]).__name__
+    repair_layout.undo(both)
+    rewrite_conv.undo(model)
+    assert type(model[0]) is type(both[0]) is Causal
+    assert torch.equal(model(x), right)
+
+
+class TestSeen:
+    """A rewrite is seen where a preparation is: audit, flow, guard, plan and tune."""
+
+    def test_the_audit_names_the_operation_of_each_convolution(self, tmp_path):
+        model = pipeline(linear=["proj"]).apply(Tower())
+        operations = {row.path: row.operation for row in audit(model).rows}
+        assert operations["proj.weight"] == "linear"
+        assert operations["wide.weight"] == "conv2d"
+        assert operations["proj.bias"] == operations["head.weight"] == ""
+        audit(model).save(tmp_path / "audit.json")
+        again = Audit.load(tmp_path / "audit.json")
+        assert [row.operation for row in again.rows] == [*operations.values()]
+
+    @pytest.mark.parametrize("attach", [True, False])
+    def test_the_layout_flow_has_no_break_after_a_product(self, attach):
+        model = nn.Sequential(nn.Conv2d(3, 8, 4, 4), nn.Conv2d(8, 8, 3), nn.ReLU())
+        steps = {
+            "conv2d_memory_format": {},
+            **({"input_format": {"attach": True}} if attach else {}),
+        }
+        pipeline(steps, linear=["0"]).apply(model)
+        flow = predict(model, torch.randn(2, 3, 16, 16))
+        assert (flow.status, flow.summary["breaks"]) == ("ok", 0)
+
+    def test_a_guard_looks_at_a_rewritten_module(self):
+        model = nn.Sequential(nn.Conv2d(3, 8, 4, 4))
+        step = pipeline(linear=["0"])
+        step.apply(model)
+        assert "1 repaired" in str(step.guard(model))
+
+    def test_a_plan_names_the_issue_and_the_step_until_it_is_there(self):
+        steps = {"conv3d_memory_format": {}}
+        (warning,) = Pipeline.from_config(steps).plan(Tower()).warnings
+        assert str(warning) == (
+            "Conv3d (proj): a kernel that is its stride (patches, tubelets) is a matrix product, and may be "
+            'several times slower as a convolution [conv_kernel_is_stride]; add the step "rewrite_conv": {}'
+        )
+        assert not pipeline(steps, linear=["proj"]).plan(Tower()).warnings
+
+    def test_a_tuning_tries_it_where_a_kernel_is_a_stride(self):
+        names = [each.name for each in candidates(Tower(), declared={}, allow=(), mode="eval")]
+        assert "rewrite" in names
+        plain = nn.Sequential(nn.Conv2d(3, 4, 3))
+        others = candidates(plain, declared={}, allow=(), mode="eval")
+        assert not [each.name for each in others if "rewrite" in each.name]
+
+
+def test_a_copy_from_before_follows():
+    model = Tower()
+    teacher = copy.deepcopy(model)
+    step = pipeline(linear=["proj"])
+    step.apply(model)
+    step.steps["rewrite_conv"].follow(teacher, model)
+    assert type(teacher.proj) is LinearConv3d
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_an_export_holds_a_product():
+    pytest.importorskip("onnxscript")
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 4, 4)).eval(), torch.randn(2, 3, 8, 8)
+    pipeline(linear=["0"]).apply(model)
+    exported = torch.export.export(model, (x,))
+    targets = {str(node.target) for node in exported.graph.nodes}
+    assert "aten.linear.default" in targets
+    assert not any("conv" in target for target in targets)
+    assert torch.allclose(exported.module()(x), model(x), atol=1e-6)
+    program = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
+    kinds = {node.op_type for node in program.model_proto.graph.node}
+    assert kinds & {"MatMul", "Gemm"}
+    assert "Conv" not in kinds
+
+
+def test_an_unknown_size_exports_torchs_convolution():
+    model, x = nn.Sequential(nn.Conv2d(3, 8, 4, 4)).eval(), torch.randn(2, 3, 8, 8)
+    pipeline(linear=["0"]).apply(model)
+    sizes = ({2: torch.export.Dim.DYNAMIC},)
+    exported = torch.export.export(model, (x,), dynamic_shapes=sizes)
+    y = torch.randn(2, 3, 11, 8)
+    assert torch.allclose(exported.module()(y), nn.Conv2d.forward(model[0], y), atol=1e-6)
+
+
+def test_scripting_names_the_step():
+    model = pipeline(linear=["proj"]).apply(Tower())
+    with pytest.raises(Exception, match="rewrite_conv.undo"):
+        torch.jit.script(model)
+
+
+def test_a_user_class_gets_a_name_of_its_rewrite():
+    model = nn.Sequential(Causal(4, 4, 3))
+    pipeline(one_frame=["0"]).apply(model)
+    assert type(model[0]).__name__ == "OneFrameCausal"
+    assert isinstance(model[0], Causal)
+    assert not isinstance(model[0], LinearConv2d)

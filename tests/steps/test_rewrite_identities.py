@@ -1,0 +1,343 @@
+"""Each rewrite computes what torch's convolution computes: exactly in integers, at its accuracy in floats."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from prepare.steps.repairs.base import is_channels_last
+from prepare.steps.rewrites import find_rewrite, rewrite_names
+from rewritten_modules import LAYOUTS, MAKE, Causal, Served, make, rewritten
+
+NAMES = rewrite_names()
+
+
+@pytest.fixture
+def served(monkeypatch):
+    return Served(monkeypatch)
+
+
+def integers(module, x):
+    """Return both with integers in float64, in their layouts."""
+    module, x = copy.deepcopy(module).double(), x.double()
+    for each in (x, *module.parameters()):
+        each.data.copy_(torch.randint(-9, 10, each.shape))
+    return module, x
+
+
+def gradients(module, x, weights=None):
+    x = x.detach().requires_grad_()
+    y = module(x)
+    weights = torch.ones_like(y) if weights is None else weights
+    return [y.detach(), *torch.autograd.grad(y, [x, *module.parameters()], weights)]
+
+
+def test_every_rewrite_is_tested():
+    assert set(MAKE) == set(NAMES)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_integers_are_bit_equal_with_torchs(name, layout, served):
+    for seed in range(8):
+        module, x = integers(*make(name, seed, layout))
+        other = rewritten(name, module)
+        for ours, right in zip(gradients(other, x), gradients(module, x), strict=True):
+            assert torch.equal(ours, right)
+            assert ours.dtype == right.dtype
+    assert served.count == 8
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NAMES)
+def test_the_error_is_at_most_that_of_torchs_kernel(name, dtype):
+    ours, torchs = {}, {}
+    for seed in range(6):
+        module, x = make(name, seed)
+        other, module, x = rewritten(name, module).to(dtype), module.to(dtype), x.to(dtype)
+        exact = copy.deepcopy(module).double()
+        y = exact(x.double())
+        weights = torch.linspace(0.5, 1, y.numel()).view_as(y).to(dtype)
+        right = gradients(exact, x.double(), weights.double())
+        for errors, each in ((ours, other), (torchs, module)):
+            for i, (value, known) in enumerate(
+                zip(gradients(each, x, weights), right, strict=True)
+            ):
+                # As a part of the largest number, so that several networks count alike.
+                wrong = float((value.double() - known).abs().max() / known.abs().max())
+                errors[i] = max(errors.get(i, 0.0), wrong)
+    least = 2 * torch.finfo(dtype).eps
+    assert all(ours[i] <= max(1.5 * torchs[i], least) for i in ours)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", NAMES)
+def test_the_result_has_the_layout_of_torchs_and_is_no_view(name, layout):
+    module, x = make(name, 3, layout)
+    x = torch.cat([x, x])
+    y, right = rewritten(name, module)(x), module(x)
+    if y.dim() == 5 and not is_channels_last(
+        right
+    ):  # torch's kernel of one sample gives contiguous
+        assert y.is_contiguous() or layout != "contiguous"
+    else:
+        assert y.stride() == right.stride()
+    assert not y._is_view()
+    y.detach_()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_second_derivatives_are_equal(name):
+    module, x = integers(*make(name, 1))
+    found = []
+    for each in (module, rewritten(name, module)):
+        z = x.clone().requires_grad_()
+        (first,) = torch.autograd.grad((each(z) ** 2).sum(), z, create_graph=True)
+        found.append(torch.autograd.grad((first**2).sum(), [z, each.weight]))
+    for right, ours in zip(*found, strict=True):
+        assert torch.equal(ours, right)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_forward_mode_is_equal(name):
+    module, x = integers(*make(name, 2))
+    module.requires_grad_(False)
+    tangent = torch.randint_like(x, -3, 4)
+    found = []
+    for each in (module, rewritten(name, module)):
+        with torch.autograd.forward_ad.dual_level():
+            y = each(torch.autograd.forward_ad.make_dual(x, tangent))
+            found.append(torch.autograd.forward_ad.unpack_dual(y).tangent)
+        found.append(torch.func.jvp(each, (x,), (tangent,))[1])
+    assert all(torch.equal(each, found[0]) for each in found)
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+@pytest.mark.parametrize("name", NAMES)
+def test_vmap_and_functional_calls_are_equal(name, layout):
+    module, x = integers(*make(name, 4, layout))
+    xs = torch.stack([x, 2 * x, 3 - x])
+    other = rewritten(name, module)
+    assert torch.equal(torch.vmap(other)(xs), torch.stack([module(each) for each in xs]))
+    per_sample = []
+    for each in (module, other):
+        parameters = dict(each.named_parameters())
+
+        def loss(values, one, each=each):
+            return torch.func.functional_call(each, values, (one,)).square().sum()
+
+        per_sample.append(torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, xs))
+    assert all(torch.equal(per_sample[0][key], per_sample[1][key]) for key in per_sample[0])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_checkpointing_and_compiling_are_equal(name):
+    module, x = integers(*make(name, 5))
+    other = rewritten(name, module)
+    z = x.clone().requires_grad_()
+    checkpoint(other, z, use_reentrant=False).sum().backward()
+    assert torch.equal(z.grad, gradients(module, x)[1])
+    torch._dynamo.reset()
+    compiled = torch.compile(other, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), module(x))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_autocast_gives_the_dtype_of_torchs(name, served):
+    module, x = make(name, 6)
+    other = rewritten(name, module)
+    with torch.autocast("cpu", torch.bfloat16):
+        y, right = other(x), module(x)
+    assert served.count == 1
+    assert y.dtype is right.dtype is torch.bfloat16
+    assert torch.allclose(y, right, atol=0.1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_meta_device_gives_the_shape_and_the_strides(name):
+    module, x = make(name, 7)
+    other = rewritten(name, module).to("meta")
+    right = module.to("meta")(x.to("meta"))
+    assert other(x.to("meta")).shape == right.shape
+    assert other(x.to("meta")).dtype is right.dtype
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_other_calls_run_torchs_code(name, served):
+    module, x = make(name, 8)
+    other = rewritten(name, module)
+    for given in (x[:0], x[0]):
+        before = served.count
+        assert torch.equal(other(given), module(given))
+        assert served.count == before
+    for wrong in (x.double(), torch.cat([x, x], 1)):
+        with pytest.raises(RuntimeError) as torchs:
+            module(wrong)
+        with pytest.raises(RuntimeError) as ours:
+            other(wrong)
+        assert str(ours.value) == str(torchs.value)
+
+
+def test_sizes_that_do_not_divide_run_torchs_code(served):
+    module, x = nn.Conv2d(3, 4, (2, 3), (2, 3)), torch.randn(2, 3, 7, 9)
+    assert torch.equal(rewritten("linear", module)(x), module(x))
+    assert served.count == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rewritten_module_is_copied_and_pickled(name):
+    module, x = make(name, 9)
+    other = rewritten(name, module)
+    for again in (copy.deepcopy(other), pickle.loads(pickle.dumps(other))):
+        assert type(again) is type(other)
+        assert torch.equal(again(x), other(x))
+    assert other.state_dict().keys() == module.state_dict().keys()
+    find_rewrite(name).undo(other)
+    assert type(other) is type(module)
+    assert torch.equal(other(x), module(x))
+
+
+class Operators(TorchDispatchMode):
+    """Collects the names of the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_product_copies_neither_the_weight_nor_a_patch():
+    for last in (torch.contiguous_format, torch.channels_last_3d):
+        module = nn.Conv3d(8, 4, (2, 4, 4), (2, 4, 4)).to(memory_format=last)
+        x = torch.randn(5, 8, 2, 4, 4).contiguous(memory_format=last)
+        other = rewritten("linear", module)
+        with torch.no_grad(), Operators() as seen:
+            other(x)
+        assert seen.names - {"view", "permute", "t", "detach"} == {"addmm"}
+
+
+class TestOneFrame:
+    """Frames of zeros are proved or read; all else is torch's."""
+
+    def test_a_cache_of_earlier_frames_runs_torchs_code(self, served):
+        module, x = nn.Conv3d(4, 6, 3), torch.randn(1, 4, 3, 6, 6)
+        other = rewritten("one_frame", module)
+        assert torch.equal(other(x), module(x))
+        x[:, :, :2, 3, 3] = 0  # the pixel that is read first
+        assert torch.equal(other(x), module(x))
+        assert served.count == 0
+
+    def test_padding_at_the_end_is_seen(self, served):
+        module, x = integers(nn.Conv3d(4, 6, 3), torch.randn(1, 4, 3, 6, 6))
+        x[:, :, 1:] = 0
+        assert torch.equal(rewritten("one_frame", module)(x), module(x))
+        assert served.count == 1
+
+    def test_zeros_that_need_a_gradient_get_it(self, served):
+        module, x = integers(nn.Conv3d(4, 6, 3), torch.randn(1, 4, 3, 6, 6))
+        x[:, :, :2] = 0
+        ours, right = (gradients(each, x)[1] for each in (rewritten("one_frame", module), module))
+        assert right[:, :, 0].abs().sum() > 0
+        assert torch.equal(ours, right)
+        assert served.count == 0
+
+    def test_padding_in_the_graph_is_served_in_training(self, served):
+        module, x = integers(Causal(4, 6, 3), torch.randn(2, 4, 1, 6, 6))
+        ours, right = (gradients(each, x) for each in (rewritten("one_frame", module), module))
+        assert all(torch.equal(a, b) for a, b in zip(ours, right, strict=True))
+        assert served.count == 1
+
+    def test_a_padding_that_is_too_short_is_no_proof(self, served):
+        module, x = integers(nn.Conv3d(4, 6, 3), torch.zeros(1, 4, 2, 6, 6))
+        x.zero_()
+        other = rewritten("one_frame", module)
+        found = []
+        for each in (other, module):
+            z = x.clone().requires_grad_()
+            y = each(F.pad(z, (0, 0, 0, 0, 1, 0)))
+            found.append(torch.autograd.grad(y.sum(), z)[0])
+        assert torch.equal(*found)
+        assert served.count == 0
+
+    def test_a_nan_in_an_earlier_frame_reaches_the_result(self):
+        module, x = nn.Conv3d(4, 6, 3), torch.zeros(1, 4, 3, 6, 6)
+        x[0, 0, 0, 0, 0] = float("nan")
+        assert rewritten("one_frame", module)(x).isnan().any()
+
+
+STRUCTURES = {
+    "linear": [
+        (nn.Conv2d(3, 4, 3), "kernel (3, 3) is not the stride (1, 1)"),
+        (nn.Conv2d(3, 4, 2, 2, padding=1), "padding (1, 1) is not 0"),
+        (nn.Conv2d(4, 4, 2, 2, groups=2), "groups 2 are not 1"),
+        (nn.Conv2d(3, 4, 2, 2, dilation=2), "dilation (2, 2) is not 1"),
+        (nn.Conv2d(3, 4, 1), "kernel is one pixel"),
+        (nn.ConvTranspose2d(3, 4, 2, 2), "ConvTranspose2d is no Conv2d or Conv3d"),
+        (nn.Linear(3, 4), "Linear is no Conv2d or Conv3d"),
+    ],
+    "pointwise": [
+        (nn.Conv2d(3, 4, 2), "kernel (2, 2) is not one pixel"),
+        (nn.Conv2d(3, 4, 1, 2), "stride (2, 2) is not 1"),
+        (nn.Conv3d(3, 4, 1, padding=1), "padding (1, 1, 1) is not 0"),
+    ],
+    "lower_rank": [
+        (nn.Conv3d(3, 4, 3), "kernel (3, 3, 3) is neither (1, h, w) nor (t, 1, 1)"),
+        (nn.Conv3d(3, 4, 1), "kernel (1, 1, 1) is neither (1, h, w) nor (t, 1, 1)"),
+        (nn.Conv3d(3, 4, (1, 3, 3), 2), "stride (2, 2, 2) is not 1 where the kernel is flat"),
+        (
+            nn.Conv3d(3, 4, (3, 1, 1), padding=1),
+            "padding (1, 1, 1) is not 0 where the kernel is flat",
+        ),
+        (
+            nn.Conv3d(3, 4, (1, 3, 3), padding=(0, 1, 1), padding_mode="circular"),
+            "padding_mode circular is not zeros",
+        ),
+    ],
+    "one_frame": [
+        (nn.Conv3d(3, 4, (1, 3, 3)), "kernel (1, 3, 3) has one tap in time"),
+        (nn.Conv3d(3, 4, 3, dilation=2), "dilation (2, 2, 2) is not 1 in time"),
+        (nn.Conv3d(3, 4, 3, padding="same"), "padding same with zeros is not a number of zeros"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "module", "reason"),
+    [(name, *each) for name, cases in STRUCTURES.items() for each in cases],
+)
+def test_a_structure_that_does_not_fit_says_why(name, module, reason):
+    assert find_rewrite(name).reason(module) == reason
+    assert not find_rewrite(name).fits(module)
+
+
+class Own(nn.Conv2d):
+    """A forward that does not run torch's."""
+
+    def forward(self, x):
+        return F.conv2d(x, 2 * self.weight, self.bias, self.stride)
+
+
+def test_a_module_with_code_of_its_own_is_left_alone():
+    reason = find_rewrite("linear").reason(Own(3, 4, 2, 2))
+    assert reason == "a call of Own does not run torch's own code"
+    module = nn.Conv2d(3, 4, 2, 2)
+    module.forward = lambda x: x
+    assert not find_rewrite("linear").fits(module)
+
+
+def test_a_parametrized_convolution_is_rewritten(served):
+    module = nn.utils.parametrizations.weight_norm(nn.Conv2d(3, 4, 2, 2))
+    other, x = copy.deepcopy(module), torch.randn(2, 3, 4, 4)
+    find_rewrite("linear").repair(other, {})
+    assert torch.allclose(other(x), module(x), atol=1e-5)
+    assert served.count == 1
+    find_rewrite("linear").undo(other)
+    assert torch.equal(other(x), module(x))
