@@ -128,7 +128,9 @@ class _Comparer(ModuleComparer):
         return run.run(call, backward=self.backward)
 
     def _lone(self, *args: Any, **options: Any) -> module_calls.LoneRun:
-        return super()._lone(*args, scope=_private, **options)
+        run = super()._lone(*args, scope=_private, **options)
+        run.stand_in = partial(_without_hooks, run.stand_in)
+        return run
 
 
 def changed_by_hooks(record: WatchedCall) -> str:
@@ -203,6 +205,13 @@ def _run(part: nn.Module, call: Call) -> Any:
         if _is_known(hook) and (changed := hook(part, args, output)) is not None:
             output = changed
     return output
+
+
+def _without_hooks(stand_in: Callable[[Tensor], Tensor], tensor: Tensor) -> Tensor:
+    """Return a stand-in without the hooks of the user on the gradient of a weight."""
+    if (made := stand_in(tensor)) is not tensor:
+        made._backward_hooks = None
+    return made
 
 
 def _is_known(hook: Any) -> bool:
