@@ -36,6 +36,8 @@ from typing import Any, Self
 
 # Names and messages of others may hold what a terminal takes as a command; Python prints them as they are.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# Characters of a place and of what is wrong, which may be those of a file or a model, and lines of a text.
+_LONGEST_PLACE, _LONGEST, _MOST_LINES = 1_000, 3_000, 100
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,16 @@ class Problem:
     remedy: str = ""
 
     def __str__(self) -> str:
-        text = f"{self.where}: {self.wrong}" if self.where else self.wrong
+        where, wrong = _cut(self.where, _LONGEST_PLACE), _cut(self.wrong, _LONGEST)
+        if not where.isprintable():  # a place is one line
+            where = where.encode("unicode_escape", "backslashreplace").decode()
+        text = f"{where}: {wrong}" if where else wrong
         text = f"{text}; {self.remedy}" if self.remedy else text
         return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 class PrepareError(Exception):
@@ -65,7 +74,10 @@ class PrepareError(Exception):
         first, *rest = problems
         error = cls(first.where, first.wrong, first.remedy)
         error.problems = (first, *rest)
-        error.args = ("\n".join(map(str, error.problems)),)
+        lines = [*map(str, error.problems[:_MOST_LINES])]
+        if (more := len(error.problems) - len(lines)) > 0:
+            lines.append(f"and {more:,} more problems")
+        error.args = ("\n".join(lines),)
         return error
 
     def __reduce__(self) -> tuple[Any, ...]:

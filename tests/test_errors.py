@@ -58,6 +58,22 @@ def test_no_command_for_a_terminal_is_in_an_error(mark):
     assert error.problems[0].where == f"steps.{mark}"
 
 
+@pytest.mark.parametrize("mark", ["\n", "\t", "\u2028", "\ud800", "a" * 9000])
+def test_the_place_of_an_error_is_one_short_printable_line(mark):
+    text = str(ConfigError(f"steps.{mark}", "is wrong"))
+    assert text.isprintable()
+    assert text.startswith("steps.")
+    assert text.endswith(": is wrong")
+    assert len(text) < 3000
+
+
+def test_what_is_wrong_and_the_number_of_lines_are_bounded():
+    error = ConfigError.of([Problem("a", "x" * 90_000)] * 5_000)
+    assert len(str(error)) < 400_000
+    assert str(error).endswith("\nand 4,900 more problems")
+    assert len(error.problems) == 5_000
+
+
 def test_several_problems_are_one_error_a_line_each():
     error = ConfigError.of([Problem("a", "1"), Problem("b", "2", "3")])
     assert str(error) == "a: 1\nb: 2; 3"

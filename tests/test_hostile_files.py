@@ -9,26 +9,40 @@ import struct
 import traceback
 import zipfile
 from contextvars import copy_context
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 from torch import nn
 
 from failing_operations import first_middle_and_last, interrupt_at
+from mutations import places
 from prepare import checkpoint, recipe
 from prepare.app.cli.replay import _configuration
+from prepare.app.job.outcome import failure
 from prepare.app.job.record import Job, Record, Result
+from prepare.app.job.results import read_plan, read_results, record_classes
+from prepare.app.job.settings import read_settings
 from prepare.app.report.compare_runs import read_differences
 from prepare.app.sweep import locks
 from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest, write_sweep_manifest
 from prepare.audit import Audit, audit
+from prepare.core.forward.explain_error import explained
+from prepare.core.model import doctor_findings
 from prepare.core.utils import files
+from prepare.core.utils.machine import disturbed_part
+from prepare.core.utils.options import read_size
+from prepare.core.utils.sizes import Size, place
+from prepare.core.utils.text import csv_text
 from prepare.errors import ConfigError, PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages import contract
 from prepare.stages.contract.records import Contract
+from prepare.stages.tune.cache import Cache, age
+from whole_records import tuning, write_run
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="asks for limits and /proc of Linux"
@@ -107,6 +121,60 @@ def _bundle(folder, name):
     return name, read
 
 
+def _of_run(folder, file):
+    write_run(folder / "run")
+    read = record_classes()[file].load if file in record_classes() else read_plan
+    if file == "environment.json":
+        read = read_results
+    return f"run/{file}", lambda path: read(
+        path if read not in (read_plan, read_results) else path.parent
+    )
+
+
+def _options(folder):
+    inputs = {
+        "workload": [{"shape": [1, 2, 3, 3], "weight": 3}, {"x": {"shape": [2], "kind": "randint"}}]
+    }
+    data = {
+        "model": {"_target_": "a.b", "depth": 3},
+        "input": inputs,
+        "steps": STEPS,
+        "seed": 0,
+        "fail_on": [],
+    }
+    data |= {
+        "bench": {"budget": 2.0},
+        "verify": {"level": "short"},
+        "tune": {"allow": ["bfloat16"]},
+        "strict": True,
+    }
+    (folder / "options.json").write_text(json.dumps(data))
+
+    def read(path):
+        settings = read_settings(json.loads(path.read_bytes()), choices={"model": "custom"})
+        Pipeline.from_config(settings.steps)
+
+    return "options.json", read
+
+
+def _verdicts(folder):
+    write_run(folder)
+    return "doctor.json", lambda path: doctor_findings._read(path, 0.0)
+
+
+def _cached_tuning(folder):
+    path = Cache(str(folder))._path(tuning().conditions)
+    tuning().save(path)
+
+    def read(path):
+        cache, known = Cache(str(path.parent)), tuning().conditions
+        cache.find(known, budget=1.0)
+        cache._note_stale(path, known)
+        assert all(map(str.isprintable, cache.notes))
+
+    return path.name, read
+
+
 KINDS = {
     "recipe": _recipe,
     "contract": _contract,
@@ -119,6 +187,10 @@ KINDS = {
     "pt": lambda folder: _weights(folder, "a.pt", "a.pt"),
     "bundle": lambda folder: _bundle(folder, ".hydra/config.yaml"),
     "bundled job": lambda folder: _bundle(folder, "job.json"),
+    "options": _options,
+    "verdicts": _verdicts,
+    "cached tuning": _cached_tuning,
+    **{file: partial(_of_run, file=file) for file in (*record_classes(), "plan.json", "environment.json")},
 }  # fmt: skip
 
 # Pieces that a reader may take for much more than they are.
@@ -129,6 +201,14 @@ TEXTS = [
 ]  # fmt: skip
 PICKLED = [b")", b"]", b"}", b"(", b"h\0h\0\x86q\0", b"h\1\x86q\1", b"h\1h\1h\1\x87q\1", b"K\1", b"s", b"u", b"t", b"R", b"]a", b"2",
            b"X\xff\xff\xff\x7f", b"\x8a\xff", b"N", b"e", b"Q", b"q\0", b"\x8f", b"\x90"]  # fmt: skip
+
+
+HOSTILE = [
+    10**3000, -1, 1 << 70, 1e308, float("nan"), True, None, [], {}, "", "\0", "\x1b[2J\nb", "\ud800", "=1+1", "9" * 5000, "2026-13-45",
+    "re:(a+)+b", "re:" + "(a?)" * 40 + "a" * 40, "re:" + "(" * 5000, "*a" * 5000, "[" * 100_000, "type:" + "[a" * 5000, "a" * 2_000_000,
+    "${a}", "../../x", "/dev/zero", [0] * 100_000, ["re:a*"] * 5_000, {str(i): i for i in range(50_000)}, json.loads("[" * 500 + "]" * 500),
+    json.loads('{"a":' * 500 + "1" + "}" * 500), [{"shape": [1 << 40, 1 << 40]}], {"_target_": "os.system"}, [[1, 2], [3]], 0.5,
+]  # fmt: skip
 
 
 def mutated(data: bytes, rng: random.Random, pieces: list[bytes]) -> bytes:
@@ -148,11 +228,25 @@ def mutated(data: bytes, rng: random.Random, pieces: list[bytes]) -> bytes:
             span = data[place : min(end, place + 60)]
             data = data[:place] + span * rng.choice([2, 100, 30_000]) + data[place:]
         else:
-            count = 10 ** rng.randrange(1, 7)
-            piece = rng.choice(pieces) * min(count, 3_000_000)
+            piece = rng.choice(pieces) * int(10 ** rng.uniform(0, 6.5))
             data = data[:place] + piece + (data[end:] if kind == 3 else data[place:])
         data = data[: 40 << 20] or b"x"
     return data
+
+
+def hostile(data: bytes, rng: random.Random) -> bytes:
+    """Return a file of which one value is another, which has no place there or takes much to read."""
+    tree = json.loads(data) if data[:1] == b"{" else yaml.safe_load(data)
+    *above, last = rng.choice([*places(tree, ())])
+    value = rng.choice(HOSTILE)
+    inner = tree
+    for key in above:
+        inner = inner[key]
+    if rng.random() < 0.1 and isinstance(value, str) and isinstance(inner, dict):
+        inner[value] = inner.pop(last)
+    else:
+        inner[last] = value
+    return json.dumps(tree).encode()
 
 
 def repacked(data: bytes, rng: random.Random) -> bytes:
@@ -176,50 +270,86 @@ def variant(kind: str, data: bytes, rng: random.Random) -> bytes:
         text = mutated(data[8 : 8 + length], rng, TEXTS)
         told = len(text) if rng.random() < 0.9 else rng.choice([0, 1 << 40, 1 << 63, length])
         return struct.pack("<Q", told) + text + data[8 + length :]
+    if kind == "options" or rng.random() < 0.4:
+        return hostile(data, rng)
     return mutated(data, rng, TEXTS)
 
 
-def in_limits(read, path: Path) -> str:
-    """Read a file in a forked child that may use a second of a processor and 300 MB; return what is wrong."""
-    report = path.with_name("report")
-    report.write_text("it was killed: more than a second")
-    if not (child := os.fork()):
-        try:
-            used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-            resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
-            resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
-            signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-            try:
-                read(path)
-                said = ""
-            except PrepareError as error:
-                text = str(error)
-                short = len(text) < 5_000 and all(map(str.isprintable, text.split("\n")))
-                said = "" if short else f"{len(text)} characters: {text[:300]}"
-            report.write_text(said)
-        except BaseException:
-            report.write_text(traceback.format_exc()[-2000:])
-        finally:
+def what_is_wrong(read, path: Path) -> str:
+    """Return what the reading of a file has against our promises; it must end within a second of a processor."""
+    signal.setitimer(signal.ITIMER_PROF, SECONDS)  # what it sends ends the process
+    try:
+        read(path)
+    except PrepareError as error:
+        text = str(error)
+        short = len(text) < 5_000 and all(map(str.isprintable, text.split("\n")))
+        return "" if short else f"{len(text)} characters: {text[:300]}"
+    except BaseException:
+        return traceback.format_exc()[-2000:]
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+    return ""
+
+
+def wrong_in_child(read, path: Path, numbers: range, make) -> dict[int, str]:
+    """Read the files that `make` gives for the numbers in forked children, which may use 300 MB; return what is wrong."""
+    report, wrong = path.with_name("report"), {}
+    while numbers:
+        report.touch()
+        if not (child := os.fork()):
+            signal.signal(signal.SIGPROF, signal.SIG_DFL)
+            size = int(Path("/proc/self/statm").read_text().split()[0])
+            most = size * os.sysconf("SC_PAGE_SIZE") + MEMORY
+            with report.open("a", buffering=1) as out:
+                for number in numbers:
+                    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY,) * 2)
+                    path.write_bytes(make(number))
+                    resource.setrlimit(resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+                    print(number, file=out)
+                    said = what_is_wrong(read, path)
+                    print(json.dumps(said), file=out)
             os._exit(0)
-    os.waitpid(child, 0)
-    return report.read_text()
+        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        *lines, last = report.read_text().split("\n")
+        assert not last
+        said = [json.loads(line) for line in lines]
+        report.unlink()
+        wrong |= {said[i]: said[i + 1] for i in range(0, len(said) - 1, 2) if said[i + 1]}
+        if ended:
+            assert len(said) % 2, f"it ended between two files: {ended}"
+            wrong[said[-1]] = (
+                "it was killed: more than a second" if ended == -signal.SIGPROF else str(ended)
+            )
+            numbers = range(said[-1] + 1, numbers.stop)
+        else:
+            break
+    return wrong
 
 
-def check_mutations(kind: str, folder: Path, count: int) -> None:
+def in_limits(read, path: Path) -> str:
+    """Return what is wrong with the reading of a file."""
+    data = path.read_bytes()
+    return wrong_in_child(read, path, range(1), lambda _: data).get(0, "")
+
+
+def wrong_mutations(kind: str, folder: Path, count: int) -> dict[int, str]:
     name, read = KINDS[kind](folder)
-    path, rng = folder / name, random.Random(kind)
+    path = folder / name
     whole = path.read_bytes()
-    for number in range(count):
-        path.write_bytes(variant(kind, whole, rng))
-        wrong = in_limits(read, path)
-        assert not wrong, f"{kind} {number}: {wrong}"
+    wrong = wrong_in_child(
+        read,
+        path,
+        range(count),
+        lambda number: variant(kind, whole, random.Random(f"{kind} {number}")),
+    )
     path.write_bytes(whole)
+    return wrong
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_mutated_file_is_read_or_refused_within_limits(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    check_mutations(kind, tmp_path, 6)
+    assert wrong_mutations(kind, tmp_path, 4) == {}
 
 
 @pytest.mark.parametrize("kind", ["recipe", "contract", "audit", "manifest"])
@@ -234,11 +364,44 @@ def test_a_number_of_a_million_digits_is_refused(kind, tmp_path):
     assert not in_limits(read, path)
 
 
+TEXTS_THAT_HANG = {
+    "line ends in a cell": lambda: csv_text([["\n" * 100_000, "\t" * 100_000, "\n " * 50_000]]),
+    "digits in a size": lambda: place([Size("9" * 6000, 1.0, 0)], [Size("9" * 6000, 1.0, 0), Size("b", 1.0, 1)]),
+    "digits of a busy machine": lambda: disturbed_part("1" * 100_000),
+    "dots of a busy machine": lambda: disturbed_part("1.2.3 of 2 cores"),
+    "no cores of a busy machine": lambda: disturbed_part("1 of 0 cores"),
+    "percents of a busy machine": lambda: disturbed_part("1.2.3%"),
+    "words of torch": lambda: explained(net(), RuntimeError("shape " * 100_000)),
+    "bytes out of memory": lambda: failure(MemoryError("9" * 5000 + " bytes")),
+    "a null byte in a path": lambda: checkpoint.save(net(), "a\0b.pt"),
+    "a year of no age": lambda: age("0001-01-01T00:00:00+14:00") + age(""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TEXTS_THAT_HANG)
+def test_a_text_that_wants_to_hang_is_read_or_refused(what, tmp_path):
+    path = tmp_path / "file"
+    path.touch()
+    assert not in_limits(lambda _: TEXTS_THAT_HANG[what](), path)
+
+
+@pytest.mark.parametrize("size", ["9" * 400 + "G", "9" * 400_000])
+def test_a_size_of_many_digits_is_refused(size):
+    with pytest.raises(ValueError, match="is not a size"):
+        read_size(size)
+
+
+def test_the_result_of_an_error_with_a_long_message_can_be_read(tmp_path):
+    outcome = failure(RuntimeError("x" * 50_000_000))
+    Record(tmp_path).write_result(outcome.result)
+    assert Record(tmp_path).result() == outcome.result
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_two_thousand_mutated_files_are_read_or_refused(kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    check_mutations(kind, tmp_path, 2_000)
+    assert wrong_mutations(kind, tmp_path, 2_000) == {}
 
 
 # ---- interrupts

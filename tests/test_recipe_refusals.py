@@ -235,6 +235,21 @@ def test_no_more_than_twenty_mistakes_are_listed():
     assert len(refusal(HEAD + steps).problems) == 20
 
 
+@pytest.mark.parametrize("blank", [" ", "\t", "\n  ", " \n"])
+def test_words_after_many_blanks_are_refused(blank):
+    assert recipe.loads(VERSION_1 + " " * 8_000 + "# a\n") == STEPS_1
+    assert "blanks in a row" in str(refusal(option("a" + blank * 100_000 + "? " * 100_000)))
+
+
+def test_a_large_recipe_for_the_slow_parser_is_refused(monkeypatch):
+    large, surrogate = "#" * 300_000, option('["\\ud800"]')
+    assert recipe.loads(VERSION_1 + large) == STEPS_1
+    assert recipe.loads(surrogate)
+    assert "has escaped surrogates" in str(refusal(surrogate + large))
+    monkeypatch.setattr(plain_yaml, "_FAST", None)
+    assert "libyaml is missing" in str(refusal(VERSION_1 + large))
+
+
 def test_without_libyaml_the_same_is_read_and_refused(monkeypatch):
     monkeypatch.setattr(plain_yaml, "_FAST", None)
     assert recipe.loads(VERSION_1) == STEPS_1

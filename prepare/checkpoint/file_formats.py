@@ -39,8 +39,8 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
     """
     try:
         with open(path, "rb", opener=open_regular) as opened:
-            length = int.from_bytes(opened.read(8), "little")
-            check_memory(opened.read(min(length, _LARGEST_PICKLE)))
+            header = opened.read(min(int.from_bytes(opened.read(8), "little"), _LARGEST_PICKLE + 1))
+            _check_header(header)
         with safe_open(path, framework="pt") as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except Exception as error:  # also what torch raises for a dtype that it lacks
@@ -56,7 +56,9 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 
 _DAMAGED = "it is cut short or damaged: fetch or save it again"
 _AGAIN = "save it with torch.save(model.state_dict(), FILE), and nothing but tensors in it"
-_LARGEST_PICKLE, _LONGEST_ORDER = 100_000_000, 16
+_LARGEST_PICKLE, _LONGEST_ORDER = 1 << 25, 16
+# Tensors of a safetensors file, records of torch's (each takes its time), and bytes of the list of so many.
+_MOST_TENSORS, _MOST_RECORDS, _LARGEST_LIST = 20_000, 50_000, 5_000_000
 # Operations of a pickle: of anything, and of each record of the archive; a tensor has a record and takes 32.
 _OPERATIONS, _OPERATIONS_EACH = 100_000, 100
 # Values that are hashed: a tuple of the same tuple twice, sixty times over, has 2**60.
@@ -65,6 +67,13 @@ _MOST_HASHED = 4_000_000
 _TAKEN = {"BINPERSID": 1, "NEWOBJ": 2, "REDUCE": 2, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 _LEFT_IN_PLACE = {"BUILD": 1, "APPEND": 1, "SETITEM": 2}
 _MOST_KEYS = 5
+
+
+def _check_header(header: bytes) -> None:
+    """Raise ValueError if the header of a safetensors file would take too long, or fill the memory."""
+    if len(header) > _LARGEST_PICKLE or header.count(b'"data_offsets"') > _MOST_TENSORS:
+        raise ValueError(f"it describes more than {_MOST_TENSORS:,} tensors")
+    check_memory(header)
 
 
 def is_torch_file(beginning: bytes) -> bool:
@@ -117,6 +126,10 @@ def _check_archive(path: Path) -> None:
     Compressed records grow when they are read, and torch has had vulnerabilities in reading them.
     """
     try:
+        with open(path, "rb", opener=open_regular) as file:
+            end = zipfile._EndRecData(file)  # type: ignore[attr-defined]  # ZipFile reads the whole list
+        if end and end[zipfile._ECD_SIZE] > _LARGEST_LIST:  # type: ignore[attr-defined]
+            raise ValueError(f"it has more than {_MOST_RECORDS:,} records")
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
             names = {record.filename.partition("/")[2]: record for record in records}

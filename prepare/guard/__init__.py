@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from prepare.core.utils.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from prepare.guard.compare import WrongModule
     from prepare.guard.model_guard import ModelGuard
+    from prepare.guard.respond import WrongModule
 
 __all__ = ["ModelGuard", "WrongModule"]
 
 __getattr__ = lazy_names(
     __name__,
-    compare=("WrongModule",),
     model_guard=("ModelGuard",),
+    respond=("WrongModule",),
 )

@@ -6,8 +6,8 @@ import _thread
 import contextvars
 import os
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -30,8 +30,13 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_ONE_LOOK._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-class CommunicatesError(NotAloneError):
-    """A module sends messages to other processes, which one of them alone must not send."""
+class _NoMessages(TorchDispatchMode):
+    """Raises in the place of a collective operation: one process alone must not send messages to others."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in _MESSAGES:
+            raise NotAloneError("it communicates with other processes")
+        return func(*args, **kwargs or {})
 
 
 def can_look(tensors: list[Tensor]) -> bool:
@@ -55,16 +60,16 @@ def can_look(tensors: list[Tensor]) -> bool:
 def apart(run: Callable[[], _T]) -> _T:
     """Return `run()`, called in another thread; wait for its end also after an interrupt.
 
-    So it meets none of the modes, hooks and transforms of this thread, and nothing stops it half-way.
+    So it meets none of the modes, hooks and transforms of this thread, and nothing stops it half-way. It
+    sends no messages, one look runs at a time, and random numbers and settings are restored.
     """
     answers: SimpleQueue[Any] = SimpleQueue()
     context, turn = contextvars.copy_context(), [True]
-    device, stream = torch.get_default_device(), None
-    if torch.cuda.is_initialized():
-        stream = torch.cuda.current_stream()
+    device = torch.get_default_device()
+    stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
     def work() -> None:
-        answer: tuple[Any, BaseException | None]
+        answer: Any
         try:
             turn.pop()
             _THREAD.looks = True
@@ -72,7 +77,7 @@ def apart(run: Callable[[], _T]) -> _T:
             torch.autocast_increment_nesting()
             torch.set_autocast_cache_enabled(False)
             with torch.cuda.stream(stream), device if device.type != "cpu" else nullcontext():
-                answer = context.run(run), None
+                answer = context.run(_without_trace, run), None
         except BaseException as error:  # the module's code may raise anything, as SystemExit
             answer = None, error
         answers.put(answer)
@@ -83,7 +88,9 @@ def apart(run: Callable[[], _T]) -> _T:
         _thread.start_new_thread(work, ())
         found, error = answers.get()
     except BaseException:
-        if not _taken(turn):
+        try:
+            turn.pop()  # it has not begun, and will not
+        except IndexError:
             answers.get()
         raise
     if error is not None:
@@ -91,33 +98,14 @@ def apart(run: Callable[[], _T]) -> _T:
     return found
 
 
-@contextmanager
-def without_trace() -> Iterator[None]:
-    """Restore random numbers at the end of the block, and refuse messages to other processes inside it."""
+def _without_trace(run: Callable[[], _T]) -> _T:
     if not _ONE_LOOK.acquire(timeout=_PATIENCE):
         raise TimeoutError("another look does not end")
     restore = saved_settings()
     is_group = distributed.is_available() and distributed.is_initialized()
     try:
         with _NoMessages() if is_group else nullcontext():
-            yield
+            return run()
     finally:
         restore()
         _ONE_LOOK.release()
-
-
-class _NoMessages(TorchDispatchMode):
-    """Raises in the place of a collective operation."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.namespace in _MESSAGES:
-            raise CommunicatesError("it communicates with other processes")
-        return func(*args, **kwargs or {})
-
-
-def _taken(turn: list[bool]) -> bool:
-    """Take the turn of a thread that has not begun; return whether that was in time."""
-    try:
-        return turn.pop()
-    except IndexError:
-        return False

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import threading
 import time
 import zlib
-from collections.abc import Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -18,39 +17,22 @@ from torch import nn
 
 from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.compiled import is_compiled
-from prepare.core.forward.unchanged import ModelState, unchanged
+from prepare.core.forward.unchanged import ModelState, unchanged, without_gradients
 from prepare.core.forward.workload import Workload, sizes_of
 from prepare.core.utils.text import first_line, size
 from prepare.errors import DriftError, Problem, raise_problems
-from prepare.guard.apart import CommunicatesError, apart, can_look
-from prepare.guard.compare import (
-    WrongModule,
-    autocast_of,
-    difference,
-    relative,
-    run_again,
-    snapshot,
-    too_large,
-)
+from prepare.guard.apart import apart, can_look
+from prepare.guard.compare import autocast_of, changed_by_hooks, difference, run_again
 from prepare.guard.originals import Originals, obstacle, watched_modules
-from prepare.guard.respond import OnDifference, Response, check_options
-from prepare.guard.text import text_of, turn_of
+from prepare.guard.respond import OnDifference, Response, WrongModule, check_options
+from prepare.guard.text import describe_call, text_of, turn_of
 from prepare.guard.turns import Turns
-from prepare.guard.watch import (
-    Calls,
-    Watched,
-    WatchedCall,
-    describe_call,
-    keep_output,
-    key_of,
-)
+from prepare.guard.watch import Watched, WatchedCall, key_of
 from prepare.pipeline.drift import Drift, Guard, optimizer_drift, plan_drift, raise_drift
 from prepare.pipeline.optimizer_state import unwrap_optimizer
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
-
-    from prepare.stages.verify.execution.module_calls import RecordedCall
 
 
 _log = logging.getLogger(__name__)
@@ -102,7 +84,8 @@ class ModelGuard(Guard):
         self._other_mode = {n for n, m in model.named_modules() if m.training != model.training}
         self.differences: list[WrongModule] = self._response.differences
         self.looks, self.seconds_used = 0, 0.0
-        self.running = Calls()
+        # By thread and module.
+        self.running: dict[tuple[int, str], WatchedCall] = {}
         # Keys of calls of the model, numbered; by thread the number, and when no look begins any more.
         self._known: dict[Hashable, int] = {}
         self._began: dict[int, tuple[int, float]] = {}
@@ -134,8 +117,8 @@ class ModelGuard(Guard):
     def look(self, workload: Workload | Any) -> None:
         """Look now at all modules in each size of a workload, so that in serving its calls cost a look-up.
 
-        The model runs once in each size as it would serve: without gradients, in its mode and under the
-        autocast of the caller. The option `seconds` does not bound it.
+        The model runs once in each size as it would serve: without gradients, unless it raises so, in its
+        mode and under the autocast of the caller. The option `seconds` does not bound it.
 
         Args:
             workload: a `prepare.Workload`, or one example: what the model is called with, so formatted if
@@ -148,11 +131,13 @@ class ModelGuard(Guard):
         seconds, self._seconds = self._seconds, math.inf
         try:
             for _, example in sizes_of(workload):
-                call = call_of(example)
-                with torch.no_grad(), unchanged(self._model, call.args, call.kwargs) as self._state:
-                    self._model(*call.args, **call.kwargs)
+                without_gradients(partial(self._run, call_of(example)))
         finally:
             self._seconds, self._state = seconds, None
+
+    def _run(self, call: Call) -> None:
+        with unchanged(self._model, call.args, call.kwargs) as self._state:
+            self._model(*call.args, **call.kwargs)
 
     def find_drift(self) -> list[Drift]:
         drifts = super().find_drift()
@@ -171,23 +156,17 @@ class ModelGuard(Guard):
     # --------------------------------------------------------------------------------- what is watched
 
     def _watch(self) -> None:
-        """Put hooks on the modules that the pipeline changed, and on those inside whose calls they need."""
+        """Put hooks on the modules that the pipeline changed, and on the model."""
         plan = self._pipeline.plan(self._model, known_issues="ignore")
-        self.watched = watched_modules(self._model, self._originals, plan)
+        self.watched = watched_modules(self._model, plan)
         self.left_out: dict[str, str] = {}
         self._detach()
         self._hooked = {}
-        inside = [f"{name}." if name else "" for name in self.watched]
-        compiled = [
-            f"{name}." if name else "" for name, k in self.watched.items() if k == "compiled"
-        ]
         for name, module in self._model.named_modules():
-            is_part = ".parametrizations." in f".{name}." or name.startswith(tuple(compiled))
-            kind = self.watched.get(name, "")
-            if name and not kind and (is_part or not name.startswith(tuple(inside))):
+            if name and name not in self.watched:
                 continue
-            watched = self._hooked[name] = Watched(name, module, kind)
-            if kind and (why := obstacle(module)):
+            watched = self._hooked[name] = Watched(name, module, self.watched.get(name, ""))
+            if watched.kind and (why := obstacle(module)):
                 self._note(watched, why)
                 watched.why = why
             watched.attach(self)
@@ -206,25 +185,31 @@ class ModelGuard(Guard):
 
     # --------------------------------------------------------------------------------- calls of modules
 
-    def before(self, watched: Watched, args: Any, kwargs: Any) -> None:
+    def acts(self, watched: Watched) -> Iterator[tuple[Callable[[Any, Any], Any], Any]]:
+        """Yield what hooks of a module do before, after its code, and after other hooks; and while what."""
+        yield partial(self._before, watched), (True,)
+        yield partial(self._first, watched), self.running
+        yield partial(self._last, watched), self.running
+
+    def _before(self, watched: Watched, args: Any, kwargs: Any) -> None:
         """Begin a record of this call if it is due; else cost next to nothing."""
-        model = self._model
+        model, thread = self._model, threading.get_ident()
+        if self.running:  # a call of before that raised
+            self.running.pop((thread, watched.name), None)
         key: tuple[Hashable, ...] = ()
-        is_step = model.training and torch.is_grad_enabled()
+        is_step = model.training and torch.is_grad_enabled() and self._state is None
         if watched.module is model:
             key = (self._begin(args, kwargs, is_step=is_step),)
         if is_step:
-            is_due = watched.name in self._chosen
-        elif watched.kind:
-            if not key:
-                call = self._began.get(threading.get_ident(), _NO_CALL)
-                key = call[0], key_of(watched.module, args, kwargs)
-            is_due = key not in watched.known
+            key, is_due = (), watched.name in self._chosen
+        elif not watched.kind:
+            return
         else:
-            is_due = False
-        if is_due or self.running:
-            key = () if is_step else key
-            self._record(watched, key, Call(args, kwargs), is_due=is_due)
+            if not key:
+                key = self._began.get(thread, _NO_CALL)[0], key_of(watched.module, args, kwargs)
+            is_due = key not in watched.known
+        if is_due and not watched.why:
+            self._record(watched, key, Call(args, kwargs))
 
     def _begin(self, args: Any, kwargs: Any, *, is_step: bool) -> int:
         """Begin a call of the model: look for drift at a new key, choose the modules of a training step."""
@@ -259,99 +244,85 @@ class ModelGuard(Guard):
             return
         for name, module in self._model.named_modules():
             if module.training and name not in self._other_mode:
-                yield Problem(
-                    name, "is in train mode in a model in eval mode", "call eval() of the model"
-                )
+                wrong = "is in train mode in a model in eval mode"
+                yield Problem(name, wrong, "call eval() of the model")
 
-    def _record(self, watched: Watched, key: Hashable, call: Call, *, is_due: bool) -> None:
-        end = self._began.get(threading.get_ident(), _NO_CALL)[1]
-        is_due = is_due and not watched.why and time.monotonic() <= end
-        record = self.running.begin(watched, key, call, is_due=is_due)
-        if record is None or not record.is_due:
+    def _record(self, watched: Watched, key: Hashable, call: Call) -> None:
+        thread, tensors = threading.get_ident(), call.tensors()
+        is_over = time.monotonic() > self._began.get(thread, _NO_CALL)[1]
+        is_recorded = not key and any(watched is other.watched for other in self._recorded)
+        if is_over or is_recorded or not can_look(tensors):
             return
-        if self.running.bytes_of(record) > self._max_bytes:
-            self.running.leave(record)
+        if sum(tensor.nbytes for tensor in tensors) > self._max_bytes:
             self._note(watched, f"its call needs more than {size(self._max_bytes)}")
             watched.known[key] = None
             return
-        watched.follow_hooks(self)
-        record.before = snapshot(watched.module)
-        record.amp = autocast_of(watched.module, call.tensors())
+        amp, found = autocast_of(watched.module, tensors), len(self.differences)
+        self.running[thread, watched.name] = WatchedCall(watched, key, call, amp, found)
 
-    def after(self, watched: Watched, args: Any, output: Any, *, is_last: bool) -> Any:
-        """End the record of this call, and look at it if it is due; return the output to use, or None."""
-        record, changed = self.running.find(sys._getframe(2)), None
+    def _first(self, watched: Watched, _: Any, output: Any) -> Any:
+        """Look at what the code of a module returns, in training later; return the output to use, or None."""
+        thread = threading.get_ident()
+        record = self.running.get((thread, watched.name))
         if record is None:
             return None
-        if not is_last or output is not record.raw:
-            keep_output(record, args, output)
-            if record.is_due:
-                if not is_last:
-                    record.draw()
-                changed = self._look(record, is_last=is_last)
-        if changed is not None:
-            record.call.outputs = output = changed
-        record.raw = output
-        if is_last or not watched.is_followed:
-            self.running.leave(record)
-        return changed
+        record.end(output)
+        if not record.key:
+            return None
+        if watched.known.setdefault(record.key, record.key) is not record.key:
+            del self.running[thread, watched.name]  # another thread looks
+            return None
+        found = self._compared(record)
+        if not found or not self._act(found, record) or torch.is_grad_enabled():
+            return None
+        output = apart(lambda: run_again(self._original(record), record))
+        record.end(output)
+        return output
+
+    def _last(self, watched: Watched, args: Any, output: Any) -> None:
+        """End the record of a call: look at what later hooks changed, in training with the gradients."""
+        record = self.running.pop((threading.get_ident(), watched.name), None)
+        if record is None:
+            return
+        record.follow(args, output)
+        if not record.key:
+            self._recorded.append(record)
+        elif record.has_later_hooks:
+            found = self._compared(record)
+            if found and self._act(found, record):
+                self._act(found, record)  # a hook is not torch's own
 
     # ------------------------------------------------------------------------------------------- looks
-
-    def _look(self, record: WatchedCall, *, is_last: bool) -> Any:
-        """Look at a call that has ended; in training what is found waits for the gradients.
-
-        With `is_last` its output is the one that hooks have changed.
-        """
-        watched, key = record.watched, record.key
-        if not key:
-            if not is_last and any(watched is other.watched for other in self._recorded):
-                return None
-        elif watched.known.setdefault(key, key) is not key:
-            return None  # another thread looks
-        found = record.found = record.found or self._compared(record, backward=False)
-        if not key:
-            if not is_last:
-                self._recorded.append(record)
-            return None
-        if not found or not self._act(record) or torch.is_grad_enabled():
-            return None
-        if is_last:
-            self._act(record)  # a hook for example is not torch's own
-        return apart(partial(run_again, watched.module, self._alone(record), record.amp))
-
-    def _alone(self, record: WatchedCall) -> RecordedCall:
-        return relative(record.call, record.watched.module, self._model)
 
     def _compare_recorded(self) -> None:
         """Compare what a training step recorded, when its gradients have arrived."""
         recorded, self._recorded = self._recorded, []
         for record in recorded:
-            if record.found is None:
-                record.found = self._compared(record, backward=True)
+            found = self._compared(record)
             self._turns.add(record.seconds)
-            if record.found:
-                self._act(record)
+            if found:
+                self._act(found, record)
         is_measured = self._steps > 1 and self.looks >= min(_TOLD, len(self.watched))
         if is_measured and not self._is_told:
             self._is_told = True
             _log.info("guard: in training each module is looked at once in %s", turn_of(self))
 
-    def _compared(self, record: WatchedCall, *, backward: bool) -> WrongModule | None:
+    def _original(self, record: WatchedCall) -> nn.Module:
+        return self._originals.of(record.watched.name, record.before)
+
+    def _difference(self, record: WatchedCall) -> str:
+        if (text := changed_by_hooks(record)) or record.is_compared:
+            return text
+        return difference(record, self._original(record), self._max_bytes)
+
+    def _compared(self, record: WatchedCall) -> WrongModule | None:
         """Return the difference of one call from torch's own; None if there is none, or none can be told."""
-        watched, module = record.watched, record.watched.module
-        if why := too_large(record.call, module, self._max_bytes):
-            self._note(watched, why)
-            return None
-        start, prefix = time.perf_counter(), f"{watched.name}." if watched.name else ""
-        hooked = {name.removeprefix(prefix) for name in self._hooked if name.startswith(prefix)}
-
-        def run() -> str:
-            original = self._originals.of(watched.name, record.before)
-            return difference(record, original, self._alone(record), hooked, backward=backward)
-
+        watched, start = record.watched, time.perf_counter()
+        record.is_exact &= record.found == len(
+            self.differences
+        )  # else modules in it may have changed
         try:
-            text = apart(run)
+            text = apart(partial(self._difference, record))
         except Exception as error:  # the module's code may depend on the code around it
             self._failed(record, error)
             return None
@@ -359,19 +330,18 @@ class ModelGuard(Guard):
             watched.known.pop(record.key, None)
             raise
         finally:
-            record.seconds += time.perf_counter() - start
-            self.seconds_used += time.perf_counter() - start
+            record.seconds = time.perf_counter() - start
+            self.seconds_used += record.seconds
         self.left_out.pop(watched.name, None)
-        self.looks += bool(record.key or backward or text)
+        self.looks += bool(text) or not record.is_compared
+        record.is_compared = True
         where = watched.name or type(self._model).__name__
-        described = describe_call(module, record.call.arguments, record.amp)
+        described = describe_call(watched.module, record.call.arguments, record.amp)
         return WrongModule(where, text, described) if text else None
 
     def _failed(self, record: WatchedCall, error: Exception) -> None:
         watched = record.watched
         self._note(watched, first_line(error))
-        if isinstance(error, CommunicatesError):
-            watched.why = first_line(error)
         tries = watched.tries[record.key] = watched.tries.get(record.key, 0) + 1
         if tries < _TRIES:
             watched.known.pop(record.key, None)
@@ -381,12 +351,12 @@ class ModelGuard(Guard):
             self.left_out[watched.name] = why
             _log.info("guard: %s is left out: %s", watched.name or "the model", why)
 
-    def _act(self, record: WatchedCall) -> bool:
+    def _act(self, found: WrongModule, record: WatchedCall) -> bool:
         """Raise, warn, or put torch's own class back; return whether that was done."""
         module = record.watched.module
         was_compiled = is_compiled(module)
         try:
-            return self._response.act(record.found, record.call, module)
+            return self._response.act(found, record)
         finally:  # the warning may be an error
             if self.differences and self.differences[-1].done:
                 if self._state is not None:  # what was put back stays

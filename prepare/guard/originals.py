@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from prepare.core.forward.compiled import is_compiled
-from prepare.core.forward.float32_calls import casts_of
+from prepare.core.forward.float32_calls import CastResults, casts_of
 from prepare.core.model.forward_code import forward_code
 from prepare.core.model.module_tree import copy_tree
 from prepare.core.model.replaced_method import replaced_methods
@@ -41,17 +41,15 @@ class Originals:
                 vars(module)[key] = None
 
     def of(self, name: str, module: nn.Module) -> nn.Module:
-        """Return torch's own module of this name with the weights of `module`, which it shares.
-
-        Raises:
-            ValueError: it cannot be made; the message says why.
-        """
+        """Return torch's own module of this name with the weights of `module`, which it shares."""
         own = copy_tree(self._modules[name])
         for inner, part in own.named_modules(remove_duplicate=False):
-            source = _submodule(module, inner)
+            source = module.get_submodule(inner)
             for table in _TABLES:
                 vars(part)[table].update(vars(source)[table])
             vars(part).update(_attributes(source) if _is_torchs(part) else _state(source))
+            hooks = source._forward_hooks.items()  # they do not run, but its code may count them
+            part._forward_hooks.update((k, h) for k, h in hooks if not isinstance(h, CastResults))
         return own
 
     def restore(self, name: str, module: nn.Module) -> None:
@@ -65,20 +63,19 @@ class Originals:
             del vars(module)[key]  # as a forward that was put over that of the class
         vars(module).update({key: v for key, v in options.items() if v is not None})
 
-    def kind(self, name: str, module: nn.Module) -> str:
-        """Return how the pipeline changed the code of a module; empty if it did not."""
-        if is_compiled(module):
-            return "compiled"
-        if forward_code(module).repaired:
-            return "repaired"
-        if any(replaced_methods(module)):
-            return "with rewritten calls"
-        if casts_of(module):
-            return "kept in float32"
-        return ""
+
+def kind_of(module: nn.Module) -> str:
+    """Return how the pipeline changed the code of a module; empty if it did not."""
+    kinds = {
+        "compiled": is_compiled(module),
+        "repaired": forward_code(module).repaired,
+        "with rewritten calls": any(replaced_methods(module)),
+        "kept in float32": casts_of(module),
+    }
+    return next((kind for kind, is_so in kinds.items() if is_so), "")
 
 
-def watched_modules(model: nn.Module, originals: Originals, plan: Plan) -> dict[str, str]:
+def watched_modules(model: nn.Module, plan: Plan) -> dict[str, str]:
     """Return the names of the modules to look at, each with how the pipeline changed it.
 
     If the pipeline changes the dtype or the memory format of tensors, every module is called in another way
@@ -91,20 +88,16 @@ def watched_modules(model: nn.Module, originals: Originals, plan: Plan) -> dict[
         if words := [tensor.wants[key] for key in _ASKED if key in tensor.wants]:
             asked[tensor.module] = "in " + " and ".join(words)
     found: dict[str, str] = {}
-    compiled: list[str] = []
+    compiled: tuple[str, ...] = ()
     for name, module in model.named_modules():
-        forward, above = type(module).forward, (f"{each}." if each else "" for each in compiled)
-        is_part = ".parametrizations." in f".{name}." or name.startswith(tuple(above))
-        if is_part or forward is nn.Module.forward:
+        kind, forward = kind_of(module), type(module).forward
+        if ".parametrizations." in f".{name}." or name.startswith(compiled):
             continue
-        kind = originals.kind(name, module)
         if kind == "compiled":
-            compiled.append(name)
-        if forward is nn.Sequential.forward and not kind:
-            continue
-        if why := kind or asked.get(name) or ("called with their results" if asked else ""):
-            found[name] = why
-    return found
+            compiled += (f"{name}." if name else "",)
+        if kind or forward not in (nn.Module.forward, nn.Sequential.forward):
+            found[name] = kind or asked.get(name) or "called with their results" * bool(asked)
+    return {name: why for name, why in found.items() if why}
 
 
 def obstacle(module: nn.Module) -> str:
@@ -119,13 +112,6 @@ def obstacle(module: nn.Module) -> str:
     )
     strange = next((t for t in tensors if not is_plain(t)), None)
     return "" if strange is None else f"it holds a {type(strange).__name__}"
-
-
-def _submodule(module: nn.Module, name: str) -> nn.Module:
-    try:
-        return module.get_submodule(name)
-    except AttributeError:
-        raise ValueError(f"it has no module {name} any more") from None
 
 
 def _is_torchs(module: nn.Module) -> bool:

@@ -5,39 +5,61 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
+from torch import Tensor, nn
 
+from prepare.core.forward.compiled import is_compiled
+from prepare.core.forward.nested import map_tensors
 from prepare.core.utils.files import open_unlinked, write_bytes
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line
 from prepare.errors import GuardError, GuardWarning, Problem, RefusedError, raise_problems
 from prepare.guard.apart import apart
-from prepare.guard.put_back import obstacle_to_put_back, put_back
+from prepare.pipeline.optimizer_state import relayout
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.optim import Optimizer
 
-    from prepare.guard.compare import WrongModule
     from prepare.guard.originals import Originals
-    from prepare.stages.verify.execution.module_calls import RecordedCall
+    from prepare.guard.watch import WatchedCall
 
+# The phases whose steps change the code of a module.
+_CODE = ("structure", "runtime")
 OnDifference = Literal["raise", "warn", "fallback"]
 _log = logging.getLogger(__name__)
 
 
-def check_options(action: str, seconds: float, max_bytes: int, share: float) -> None:
-    """Raise a RefusedError if an option of a guard is wrong."""
-    if action not in get_args(OnDifference):
-        remedy = choose(str(action), get_args(OnDifference))
-        raise RefusedError("on_difference", f"{action!r} is not allowed", remedy)
-    raise_problems(RefusedError, _limits(seconds, max_bytes, share))
+@dataclass(frozen=True)
+class WrongModule:
+    """A module that computes something else than torch's own: its name, what differs, in which call.
+
+    `text` holds the numbers, `call` the shapes, dtypes and modes; `file` the recorded call for `torch.load`,
+    empty without one. `done` says what was put back; empty if nothing was.
+    """
+
+    module: str
+    text: str
+    call: str
+    file: str = ""
+    done: str = ""
+
+    def __str__(self) -> str:
+        file = f"; torch.load reads that call from {self.file}" if self.file else ""
+        done = f"; {self.done}" if self.done else ""
+        return f"{self.module}: {self.text} in a call with {self.call}{file}{done}"
+
+
+@dataclass(frozen=True)
+class ContiguousArguments:
+    """A forward pre-hook that makes the arguments contiguous; as plain data it can be copied and pickled."""
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return map_tensors(_contiguous, args), map_tensors(_contiguous, kwargs)
 
 
 @dataclass
@@ -53,16 +75,16 @@ class Response:
     _warned: set[str] = field(default_factory=set)
     _is_back: set[str] = field(default_factory=set)
 
-    def act(self, found: WrongModule, call: RecordedCall, module: nn.Module) -> bool:
-        """Write `found` down, and act; return whether torch's own class was put back in `module`.
+    def act(self, found: WrongModule, record: WatchedCall) -> bool:
+        """Write `found` down, and act; return whether torch's own class was put back in the module.
 
         Raises:
             GuardError: that is the action, or torch's own class cannot be put back, or was and did not help.
         """
         if self.folder is not None:
-            found = replace(found, file=_save(self.folder, found, call, module))
+            found = replace(found, file=_save(self.folder, found, record))
         if self.action == "fallback":
-            found = self._put_back(found, call.module, module)
+            found = self._put_back(found, record.watched.name, record.watched.module)
         self.differences.append(found)
         _log.warning("%s", found)
         if self.folder is not None:
@@ -77,20 +99,63 @@ class Response:
     def _put_back(self, found: WrongModule, name: str, module: nn.Module) -> WrongModule:
         if name in self._is_back:
             return replace(found, text=f"{found.text}, also with torch's own class put back")
-        training = torch.is_grad_enabled() and module.training
-        why = obstacle_to_put_back(module, training=training, optimizer=self.optimizer)
-        if why:
-            text = f"{found.text}, and torch's own cannot be put back: {why}"
-            return replace(found, text=text)
-        return replace(
-            found, done=apart(lambda: self._exchange(name, module))
-        )  # without interrupts
+        is_step = torch.is_grad_enabled() and module.training and self.optimizer is None
+        if is_step and any(not tensor.is_contiguous() for tensor in _own(module)):
+            why = "its weights would change their layout in training: give guard the optimizer="
+            return replace(found, text=f"{found.text}, and torch's own cannot be put back: {why}")
+        return replace(found, done=apart(lambda: self._exchange(name, module)))  # uninterrupted
 
     def _exchange(self, name: str, module: nn.Module) -> str:
-        done = put_back(module, self.pipeline, self.optimizer)
-        self.originals.restore(name, module)
+        """Put torch's own class back in `module`, not in those inside it; return what was done."""
         self._is_back.add(name)
-        return done
+        if is_compiled(module):
+            vars(module).pop("_compiled_call_impl")
+            return "it runs uncompiled from now on"
+        # A view of the module without its children, on which a step is undone that would reach into them.
+        view = object.__new__(type(module))
+        kept = {key: part for key, part in module._modules.items() if key == "parametrizations"}
+        vars(view).update(vars(module) | {"_modules": kept})
+        self.pipeline.undo(view, phases=_CODE)
+        module.__class__ = type(view)
+        for key in vars(module).keys() - vars(view).keys():  # a method that a step had put on it
+            del vars(module)[key]
+        with torch.no_grad():
+            for tensor in _own(module):
+                tensor.data = tensor.data.contiguous()
+        if ContiguousArguments() not in module._forward_pre_hooks.values():
+            module.register_forward_pre_hook(ContiguousArguments(), with_kwargs=True)
+        if self.optimizer is not None:
+            relayout(self.optimizer)
+        self.originals.restore(name, module)
+        return f"its own {type(module).__name__} runs there in the contiguous format from now on"
+
+
+def check_options(action: str, seconds: float, max_bytes: int, share: float) -> None:
+    """Raise a RefusedError if an option of a guard is wrong."""
+    if action not in get_args(OnDifference):
+        remedy = choose(str(action), get_args(OnDifference))
+        raise RefusedError("on_difference", f"{action!r} is not allowed", remedy)
+    limits = {
+        "share": (share > 0, share, "above 0", "give a part of the time, as in 0.01"),
+        "seconds": (seconds > 0, seconds, "above 0", "give the seconds that a call may take"),
+        "max_bytes": (max_bytes >= 1, max_bytes, "at least 1", "give a number of bytes"),
+    }
+    wrong = (
+        Problem(name, f"{value} is not {allowed}", remedy)
+        for name, (is_right, value, allowed, remedy) in limits.items()
+        if not is_right
+    )
+    raise_problems(RefusedError, wrong)
+
+
+def _own(module: nn.Module) -> list[Tensor]:
+    tensors = (*module._parameters.values(), *module._buffers.values())
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def _contiguous(tensor: Tensor) -> Tensor:
+    is_strided = tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.contiguous() if is_strided else tensor
 
 
 def _write(log: Path, line: str) -> None:
@@ -103,15 +168,15 @@ def _write(log: Path, line: str) -> None:
         _log.warning("guard: %s is not written: %s", log, error)
 
 
-def _save(folder: Path, found: WrongModule, call: RecordedCall, module: nn.Module) -> str:
+def _save(folder: Path, found: WrongModule, record: WatchedCall) -> str:
     """Write the call and the weights for `torch.load`; return the path, empty if that is not possible."""
     path = folder / re.sub(r"[^\w.-]", "_", f"guard-{found.module}.pt")
-    arguments = call.arguments.map(torch.Tensor.detach)
+    arguments, module = record.call.arguments.map(torch.Tensor.detach), record.watched.module
     content = {
         "module": found.module,
         "args": arguments.args,
         "kwargs": arguments.kwargs,
-        "output_gradients": call.output_gradients,
+        "output_gradients": record.call.output_gradients,
         "weights": module.state_dict(),
         "training": module.training,
     }
@@ -123,14 +188,3 @@ def _save(folder: Path, found: WrongModule, call: RecordedCall, module: nn.Modul
         _log.info("guard: the call of %s is not saved: %s", found.module, first_line(error))
         return ""
     return str(path)
-
-
-def _limits(seconds: float, max_bytes: int, share: float) -> Iterator[Problem]:
-    if not share > 0:
-        yield Problem("share", f"{share} is not above 0", "give a part of the time, as in 0.01")
-    if not seconds > 0:
-        yield Problem(
-            "seconds", f"{seconds} is not above 0", "give the seconds that a call may take"
-        )
-    if max_bytes < 1:
-        yield Problem("max_bytes", f"{max_bytes} is not at least 1", "give a number of bytes")

@@ -1,9 +1,7 @@
-"""Watch the calls of single modules: tell them apart by a key, and record those that are due."""
+"""Hook into the calls of single modules: tell calls apart by a key, and record those that are due."""
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -12,28 +10,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.float32_calls import CastResults
-from prepare.core.forward.nested import map_tensors, tensors_in
-from prepare.core.model.memory_format import satisfied
-from prepare.guard.apart import can_look
+from prepare.core.forward.nested import map_tensors, named_tensors_in, tensors_in
+from prepare.core.model.module_tree import remove_hooks
+from prepare.guard.snapshot import copied
 from prepare.stages.verify.execution.module_calls import RecordedCall
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from prepare.core.forward.call import Call
 
 _COMPILED = "_compiled_call_impl"
-_HOOKS = ("_forward_hooks", "_backward_hooks")
 
 
 @dataclass
 class Watched:
     """A module with hooks, and what is known of it.
 
-    `kind` says how the pipeline changed it; empty if its calls are recorded only as a part of others. `known`
-    holds the keys of which no look is due, `tries` the looks that failed by key, `why` the reason if no look
-    can be made, `hooks` the hooks that it had when the guard was made.
+    `kind` says how the pipeline changed it; empty for the model if it did not. `known` holds the keys of
+    which no look is due, `tries` the looks that failed by key, `why` the reason if no look can be made,
+    `hooks` the hooks that it had when the guard was made.
     """
 
     name: str
@@ -44,22 +38,34 @@ class Watched:
     tries: dict[Hashable, int] = field(default_factory=dict)
     hooks: set[int] = field(default_factory=set)
     handles: list[Any] = field(default_factory=list)
-    last: Any = None
 
     def attach(self, guard: Any) -> None:
-        """Give the calls of the module to `guard.before` and `guard.after`; `detach` ends that."""
-        module = self.module
-        if compiled := vars(module).get(
+        """Give the calls of the module to `guard.acts`; `detach` ends that."""
+        hooks = [_Hook(*act, self.module) for act in guard.acts(self)]
+        if compiled := vars(self.module).get(
             _COMPILED
-        ):  # hooks that are added after the compiler do not run
-            vars(module)[_COMPILED] = _CompiledCall(guard, self, compiled)
+        ):  # it does not run hooks that are added later
+            vars(self.module)[_COMPILED] = _CompiledCall(compiled, *hooks)
             return
-        self.hooks = set(_hooks(module))
+        before, first, last = hooks
+        # The last sees what later hooks return; hooks that the user had may change the output.
+        own = map(type, self.module._forward_hooks.values())
+        is_last = all(hook.__module__.startswith("prepare.") for hook in own)
         self.handles = [
-            module.register_forward_pre_hook(Before(guard, self), with_kwargs=True),
-            # The first: the hooks of others may change what it gets.
-            module.register_forward_hook(After(guard, self), prepend=True),
+            self.module.register_forward_pre_hook(before, with_kwargs=True),
+            self.module.register_forward_hook(last, prepend=not is_last),
+            self.module.register_forward_hook(first, prepend=True),
         ]
+        self.hooks = set(_hooks(self.module))
+        self._is_last = is_last
+
+    def has_later_hooks(self) -> bool:
+        """Return whether hooks were added since the guard was made, and see what these return."""
+        if not self.handles or self.hooks.issuperset(_hooks(self.module)):
+            return False
+        if self._is_last:
+            self.module._forward_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]
+        return True
 
     def detach(self) -> None:
         """Take the hooks off."""
@@ -69,156 +75,101 @@ class Watched:
         for handle in self.handles:
             handle.remove()
 
-    def follow_hooks(self, guard: Any) -> None:
-        """See what hooks that were added since the guard was made put in the place of the output."""
-        table = self.module._forward_hooks
-        if not self.handles or isinstance(table[next(reversed(table))], After):
-            return
-        others = (table[key] for key in table.keys() & self.hooks)
-        if all(isinstance(hook, CastResults) for hook in others):
-            self.last.remove() if self.last else None
-            self.last = self.module.register_forward_hook(Last(guard, self))
-            self.handles[2:] = [self.last]
 
-    @property
-    def is_followed(self) -> bool:
-        """Return whether a second hook sees the output."""
-        return self.last is not None and self.last.id in self.module._forward_hooks
-
-
-@dataclass
 class WatchedCall:
-    """A call that runs: the module as it was before it, its arguments, and those of the calls inside.
+    """A call that is recorded: the module as it was before it, copies of its arguments and its outputs.
 
-    `frame` is that of torch around the module's code. `copies` hold each tensor once, by its id and version.
-    `passed` are pairs of gradients that a hook passes on, which should be equal.
+    Without a `key` it is one of a training step. `pairs` are tensors, and their gradients, before and after
+    hooks that were added later; `is_changed` says that these replaced them by others.
     """
 
-    watched: Watched
-    key: Hashable
-    is_due: bool
-    frame: FrameType | None
-    copies: dict[tuple[int, int], tuple[Tensor, Tensor]]
-    call: RecordedCall
-    before: Any = None
-    amp: str = "none"
-    raw: Any = None
-    numbers: Any = None
-    draws: bool = False
-    detached: bool = False
-    found: Any = None
-    seconds: float = 0.0
+    def __init__(self, watched: Watched, key: Hashable, call: Call, amp: str, found: int) -> None:
+        self.watched, self.key, self.amp = watched, key, amp
+        self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self.call = RecordedCall("", call.map(partial(copy_once, self._copies)))
+        self.before, self.is_compiled = copied(watched.module), watched.kind == "compiled"
+        for part in self.before.modules():
+            remove_hooks(part, _Hook)
+        self.grad, self._numbers = torch.is_grad_enabled(), _numbers()
+        self.has_later_hooks, self._given = watched.has_later_hooks(), call.args
+        self._raw: Any = None
+        self.pairs: list[list[Tensor | None]] = []
+        # The differences so far; its outputs are those of its code alone.
+        self.found, self.seconds = found, 0.0
+        self.is_exact, self.is_changed, self.is_compared = True, False, False
 
-    def draw(self) -> None:
-        """Note whether its own code has drawn random numbers in train mode, since `numbers`."""
-        drew = not torch.equal(self.numbers, numbers())
-        self.draws |= drew and any(part.training for part in self.watched.module.modules())
+    def end(self, output: Any) -> None:
+        """Record what the module's own code returns, and the gradients of that when they arrive."""
+        self.is_exact = torch.equal(self._numbers, _numbers())
+        self.call.outputs = map_tensors(partial(copy_once, self._copies), output)
+        if not self.key:
+            for index, tensor in enumerate(tensors_in(output)):
+                if tensor.requires_grad:
+                    tensor.register_hook(partial(_keep, self.call.output_gradients, index))
+        self._raw = output
 
-    passed: list[dict[str, Tensor | None]] = field(default_factory=list)
+    def follow(self, args: Any, output: Any) -> None:
+        """Record what hooks that were added later put in the place of arguments and outputs."""
+        raw, self._raw = self._raw, None
+        if self.has_later_hooks:
+            self._compare(self._given, self.call.arguments.args, args)
+            self._compare(raw, self.call.outputs, output)
+            for tensor in tensors_in(args) if not self.key else ():
+                node: Any = tensor.grad_fn
+                if "BackwardHookFunction" in type(node).__name__:
+                    node.register_hook(self._keep_passed)
+        self._given = ()
+        self._copies.clear()
 
+    def _compare(self, *values: Any) -> None:
+        old, copies, new = (dict(named_tensors_in(value)) for value in values)
+        self.is_changed |= old.keys() != new.keys()
+        for name, before in old.items() if not self.is_changed else ():
+            after, is_output = new[name], values[0] is not self._given
+            self.is_changed |= self.grad and before.requires_grad and not after.requires_grad
+            if (
+                is_output or before.data_ptr() != after.data_ptr()
+            ):  # its code may change an argument
+                self.pairs.append([copies[name], copy_once({}, after)])
+            is_replaced = is_output and after is not before and not self.key
+            if is_replaced and before.requires_grad and after.requires_grad:
+                pair: list[Tensor | None] = [None, None]
+                self.pairs.append(pair)
+                before.register_hook(partial(_keep, pair, 0))
+                after.register_hook(partial(_keep, pair, 1))
 
-class Calls(dict[int, list[WatchedCall]]):
-    """The calls that run and are recorded, innermost last, by their threads."""
-
-    def begin(
-        self, watched: Watched, key: Hashable, call: Call, *, is_due: bool
-    ) -> WatchedCall | None:
-        """WatchedCall the arguments of a call that is due, or that the code of such a call makes."""
-        thread, running = threading.get_ident(), set(frames())
-        # One that was left by an exception does not run any more.
-        stack = [record for record in self.pop(thread, []) if record.frame in running]
-        outer, record = stack[-1] if stack else None, None
-        if (is_due or (outer and outer.is_due)) and can_look(call.tensors()):
-            copies = outer.copies if outer else {}
-            copied = RecordedCall(watched.name, call.map(partial(copy_of, copies)))
-            frame, now = sys._getframe(4), numbers()
-            record = WatchedCall(watched, key, is_due, frame, copies, copied, numbers=now)
-            if outer:
-                outer.draw()
-            stack.append(record)
-        if stack:
-            self[thread] = stack
-        return record
-
-    def bytes_of(self, record: WatchedCall) -> int:
-        """Return the memory of the copies so far."""
-        return sum(copy.nbytes for _, copy in record.copies.values())
-
-    def find(self, frame: FrameType) -> WatchedCall | None:
-        """Return the record of the call that runs in `frame`; forget those inside that did not end."""
-        stack = self.get(threading.get_ident(), [])
-        if all(record.frame is not frame for record in stack):
-            return None
-        while stack[-1].frame is not frame:
-            stack.pop()
-        return stack[-1]
-
-    def leave(self, record: WatchedCall) -> None:
-        """Forget the innermost record, and add its call to those of the code around it."""
-        stack = self[threading.get_ident()]
-        stack.pop()
-        record.frame = record.raw = None
-        if stack:
-            stack[-1].call.children.append(record.call)
-            stack[-1].numbers = numbers()
-        else:
-            del self[threading.get_ident()]
-            record.copies.clear()
+    def _keep_passed(self, into: Any, out: Any) -> None:
+        self.pairs += [[a, b] for a, b in zip(into, out, strict=True) if b is not None]
 
 
 class _Hook:
-    """A hook of one watched module; that of a copy does nothing."""
+    """A hook of one watched module, that acts while `running` is not empty; that of a copy does nothing."""
 
-    def __init__(self, guard: Any = None, watched: Watched | None = None) -> None:
-        self._guard, self._watched = guard, watched
+    def __init__(self, act: Any = None, running: Any = (), module: nn.Module | None = None) -> None:
+        self._act, self._running, self.module = act, running, module
 
     def __reduce__(self) -> Any:
-        return type(self), ()
+        return _Hook, ()
 
-
-class Before(_Hook):
-    """The forward pre-hook; it comes after those that the module had."""
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        """Begin a record if the call is due."""
-        if torch.compiler.is_compiling() or self._guard is None:
-            return
-        watched = self._watched
-        if watched is not None and watched.module is module:  # not in a replica
-            self._guard.before(watched, args, kwargs)
-
-
-class After(_Hook):
-    """The first forward hook."""
-
-    is_last = False
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> Any:
-        """End a record, if there is one; return the output to use, or None."""
-        if torch.compiler.is_compiling() or self._guard is None or not self._guard.running:
+    def __call__(self, module: nn.Module, args: Any, other: Any) -> Any:
+        if torch.compiler.is_compiling() or not self._running or module is not self.module:
             return None
-        return self._guard.after(self._watched, args, output, is_last=self.is_last)
-
-
-class Last(After):
-    """The last forward hook, after those that were added since the guard was made."""
-
-    is_last = True
+        return self._act(args, other)
 
 
 class _CompiledCall:
     """The compiled call of a guarded module, with the guard around it."""
 
-    def __init__(self, guard: Any, watched: Watched, compiled: Any) -> None:
-        self.compiled = compiled
-        self._hooks = Before(guard, watched), After(guard, watched)
-        self._module = watched.module
+    def __init__(self, compiled: Any, *hooks: _Hook) -> None:
+        self.compiled, self._hooks = compiled, hooks
         vars(self).update(vars(compiled))  # what the step compile keeps there
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        self._hooks[0](self._module, args, kwargs)
+        before, first, last = self._hooks
+        before(before.module, args, kwargs)
         output = self.compiled(*args, **kwargs)
-        changed = self._hooks[1](self._module, args, output)
+        changed = first(first.module, args, output)
+        last(last.module, args, output)
         return output if changed is None else changed
 
 
@@ -233,26 +184,26 @@ def key_of(module: nn.Module, args: Any, kwargs: Any) -> Hashable:
     for tensor in tensors_in((*args, *kwargs.values())):
         strided = tensor.layout is torch.strided and not tensor.is_nested
         shape = (tensor.shape, tensor.stride()) if strided else (tensor.layout,)
-        found += (shape, tensor.dtype, tensor.device)
         kind = tensor.device.type
-        found.append(torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind))
+        autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
+        found += (shape, tensor.dtype, tensor.device, autocast)
     return tuple(found)
 
 
-def describe_call(module: nn.Module, call: Call, amp: str) -> str:
-    """Return a call in words: `[2, 3, 8, 8] float32 channels_last, eval`."""
-    words = []
-    for tensor in call.tensors()[:3]:
-        formats: tuple[str, ...] = ()
-        if tensor.layout is torch.strided and not tensor.is_nested:
-            formats = satisfied(tuple(tensor.shape), tensor.stride())
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        words.append(f"{list(tensor.shape)} {dtype} {formats[0] if formats else ''}".rstrip())
-    words += [f"autocast to {amp}"] if amp != "none" else []
-    return ", ".join([*words, "train" if module.training else "eval"])
+def copy_once(copies: dict[tuple[int, int], tuple[Tensor, Tensor]], tensor: Tensor) -> Tensor:
+    """Return a copy without a graph; the same for the same tensor, unless it was changed in place."""
+    with torch.inference_mode(mode=False):
+        copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    if tensor.is_inference():  # it has no version: each time another copy
+        return copy
+    return copies.setdefault((id(tensor), tensor._version), (tensor, copy))[1]
 
 
-def numbers() -> Tensor:
+def _keep(gradients: Any, key: Any, gradient: Tensor) -> None:
+    gradients[key] = gradient.detach().clone()
+
+
+def _numbers() -> Tensor:
     """Return the state of torch's random numbers."""
     state = torch.get_rng_state()
     if torch.cuda.is_initialized():
@@ -260,60 +211,7 @@ def numbers() -> Tensor:
     return state
 
 
-def frames() -> Iterator[FrameType]:
-    """Yield the frames of this thread, the innermost first."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        yield frame
-        frame = frame.f_back  # type: ignore[assignment]
-
-
-def copy_of(copies: dict[tuple[int, int], tuple[Tensor, Tensor]], tensor: Tensor) -> Tensor:
-    """Return a copy without a graph; the same for the same tensor, unless it was changed in place."""
-    with torch.inference_mode(mode=False):
-        copy = tensor.detach().clone()
-        copy.requires_grad_(tensor.requires_grad)
-    if tensor.is_inference():  # it has no version: each time another copy
-        return copy
-    return copies.setdefault((id(tensor), tensor._version), (tensor, copy))[1]
-
-
-def keep_output(record: WatchedCall, args: Any, output: Any) -> None:
-    """WatchedCall what a call returned, and the gradients of that when they arrive."""
-    call = record.call
-    call.outputs = map_tensors(partial(copy_of, record.copies), output)
-    if record.before is None or not torch.is_grad_enabled():
-        return
-    for index, tensor in enumerate(tensors_in(output)):
-        if tensor.requires_grad:
-            tensor.register_hook(partial(_keep, call.output_gradients, index))
-    # What hooks put in the place of arguments and outputs.
-    given = zip(call.arguments.tensors(), tensors_in(args), strict=False)
-    record.detached = any(a.requires_grad and not b.requires_grad for a, b in given)
-    for raw, tensor in zip(tensors_in(record.raw), tensors_in(output), strict=False):
-        if raw is not tensor and raw.requires_grad and tensor.requires_grad:
-            pair: dict[str, Tensor | None] = {"before": None, "after": None}
-            record.passed.append(pair)
-            raw.register_hook(partial(_keep, pair, "before"))
-            tensor.register_hook(partial(_keep, pair, "after"))
-    module = record.watched.module
-    if set(module._backward_hooks) - record.watched.hooks:
-        for tensor in tensors_in(args):
-            node = tensor.grad_fn
-            if node is not None and type(node).__name__ == "BackwardHookFunctionBackward":
-                node.register_hook(partial(_keep_passed, record.passed))
-
-
-def _keep(gradients: dict[Any, Any], key: Any, gradient: Tensor) -> None:
-    gradients[key] = gradient.detach().clone()
-
-
-def _keep_passed(pairs: list[Any], into: Any, out: Any) -> None:
-    for before, after in zip(into, out, strict=True):
-        if after is not None:
-            pairs.append({"before": before, "after": after})
-
-
 def _hooks(module: nn.Module) -> Iterator[int]:
-    for name in _HOOKS:
-        yield from getattr(module, name)
+    tables = (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks)
+    for table in (*tables, module._backward_pre_hooks):
+        yield from table

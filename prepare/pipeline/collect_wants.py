@@ -27,7 +27,7 @@ from prepare.errors import (
 )
 from prepare.patterns import NORMS, kept_modules, matches, near_misses
 from prepare.pipeline.tensor_table import RequestTable, StorageGroup, TensorRequest
-from prepare.step import ModuleStep, TensorStep, Want
+from prepare.step import ModuleStep, Step, TensorStep, Want
 
 _OPTIONS = ("include", "exclude", "keep")
 
@@ -48,6 +48,17 @@ def make_table(model: nn.Module, steps: Sequence[TensorStep]) -> RequestTable:
     unmatched = (error for selection in selections for error in selection.unmatched_patterns())
     errors = [*unmatched, *_without_effect(model, steps, requests)]
     return RequestTable(requests, errors, shared)
+
+
+def format_steps(
+    steps: Iterable[Step], model: nn.Module | None = None
+) -> dict[str, Mapping[int, str]]:
+    """Return the steps that request a memory format for convolutions, with the format for each rank.
+
+    With a `model` also those that want one of its convolutions only.
+    """
+    found = {step.name: step.formats(model) for step in steps if isinstance(step, TensorStep)}
+    return {name: formats for name, formats in found.items() if formats}
 
 
 def _requests(places: Iterable[NamedTensor]) -> tuple[list[TensorRequest], list[StorageGroup]]:
@@ -253,8 +264,9 @@ def _without_effect(
 
     All memory-format steps of a pipeline are one request.
     """
-    formats = [step for step in steps if step.formats(model)]
+    formats = format_steps(steps, model)
     if formats and not any("memory_format" in request.wants for request in requests):
-        where = ", ".join(f"steps.{step.name}" for step in formats)
-        meanings = dict.fromkeys(step.nothing_matched(model) for step in formats)
+        where = ", ".join(f"steps.{name}" for name in formats)
+        asked = (step for step in steps if step.name in formats)
+        meanings = dict.fromkeys(step.nothing_matched(model) for step in asked)
         yield NothingMatchesError(where, "; ".join(meanings))

@@ -375,7 +375,7 @@ class Pipeline:
             max_bytes: the memory of the copies and of one comparison in float64.
             share: the part of the time of a training that looks may take; they come later than `every` says
                 if they would take more, and the log and the text say how much. `math.inf` sets no limit.
-            folder: where each difference is written, with a script that shows it with torch alone.
+            folder: where each difference is written, with its call as a file that torch loads alone.
 
         Raises:
             DriftError: something has drifted already.

@@ -294,7 +294,11 @@ def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple
     for move, fresh, look in zip(moves, allocated, doubtful, strict=True):
         if look:
             move.check_cast(fresh)
-        pairs += move.new_data(fresh)
+        pairs += (exchanged := move.new_data(fresh))
+        for tensor, data in exchanged:
+            if not torch._has_compatible_shallow_copy_type(tensor, data):
+                wrong = f"is on {tensor.device}, and torch cannot give it data on {data.device}"
+                raise RefusedError(move.path, wrong, "build the model there")
     return pairs
 
 

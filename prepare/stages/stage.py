@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from prepare.core.utils.options import as_written, plain, read_options
+from prepare.core.utils.options import as_written, plain, read_options, read_size
 from prepare.errors import ConfigError, raise_problems
 
 if TYPE_CHECKING:
@@ -29,7 +29,23 @@ if TYPE_CHECKING:
 # Whether a stage compares with a copy of the unprepared model: never, unless the model is large, or always.
 Mode = Literal["eval", "train"]
 NeedsReference = Literal["no", "small", "always"]
+_BY_LEVEL: dict[str, NeedsReference] = {"short": "small", "full": "always"}
 EXAMPLE_REMEDY = "give one with input.shape=[...]"
+
+
+def _check_seconds(seconds: float | None) -> None:
+    if seconds is not None and not 0 < seconds < 1e9:
+        raise ValueError(f"{as_written(seconds)} is not a time", "give seconds, as in 60")
+
+
+def _check_memory(memory: int | str | None) -> None:
+    if memory is not None:
+        read_size(memory)
+
+
+# The types of keys that several stages have.
+Seconds = Annotated[float | None, "seconds, as in 60", _check_seconds]
+Memory = Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory]
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +279,10 @@ class Stage:
     def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
         """Check, before the model is built, what needs imports. Raises PrepareError."""
 
-    def steps(self, settings: Any, steps: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the steps to apply in place of those declared. Raises ConfigError."""
+    def steps(
+        self, settings: RunSettings, steps: Mapping[str, Any], model: torch.nn.Module
+    ) -> Mapping[str, Any]:
+        """Return the steps to apply to the model in place of those declared. Raises ConfigError."""
         return steps
 
     def choose(self, work: StageContext) -> Pipeline | None:
@@ -272,8 +290,8 @@ class Stage:
         return None
 
     def needs_reference(self) -> NeedsReference:
-        """Return whether this stage compares with a copy of the unprepared model."""
-        return "no"
+        """Return whether this stage compares with a copy of the unprepared model; `short` and `full` do."""
+        return _BY_LEVEL.get(getattr(self, "level", ""), "no")
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         """Do it; return the records by name. The model is prepared, and left as it is."""

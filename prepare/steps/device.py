@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
+from prepare.core.utils.options import as_written
 from prepare.core.utils.suggest import choose
 from prepare.errors import Problem
 from prepare.registry import register
@@ -25,8 +26,10 @@ _KINDS = ("auto", "cpu", "cuda", "mps", "xpu", "meta")
 
 def readable_device(device: str) -> None:
     """Raise ValueError, with the allowed names, if `device` is not the name of a device."""
-    if not re.fullmatch(rf"({'|'.join(_KINDS)})(:\d+)?", device) or device.startswith("auto:"):
-        raise ValueError(f"{device!r} is not a device", choose(device, _KINDS))
+    if not re.fullmatch(rf"({'|'.join(_KINDS)})(:[0-9]{{1,4}})?", device) or device.startswith(
+        "auto:"
+    ):
+        raise ValueError(f"{as_written(device)} is not a device", choose(device, _KINDS))
 
 
 @register("device")

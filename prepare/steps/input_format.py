@@ -42,8 +42,8 @@ class InputFormat(InputStep):
     channels-last. A finite value beyond the range of a 16-bit dtype becomes its largest number. A value
     that needs no change is returned as the same object.
     With `attach`, forward gets the caller's own containers with formatted tensors in them while it runs:
-    what it writes into them, and into a tensor in place, reaches the caller. A compiled call leaves strides
-    to its compiler, and what it writes in place into a tensor that is cast is lost.
+    what it writes into them, and into a tensor in place, reaches the caller. Tensors that share elements
+    share them in forward too, and keep their strides. A compiled call leaves strides to its compiler.
     Helps: required for 16-bit weights; for channels-last weights it saves the first copy.
     Hurts: with `attach`, a call that bypasses `model(...)` (`model.forward`, a submodule) is not
     formatted.

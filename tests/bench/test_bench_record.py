@@ -18,7 +18,7 @@ from prepare.app.report.pages.page import run_page
 from prepare.core.utils.numbers import seconds
 from prepare.errors import BenchError
 from prepare.stages.bench import Comparison, compare
-from prepare.stages.bench.document import _control, busy_sentence, case_sentence
+from prepare.stages.bench.document import _control, case_sentence
 from prepare.stages.bench.records import Bench, Case
 from prepare.stages.bench.time_prepared import INFERENCE, TRAINING
 
@@ -147,11 +147,11 @@ def test_an_old_verdict_is_read_as_one_of_today(tmp_path):
 def test_a_busy_machine_is_a_reason_and_a_line():
     busy = {"cores_available": 2, "others": 1.6, "threads": 2}
     found = comparison(settings=comparison().settings | busy)
-    assert busy_sentence(bench(found)) == ""  # the unprepared model hardly differed from itself
+    assert bench(found).busy == ""  # the unprepared model hardly differed from itself
     loud = replace(found, aa=replace(found.aa, noise=1.1))
     said = "this machine is busy (other programs use 1.6 of 2 cores); repeat it later for a firm figure"
-    assert busy_sentence(bench(loud)) == said
-    assert busy_sentence(bench()) == busy_sentence(None) == ""
+    assert bench(loud).busy == said
+    assert bench().busy == ""
 
 
 def page_of(folder, found, checked=None):

@@ -337,6 +337,25 @@ def test_a_header_of_millions_of_values_is_refused(tmp_path):
         load(path, net)
 
 
+def test_a_file_that_lists_too_many_tensors_is_refused(tmp_path):
+    entry = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(header(json.dumps({f"{i}": entry for i in range(20_001)}).encode()))
+    with pytest.raises(CheckpointError, match="describes more than 20,000 tensors"):
+        load(path, net)
+    path.write_bytes(header(b"{" + b" " * (1 << 25) + b"}"))
+    with pytest.raises(CheckpointError, match="describes more than 20,000 tensors"):
+        load(path, net)
+    path = tmp_path / "model.pt"
+    archive(path, b"\x80\2}.")
+    data = bytearray(path.read_bytes())
+    size = data.rindex(b"PK\5\6") + 12
+    data[size : size + 4] = struct.pack("<I", 6_000_000)
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="has more than 50,000 records"):
+        load(path, net)
+
+
 @pytest.mark.parametrize("name", ["model.safetensors.index.json", "model.safetensors.json"])
 def test_an_index_or_manifest_of_millions_of_values_is_refused(tmp_path, name):
     weights = tmp_path / "model.safetensors"

@@ -21,6 +21,7 @@ import prepare.frameworks.hydra
 from paths import CONF
 from prepare.app.cli import main as cli
 from prepare.app.cli.compose_config import composing
+from prepare.core.utils.folders import STEP_GROUPS
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 from small_nets import small_2d
@@ -62,9 +63,10 @@ def plain(value: Any) -> None:
 
 
 def test_every_group_of_ours_that_brings_steps_is_there_and_no_other(compose):
-    from hydra_plugins.prepare_groups import PrepareGroups
+    from hydra_plugins.prepare_groups import CHOICES, PrepareGroups
 
     source = PrepareGroups("prepare", "prepare://")
+    assert CHOICES == STEP_GROUPS
     assert source.list("", None) == ["prepare"]
     assert source.list("prepare", ObjectType.GROUP) == sorted(["steps", *OURS])
     assert source.list("prepare", ObjectType.CONFIG) == ["default"]

@@ -1,5 +1,7 @@
 """Test that the flow and the verification name known issues that depend on the size of a call."""
 
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -28,6 +30,16 @@ def conv(dtype=torch.bfloat16, **options):
 
 def names_of(module, shape):
     return [issue.name for issue in CallIssues("cpu").of(module, shape)]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"findings": [{"name": []}]}', None])
+def test_a_file_of_verdicts_that_cannot_be_read_gives_none(tmp_path, text):
+    path = tmp_path / "verdicts.json"
+    if text is not None:
+        path.write_text(text)
+    elif hasattr(os, "mkfifo"):
+        os.mkfifo(path)  # who opens it waits
+    assert doctor_findings._read(path, 0.0) == {}
 
 
 def test_only_a_call_of_that_size_has_the_issue():

@@ -1,6 +1,7 @@
 """Input formatting: what is cast, what is restrided, which containers are gone into, and attaching it."""
 
 import collections
+import contextlib
 import copy
 import dataclasses
 import pickle
@@ -405,17 +406,92 @@ def test_what_forward_writes_into_its_arguments_reaches_the_caller(kind, dtype, 
         assert torch.equal(x, numbers()), "a tensor that forward only reads is as it was"
 
 
+@pytest.mark.parametrize("dtype", [None, BFLOAT16])
 @pytest.mark.parametrize("kind", ["dict", "list", "dataclass", "nested", "tensor"])
-def test_a_compiled_call_writes_into_the_arguments_too(kind):
+def test_a_compiled_call_writes_into_the_arguments_too(kind, dtype):
     make, function = WRITES[kind]
-    alone, given = make(), make()
-    model = with_hook(function)
+    alone, given, x = make(), make(), numbers()
+    model = with_hook(function, dtype=dtype)
     torch._dynamo.reset()  # the calls of before count towards its limit
-    model.compile(backend="eager", fullgraph=True)
+    Pipeline.from_config({"compile": {"backend": "aot_eager", "fullgraph": True}}).apply(model)
     for _ in range(2):
-        wanted, found = function(numbers(), alone), model(numbers(), given)
-    assert_same(plain(found), plain(wanted), None)
-    assert_same(plain(given), plain(alone), None)
+        wanted, found = function(numbers(), alone), model(x, given)
+    assert_same(plain(found), plain(wanted), dtype)
+    assert_same(plain(given), plain(alone), dtype)
+    assert x._version == 0, "forward only reads it"
+
+
+@pytest.mark.parametrize("at", ["before", "after"])
+def test_a_call_compiled_in_parts_writes_into_its_arguments(at):
+    def function(x, out):
+        if at == "before":
+            out.mul_(2)
+        torch._dynamo.graph_break()
+        if at == "after":
+            out.mul_(2)
+        return x + 1
+
+    x, given = numbers(), numbers()
+    model = with_hook(function, dtype=BFLOAT16)
+    torch._dynamo.reset()
+    model.compile(backend="aot_eager")
+    for _ in range(2):
+        model(x, given)
+    assert_same(given, numbers() * 4, BFLOAT16)
+    assert x._version == 0, "forward only reads it"
+
+
+@pytest.mark.parametrize("fullgraph", [True, False])
+def test_hooks_compiled_apart_write_back_or_say_so(fullgraph):
+    x, given = numbers(), numbers()
+    model = with_hook(lambda x, out: out.mul_(2), dtype=BFLOAT16)
+    torch._dynamo.reset()
+    model.compile(backend="eager", fullgraph=fullgraph)  # which skips the call around the hooks
+    with pytest.warns(UserWarning, match="is lost") if fullgraph else contextlib.nullcontext():
+        model(x, given)
+    assert_same(given, numbers() * (1 if fullgraph else 2), BFLOAT16)
+
+
+VIEWS = {
+    "a part": lambda x: x[:, :1],
+    "flat": lambda x: x.view(2, -1),
+    "detached": lambda x: x.detach(),
+    "permuted": lambda x: x.transpose(1, 2),
+    "the next channels": lambda x: x[:, 1:],
+    "expanded": lambda x: x[:, :1].expand(-1, 3, -1, -1),
+}
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("dtype", [None, BFLOAT16])
+@pytest.mark.parametrize("kind", VIEWS)
+def test_arguments_that_share_memory_see_each_others_writes(kind, dtype, mode):
+    def function(x, view):
+        x[:, :2] = 7
+        seen = view.sum()
+        view[:, 0].mul_(2)
+        return [seen, x.sum()]
+
+    with mode():
+        alone, given = numbers(), numbers()
+        wanted = function(alone, VIEWS[kind](alone))
+        found = with_hook(function, dtype=dtype)(given, VIEWS[kind](given))
+    assert_same(plain(found), plain(wanted), dtype)
+    assert_same(given, alone, dtype)
+
+
+def test_parts_of_one_tensor_with_no_element_in_common_are_formatted():
+    x = numbers()
+    strides = with_hook(lambda a, b: (a.stride(), b["x"].stride()))(x[:, :2], {"x": x[:, 2:]})
+    wanted = [canonical_stride(part.shape, "channels_last") for part in (x[:, :2], x[:, 2:])]
+    assert list(strides) == wanted
+
+
+def test_shared_memory_with_gradients_is_cast_apart_and_said():
+    x = numbers().requires_grad_() * 1
+    model = with_hook(lambda a, b: b.mul_(2), dtype=BFLOAT16)
+    with pytest.warns(UserWarning, match="one of two arguments that share memory"):
+        model(x, x[:, 1:])
 
 
 def test_forward_gets_the_containers_of_the_caller():

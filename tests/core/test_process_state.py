@@ -148,6 +148,37 @@ def test_many_threads_leave_the_process_and_a_serving_one_alone():
     assert beside_a_serving_thread(100) > 1000
 
 
+def fused(work):
+    blocks = nn.Sequential(work.conv, work.norm, nn.ReLU()).eval()
+    Pipeline.from_config({"fuse_conv_bn": {}}).apply(blocks)
+
+
+@pytest.mark.parametrize("work", [verified, fused])
+def test_ctrl_c_acts_while_another_thread_verifies(work):
+    held, done = threading.Event(), threading.Event()
+
+    def hold():
+        with PROCESS_STATE:
+            held.set()
+            done.wait(20)
+
+    thread = threading.Thread(target=hold)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    thread.start()
+    held.wait()
+    timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            work(model())
+        assert thread.is_alive()
+    finally:
+        done.set()
+        thread.join()
+        timer.join()
+        signal.signal(signal.SIGINT, handler)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("own", [False, True])
 def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(own):

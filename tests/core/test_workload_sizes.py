@@ -45,6 +45,7 @@ def test_a_second_tensor_or_a_dtype_makes_longer_names():
         ([(1, 2), (1, 2)], None, "input.workload[1]: has the same shapes as entry 0; give one of them, with the sum of their weights"),
         ([(1, 2), (2, 2)], [1], "input.workload: 1 weights are given for 2 examples; give one for each"),
         ([(1, 2)], [-1], "input.workload[0].weight: -1 is not a weight; give a number of calls, 0 or more"),
+        ([(1, 2)], [10**5000], "input.workload[0].weight: a number of so many digits is not a weight; give a number of calls, 0 or more"),
         ([(1, 2)], [0], "input.workload: every weight is 0; give one above 0"),
     ],
 )  # fmt: skip

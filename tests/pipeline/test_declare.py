@@ -152,6 +152,33 @@ def test_a_configuration_error_says_where_what_and_the_remedy(steps, message):
     assert str(caught.value) == message
 
 
+def test_options_that_hold_themselves_or_nest_deep_are_refused():
+    endless, deep = [], []
+    endless.append(endless)
+    for _ in range(5000):
+        deep = {"a": deep}
+    for value in (endless, deep):
+        for steps in ({"half": {"keep": value}}, {"half": value}):
+            with pytest.raises(ConfigError, match=r"^steps\.half"):
+                Pipeline.from_config(steps)
+
+
+def test_a_number_of_ten_thousand_digits_is_refused_in_a_line():
+    for value in (10**10_000, [10**10_000]):
+        for steps in (
+            {"half": {"keep": value}},
+            {"half": {"dtype": value}},
+            {"compile": {"mode": value}},
+        ):
+            with pytest.raises(ConfigError, match=r"^steps\.\w+\.\w+: .*(64 bits|so many digits)"):
+                Pipeline.from_config(steps)
+
+
+def test_a_device_of_ten_thousand_digits_is_none():
+    with pytest.raises(ConfigError, match="^steps.device.device: .*is not a device"):
+        Pipeline.from_config({"device": {"device": "cuda:" + "9" * 10_000}})
+
+
 def test_all_mistakes_are_reported_at_once():
     with pytest.raises(ConfigError) as caught:
         Pipeline.from_config({"half": {"dtype": 1, "x": 2}, "nothing": {}, "device": {"device": 3}})

@@ -1,22 +1,30 @@
 """The answers at the top of a job's page, and the names of what loses the layout."""
 
+import ast
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
+import prepare
 import sweep_folders as made
+from prepare.app.job.headline import headline
 from prepare.app.job.record import Job, Result
 from prepare.app.job.results import SavedResults
 from prepare.app.report.charts import laid_out
 from prepare.app.report.documents import answers, shown_of, stage_documents
 from prepare.app.report.documents import verdict as verdict_of
 from prepare.app.report.render import breakable
+from prepare.app.report.sentences import verified_text
 from prepare.audit import Audit
 from prepare.core.document import Axis, Bar, Bars, Plane, Point
+from prepare.core.utils.numbers import part_of_tolerance, share_text
 from prepare.core.utils.wording import command_line_words
 from prepare.stages.flow.causes import layout_causes, named, source_name
 from prepare.stages.flow.records import Convolution, Copy, Event, Remedy
-from prepare.stages.verify.document import share_text
+from prepare.stages.verify.document import error_text, verdict_sentence
+from prepare.stages.verify.stage import VerifyStage
 
 RUN = SavedResults(name="run", audit=Audit([], {"convolutions": {}}))
 
@@ -64,10 +72,36 @@ def test_the_error_is_that_of_the_outputs_and_its_share():
     expected = ("good", "Yes", remark)
     assert found(run)[0] == expected
     assert [share_text(part) for part in (0.0001, 45.6, 46340)] == [
-        "less than 1 %",
+        "<1 %",
         "46 times",
         "more than 1,000 times",
     ]
+
+
+def test_an_error_is_divided_by_its_tolerance_in_one_place():
+    package = Path(prepare.__file__).parent
+    divided = [
+        path.name
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.BinOp)
+        and isinstance(node.op, ast.Div)
+        and ast.unparse(node.left).endswith("error")
+        and ast.unparse(node.right).endswith(("allowed", "tolerance"))
+    ]
+    assert divided == ["numbers.py"]
+    assert part_of_tolerance(0.0, 0.0) == 0.0
+    assert part_of_tolerance(1.0, 0.0) == float("inf")
+    assert part_of_tolerance(None, 1.0) is part_of_tolerance(1.0, None) is None
+
+
+def test_a_run_has_one_word_for_the_tolerance():
+    allowed = made.verification().checks[0].allowed
+    fine, bad = made.verification(0.04 * allowed), made.verification(0.3, status="fail")
+    texts = [str(fine), str(bad), verdict_sentence(fine), error_text(fine)]
+    texts.append(verified_text(headline(VerifyStage.figures({"verify": fine})).verified))
+    assert sum("tolerance" in text for text in texts) >= 4
+    assert not re.search("limit|allowed", " ".join(texts))
 
 
 def test_the_speed_of_a_wrong_model_is_not_a_success():

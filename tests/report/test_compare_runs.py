@@ -67,7 +67,7 @@ def test_two_jobs_differ_in_recipe_command_results_and_machine(swept):
             "memory of the tensors: 1.0 MiB before, 1.0 MiB after -> 1.0 MiB before, 512.0 KiB after",
             "layout lost: 0 times -> 13 times",
             "copied for layouts: 0 bytes -> 52.0 KiB",
-            "right: pass 1e-07 (<1 % of the limit) -> pass 0.004 (8 % of the limit)",
+            "right: pass 1e-07 (<1 % of the tolerance) -> pass 0.004 (8 % of the tolerance)",
             "time of one inference: no difference, 100 ms (95 % interval: 1.03x slower to 1.03x faster) -> 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x)",
         ],
     }  # fmt: skip
@@ -126,7 +126,7 @@ def test_files_of_only_one_job_are_differences(same):
     made.give_figures(same[1])
     found = changes(*same)
     assert found["audit"] == ["conv.weight: only in ours"]
-    assert "right: pass 0.004 (8 % of the limit) -> absent" in found["results"]
+    assert "right: pass 0.004 (8 % of the tolerance) -> absent" in found["results"]
     assert (
         "time of one inference: 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x) -> absent"
         in found["results"]

@@ -10,6 +10,7 @@ from prepare.core.model import tensors
 from prepare.errors import NothingMatchesError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
+from prepare.stages.verify.verdict import causes_of
 from prepare.step import TensorStep, Want
 
 
@@ -91,3 +92,31 @@ def test_a_step_with_one_answer_searches_no_model(monkeypatch):
     assert STEPS["half"].from_options({}).formats(network()) == {}
     assert STEPS["encoder_last"].from_options({}).formats(network())
     assert len(searched) == 1
+
+
+def test_a_patch_is_written_for_a_format_of_part_of_the_model(tmp_path, capsys):
+    """The step wants nothing of a weight without a name."""
+    options = ["model=unet2d", "input.shape=[1,1,32,32]", "verify=none", "bench=none"]
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*options, "+steps.encoder_last={}", "task=patch", f"hydra.run.dir={tmp_path}"])
+    assert ended.value.code == 0, capsys.readouterr().err
+
+
+def test_a_wrong_result_names_the_step_that_can_be_removed():
+    causes = causes_of(
+        failed={"outputs"},
+        culprit="encoder.0",
+        module=nn.Conv2d(3, 8, 3),
+        steps={"encoder_last": {}},
+        reference=network(),
+    )
+    assert any('remove the step with "encoder_last": None' in cause for cause in causes)
+
+
+def test_a_step_without_patterns_is_not_told_to_exclude():
+    norm = {"failed": {"outputs"}, "culprit": "encoder.1", "module": nn.InstanceNorm2d(8)}
+    (first, *_) = causes_of(**norm, steps={"all_last": {}}, reference=network())
+    assert first.endswith('remove the step with "all_last": None')
+    steps = {"all_last": {}, "conv2d_memory_format": {}}
+    (first, *_) = causes_of(**norm, steps=steps, reference=network())
+    assert '"conv2d_memory_format": {"exclude": [...]}' in first

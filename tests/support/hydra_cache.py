@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
+import hydra
 import yaml
 from hydra._internal import config_loader_impl
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -33,6 +34,8 @@ _compose = ConfigLoaderImpl._compose_config_from_defaults_list
 
 def use_hydra_cache():
     """Read each YAML text and each override once in this process, and compose each list of groups once in all."""
+    if not hydra.__version__.startswith("1.3."):
+        return  # these are private functions of that version
     os.environ.setdefault(COMPOSED, tempfile.mkdtemp(prefix="prepare-tests-"))
     omegaconf.yaml = _CachedYaml()
     base.parse = cache(grammar_parser.parse)  # the trees are only read

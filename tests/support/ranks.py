@@ -1,13 +1,16 @@
 """Two processes that train together over gloo, and what they are asked to do there."""
 
+import tempfile
 import traceback
 import warnings
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from prepare import checkpoint
 from prepare.core.model.replaced_method import replaced_methods
 from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import same_on_all_ranks
@@ -380,4 +383,8 @@ def wrapped_already(kind):
         refusal(lambda: FLAT.apply(model, optimizer=optimizer)),
         refusal(lambda: Pipeline.from_config({"half": {"dtype": "bfloat16"}}).apply(model)),
     ]
+    if kind.startswith("FSDP1"):
+        with tempfile.TemporaryDirectory() as folder:
+            checkpoint.save(network(), path := Path(folder, "weights.safetensors"))
+            said.append(refusal(lambda: checkpoint.load(path, model)))
     return said, strides(model) == before

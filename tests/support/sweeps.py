@@ -82,7 +82,7 @@ def assert_only_failing_jobs_fail(ended: Ended, names: tuple[str, ...] = MIXED) 
     assert log.startswith("process (torch.float32, True, ")
 
 
-def wait_for(condition, *, seconds: float = 60.0):
+def wait_for(condition, *, seconds: float = 300.0):
     """Return the value of `condition` as soon as it is true."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):

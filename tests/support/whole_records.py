@@ -4,14 +4,7 @@ from pathlib import Path
 
 import made_benches
 from made_runs import write_record
-from prepare.stages.contract.records import (
-    Contract,
-    ContractChange,
-    ContractCheck,
-    Place,
-    TimeRatio,
-    Tolerance,
-)
+from prepare.stages.contract.records import Contract, ContractChange, ContractCheck, TimeRatio
 from prepare.stages.doctor.records import Diagnosis, Finding
 from prepare.stages.export.records import (
     ArtefactContract,
@@ -53,10 +46,9 @@ def exported() -> Export:
 
 
 def contract() -> Contract:
-    place = Place(kind="break", phase="forward", module="0", cause="a", count=1)
     return Contract(model="Net", mode="eval", steps={"half": {}}, threads=1, seen={"torch": "2"}, modules={"": "Net"},
-                    weights={"0.weight": "(3,) (1,) float32 cpu"}, layouts={"0": "channels_last"}, places=(place,), verified="pass",
-                    tolerances=(Tolerance(what="outputs", error=1e-7, allowed=1e-4),),
+                    weights={"0.weight": "(3,) (1,) float32 cpu"}, layouts={"0": "channels_last"}, flow={"0": {"break in forward: a": 1}},
+                    verified="pass", errors={"outputs": 1e-3},
                     time=TimeRatio(ratio=0.5, low=0.4, high=0.6, machine="a"))  # fmt: skip
 
 

@@ -19,10 +19,16 @@ import pytest
 from filelock import Timeout
 
 import machines
-from prepare.app.job.record import Record
-from prepare.app.sweep import locks
+from prepare.app.job.record import Job, Record, Result
+from prepare.app.sweep import coordinator, locks
+from prepare.app.sweep.coordinator import Coordinator
 from prepare.app.sweep.locks import Claim, ClaimLost, is_held
-from prepare.app.sweep.manifest import job_claim, read_sweep_manifest
+from prepare.app.sweep.manifest import (
+    SweepManifest,
+    job_claim,
+    read_sweep_manifest,
+    write_sweep_manifest,
+)
 from prepare.app.sweep.summary import read_summary
 from prepare.core.utils import files
 from sweeps import NET, finish, processes_in, start, wait_for
@@ -273,6 +279,32 @@ def _until(process, word: str) -> str:
         said += (line := process.stderr.readline())
         assert line, said
     return said
+
+
+def test_a_command_waits_for_a_row_that_is_claimed_anew(tmp_path, monkeypatch):
+    manifest = SweepManifest("sweep", [["seed=0"]], ["row"])
+    write_sweep_manifest(tmp_path, manifest)
+    record = Record(tmp_path / "0")
+    record.begin(Job(0, "sweep", ["seed=0"], {}, identity="row"))
+    waiting = Coordinator(tmp_path, rows=manifest.rows, identities=manifest.identities, resume=True)
+    other, attempts = Claim(job_claim(tmp_path, "row")), []
+
+    def finish_it():
+        time.sleep(0.3)
+        record.write_result(Result("ok"))
+        other.close()
+
+    def claim(*args, **kwargs):
+        if not attempts:  # another command was quicker to see that the process had died
+            assert other.acquire()
+            threading.Thread(target=finish_it).start()
+        attempts.append(args)
+        return locks.claim(*args, **kwargs)
+
+    monkeypatch.setattr(coordinator, "claim", claim)
+    waiting.end(stopped=False)
+    assert record.result() == Result("ok")
+    assert len(attempts) == 1
 
 
 # ------------------------------------------------------------------------------- many workers

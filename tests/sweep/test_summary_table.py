@@ -73,7 +73,7 @@ def test_texts_of_memory_and_verification():
     assert verified_text(VerifyFigures(status="cannot tell", error=0.1)) == "unclear"
     assert verified_text(VerifyFigures(status="pass", error=1e-7, wrong=3)) == "pass 1e-07, wrong in training"  # fmt: skip
     at_a_sixth = VerifyFigures(status="pass", error=1e-3, allowed=6e-3)
-    assert verified_text(at_a_sixth) == "pass 0.001 (17 % of the limit)"
+    assert verified_text(at_a_sixth) == "pass 0.001 (17 % of the tolerance)"
     assert verified_text(at_a_sixth, short=True) == "pass 0.001 17%"
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from prepare import recipe
 from prepare.app.cli.compose_config import ERRORS, Composer, composing, read_override, store_recipe
 from prepare.app.cli.resolve_config import plain_mapping
-from prepare.app.job.settings import RECIPE, STEP_GROUPS
+from prepare.app.job.settings import RECIPE
+from prepare.core.utils.folders import STEP_GROUPS
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prepare.core.utils import json_records
+from prepare.core.utils.numbers import part_of_tolerance
 
 # The statuses of convolutions that tables count.
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
@@ -30,9 +31,9 @@ _TYPES: dict[str, Any] = {
 class VerifyFigures:
     """The figures of a verification.
 
-    `error` and `allowed` belong to the outputs, or, if these were not measured, to the check closest to its
-    limit; `what` is its name. They are None if nothing was measured. `wrong` counts the checks that are
-    wrong in the mode that does not decide.
+    `error` and its tolerance `allowed` belong to the outputs, or, if these were not measured, to the check
+    closest to its tolerance; `what` is its name. They are None if nothing was measured. `wrong` counts the
+    checks that are wrong in the mode that does not decide.
     """
 
     status: str
@@ -44,10 +45,8 @@ class VerifyFigures:
 
     @property
     def share(self) -> float | None:
-        """Return the error as a fraction of what is allowed; None if there is no such number."""
-        if self.error is None or not self.allowed:
-            return None
-        return self.error / self.allowed
+        """Return the error as a part of its tolerance; None if there is no such number."""
+        return part_of_tolerance(self.error, self.allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

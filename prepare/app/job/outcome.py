@@ -47,6 +47,8 @@ _REASONS: tuple[tuple[type[PrepareError], str, int, bool], ...] = (
     (StepError, "step", FAILED, True),
     (PrepareError, "error", FAILED, True),
 )
+# Characters of an error's beginning, and of its end, in a result, which is read again up to a limit.
+_LONGEST = 50_000
 
 
 @dataclass(frozen=True)
@@ -83,8 +85,8 @@ def finished(results: Results) -> Outcome:
 
 def failure(error: BaseException) -> Outcome:
     """Return the outcome of a job that raised `error`."""
-    trace = "".join(traceback.format_exception(error))
-    message = _message(error)
+    trace = _cut("".join(traceback.format_exception(error)))
+    message = _cut(_message(error))
     if isinstance(error, KeyboardInterrupt):
         stopped = Result("interrupted", "interrupted", message or "stopped by Ctrl-C")
         return Outcome(stopped, INTERRUPTED)
@@ -98,7 +100,7 @@ def failure(error: BaseException) -> Outcome:
         reason = "exit"
         text = f"{raised_at(error)}the run called sys.exit({error.code!r})"
     elif is_out_of_memory(error):
-        sizes = re.sub(r"\b(\d{7,}) bytes", lambda found: size(int(found[1])), text)
+        sizes = re.sub(r"\b(\d{7,18}) bytes", lambda found: size(int(found[1])), text)
         reason, text = "oom", f"out of memory: {sizes}"
     return Outcome(Result("failed", reason, text, trace), FAILED)
 
@@ -116,6 +118,10 @@ def write_result(outcome: Outcome, record: Record) -> Outcome:
             record.write_result(failed)
         return replace(outcome, result=failed, code=FAILED)
     return outcome
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 2 * _LONGEST else f"{text[:_LONGEST]}\n...\n{text[-_LONGEST:]}"
 
 
 def _message(error: BaseException) -> str:

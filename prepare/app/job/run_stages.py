@@ -31,9 +31,9 @@ from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.progress import stage_if
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
+from prepare.pipeline.collect_wants import format_steps
 from prepare.stages.registry import stages_of, tasks
 from prepare.stages.stage import Stage, StageContext
-from prepare.step import TensorStep
 
 if TYPE_CHECKING:
     from prepare.app.job.results import Show
@@ -79,7 +79,7 @@ def _begun(
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
     steps = settings.steps
     for stage in stages:
-        steps = dict(stage.steps(settings, steps))
+        steps = dict(stage.steps(settings, steps, model))
     applies = tasks()[settings.task].prepares or not stages
     declared = Pipeline.from_config(steps) if applies else Pipeline([])
     workload = _workload(settings)
@@ -281,8 +281,7 @@ def _formatted(example: Example, pipeline: Pipeline) -> Example:
 
 def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
     """Return a note if nothing was asked of the model's convolutions."""
-    steps = pipeline.steps.values()
-    if any(isinstance(step, TensorStep) and step.formats(model) for step in steps):
+    if format_steps(pipeline.steps.values(), model):
         return []
     flat, deep = (
         any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)

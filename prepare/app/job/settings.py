@@ -30,8 +30,6 @@ NO_MODEL = "no model is chosen"
 GROUPS = ("model", "device", "precision", "memfmt", "input")
 # The group whose option is added to the others and chooses among them: +experiment=NAME.
 ADDED_GROUP = "experiment"
-# Those whose options add steps.
-STEP_GROUPS = ("device", "precision", "memfmt")
 
 
 def group_names() -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,7 +39,7 @@ _REPAIRED = "Keeping"
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One difference: the value of the first side and of the second, empty if it is absent.
+    """One item of both sides as text, empty if it is absent.
 
     `text` replaces the default line for the terminal; `note` is a remark; `same` says that the values are
     the same for a reader, though their texts differ.
@@ -53,14 +53,9 @@ class Change:
     same: bool = field(default=False, kw_only=True)
 
     @property
-    def is_same(self) -> bool:
-        """Return whether this is not a difference."""
-        return self.same or self.first == self.second
-
-    @property
     def word(self) -> str:
         """Return `same`, `differs`, `only in A` or `only in B`."""
-        if self.is_same:
+        if self.same or self.first == self.second:
             return "same"
         return "only in B" if not self.first else "only in A" if not self.second else "differs"
 
@@ -145,17 +140,29 @@ def read_differences(first: Path, second: Path) -> Differences:
             f"{files.printable_path(path)} is {_KINDS[name]}" for path, name in sides
         )
         raise ConfigError("diff", wrong, _SAME_KIND)
-    parts: list[ComparedPart] = []
-    figures: list[Change] = []
+    figures: tuple[Change, ...] = ()
     gist = ""
     if kind == "run":
-        parts, figures, gist = _compare_runs(first, second)
+        records = [_read_record(path) for path in (first, second)]
+        headlines = [headline(r.result.figures if r.result else None) for r in records]
+        results = list(map(_results, records, headlines))
+        figures = (*_items(*results), *_times(*headlines))
+        gist = _gist(headlines, [each["status"] for each in results])
+        parts = [
+            _recipe_part(
+                *(recipe.loads(r.recipe) if r.recipe is not None else {} for r in records)
+            ),
+            _part("command line", _items(*map(_choices, records))),
+            _part("results", figures),
+            _audit_part(*(record.audit or Audit([], {}) for record in records)),
+            _part("environment", _items(*map(_environment, records))),
+        ]
     elif kind == "audit":
         parts = [_audit_part(Audit.load(first), Audit.load(second))]
     else:
-        parts = [_part("recipe", _recipe_changes(recipe.load(first), recipe.load(second)))]
+        parts = [_recipe_part(recipe.load(first), recipe.load(second))]
     parts = [part for part in parts if part.changes]
-    return Differences(kind, str(first), str(second), tuple(parts), tuple(figures), gist)
+    return Differences(kind, str(first), str(second), tuple(parts), figures, gist)
 
 
 def _kind(path: Path) -> str:
@@ -165,36 +172,6 @@ def _kind(path: Path) -> str:
             raise FileError(files.printable_path(path), "is the folder of a sweep", remedy)
         return "run"
     return "recipe" if path.suffix in (".yaml", ".yml") else "audit"
-
-
-def _compare_runs(first: Path, second: Path) -> tuple[list[ComparedPart], list[Change], str]:
-    """Return the parts in which two runs differ, the figures of both side by side, and the gist."""
-    records = [_read_record(path) for path in (first, second)]
-    headlines = [headline(r.result.figures if r.result else None) for r in records]
-    results = [_results(*pair) for pair in zip(records, headlines, strict=True)]
-    figures = [*_side_by_side(*results), *_times(*headlines)]
-    recipes = [
-        recipe.loads(record.recipe) if record.recipe is not None else {} for record in records
-    ]
-    audits = [record.audit or Audit([], {}) for record in records]
-    parts = [
-        _part("recipe", _recipe_changes(*recipes)),
-        _part("command line", _changes(*map(_choices, records))),
-        _part("results", [change for change in figures if not change.is_same]),
-        _audit_part(*audits),
-        _part("environment", _changes(*map(_environment, records))),
-    ]
-    statuses = [result["status"] for result in results]
-    return parts, figures, _gist(headlines, statuses)
-
-
-def _part(title: str, changes: list[Change]) -> ComparedPart:
-    return ComparedPart(title, tuple(changes), tuple(changes))
-
-
-def _audit_part(first: Audit, second: Audit) -> ComparedPart:
-    changes = tuple(map(_change, first.diff(second)))
-    return ComparedPart("audit", changes, tuple(_audit_groups(first, second)))
 
 
 def _read_record(folder: Path) -> SavedResults:
@@ -207,32 +184,35 @@ def _read_record(folder: Path) -> SavedResults:
     return record
 
 
-def _recipe_changes(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change]:
-    changes = []
-    for name in dict.fromkeys([*first, *second]):
-        options = [steps.get(name) for steps in (first, second)]
-        if all(options):
-            changes += _changes(*(_options(name, values) for values in options))
-        elif (name in first) != (name in second) or options[0] != options[1]:
-            changes.append(Change(f"steps.{name}", _step(name, first), _step(name, second)))
-    orders = [
-        [name for name in steps if name in first and name in second] for steps in (first, second)
-    ]
-    if orders[0] != orders[1]:
-        changes.append(Change("the order of the steps", *map(", ".join, orders)))
-    return changes
+def _items(first: Mapping[str, Any], second: Mapping[str, Any]) -> Iterator[Change]:
+    """Yield each item of two flat sides."""
+    for name in {**first, **second}:
+        sides = [_text_of(side[name]) if name in side else "" for side in (first, second)]
+        if any(sides):
+            yield Change(name, *sides)
 
 
-def _options(name: str, options: Mapping[str, Any] | None) -> dict[str, str]:
-    return {f"steps.{name}.{key}": _text_of(value) for key, value in (options or {}).items()}
+def _part(title: str, items: Iterable[Change]) -> ComparedPart:
+    changes = tuple(item for item in items if item.word != "same")
+    return ComparedPart(title, changes, changes)
 
 
-def _step(name: str, steps: Mapping[str, Any]) -> str:
-    """Return the options of a step as text: `dropped` for null, empty without the step."""
-    if name not in steps:
-        return ""
-    options = steps[name]
-    return "dropped" if options is None else _text_of(options)
+def _recipe_part(first: Mapping[str, Any], second: Mapping[str, Any]) -> ComparedPart:
+    both = {name for name in first if first[name] and second.get(name)}
+    sides = (dict(_options(steps, both)) for steps in (first, second))
+    orders = (
+        ", ".join(n for n in steps if n in first and n in second) for steps in (first, second)
+    )
+    return _part("recipe", [*_items(*sides), Change("the order of the steps", *orders)])
+
+
+def _options(steps: Mapping[str, Any], both: Collection[str]) -> Iterator[tuple[str, Any]]:
+    """Yield each step, and of a step that both sides have, each of its options."""
+    for name, options in steps.items():
+        if name in both:
+            yield from ((f"steps.{name}.{key}", value) for key, value in options.items())
+        else:
+            yield f"steps.{name}", "dropped" if options is None else options
 
 
 def _choices(record: SavedResults) -> dict[str, str]:
@@ -245,13 +225,13 @@ def _choices(record: SavedResults) -> dict[str, str]:
     return groups | overrides
 
 
-def _environment(record: SavedResults) -> dict[str, str]:
+def _environment(record: SavedResults) -> dict[str, Any]:
     environment = record.environment or {}
     versions = environment.get("packages") or {}
     values = {key: environment.get(key) for key in _ENVIRONMENT}
     values |= {f"packages.{name}": version for name, version in versions.items()}
     values |= {f"accelerator.{key}": v for key, v in (environment.get("accelerator") or {}).items()}
-    return {key: _text_of(value) for key, value in values.items() if value not in (None, [])}
+    return {key: value for key, value in values.items() if value not in (None, [])}
 
 
 def _results(record: SavedResults, figures: Headline) -> dict[str, str]:
@@ -299,16 +279,6 @@ def _time(timed: BenchFigures | None) -> str:
     if timed is None:
         return ""
     return timing_text(timed) + (f": {timed.reason}" if timed.reason else "")
-
-
-def _side_by_side(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Change]:
-    for key in dict.fromkeys([*first, *second]):
-        if first.get(key) or second.get(key):
-            yield Change(key, first.get(key, ""), second.get(key, ""))
-
-
-def _changes(first: Mapping[str, str], second: Mapping[str, str]) -> list[Change]:
-    return [change for change in _side_by_side(first, second) if change.first != change.second]
 
 
 def _gist(headlines: Sequence[Headline], statuses: Sequence[str]) -> str:
@@ -363,19 +333,6 @@ def _document(
     return Document(name=name, title=title, parts=lambda: parts)
 
 
-def _audit_groups(first: Audit, second: Audit) -> list[Change]:
-    """Return the same changes with equal ones together, by class of module; a single one as it is."""
-    rows = {row.path: row for audit in (second, first) for row in audit.rows}
-    groups: dict[tuple[str, ...], list[Difference]] = {}
-    for difference in first.diff(second):
-        key = (rows[difference.tensor].type, *_sides(difference, own=False))
-        groups.setdefault(key, []).append(difference)
-    return [
-        _change(members[0]) if len(members) == 1 else _group(key[0], members, rows)
-        for key, members in groups.items()
-    ]
-
-
 def _text_of(value: Any) -> str:
     """Return a value as text: a word as it is, all else as JSON."""
     if isinstance(value, str):
@@ -383,52 +340,46 @@ def _text_of(value: Any) -> str:
     return json.dumps(value, default=str, separators=(",", ":"))
 
 
-def _change(difference: Difference) -> Change:
-    first, second = _sides(difference, own=True)
-    return Change(difference.tensor, first, second, text=str(difference))
+def _audit_part(first: Audit, second: Audit) -> ComparedPart:
+    """Return a change for each tensor, and equal ones together by the class of their module."""
+    rows = {row.path: row for audit in (second, first) for row in audit.rows}
+    differences = first.diff(second)
+    changes = {d.tensor: Change(d.tensor, *_sides(d), text=str(d)) for d in differences}
+    groups: dict[tuple[str, ...], list[Difference]] = {}
+    for difference in differences:
+        key = (rows[difference.tensor].type, *_sides(difference, without=_OWN))
+        groups.setdefault(key, []).append(difference)
+    grouped = (
+        changes[members[0].tensor] if len(members) == 1 else _group(key, members, rows)
+        for key, members in groups.items()
+    )
+    return ComparedPart("audit", tuple(changes.values()), tuple(grouped))
 
 
-def _group(kind: str, members: list[Difference], rows: Mapping[str, AuditRow]) -> Change:
-    first, second = _sides(members[0], own=False)
-    modules = {_module(rows[member.tensor]) for member in members}
+def _group(key: tuple[str, ...], members: list[Difference], rows: Mapping[str, AuditRow]) -> Change:
+    (kind, first, second), fields = key, members[0].fields
+    # A module that is registered under several names has one.
+    paths = (rows[member.tensor] for member in members)
+    modules = {min((row.path, *row.shared_with)).rpartition(".")[0] for row in paths}
     name, note = f"{len(modules):,} {kind}", plural(len(members), "tensor")
-    types = members[0].fields.get("type")
-    if types and members[0].fields.keys() <= {"type", *_OWN}:
-        kind, other = types
-        name, first, second = f"{len(modules):,} {kind}", kind, _explained(kind, other)
-        return Change(name, first, second, text=f"{name} -> {second}", note=note)
     if members[0].only_in:
         return Change(name, first, second, f"{name}: only in {members[0].only_in}", note)
-    texts = _fields(members[0])
-    return Change(name, first, second, text=f"{name}: {', '.join(texts)}", note=note)
+    if "type" in fields and fields.keys() <= {"type", *_OWN}:
+        kind, other = fields["type"]
+        repaired = " (repaired: keeps the layout)" if other == _REPAIRED + kind else ""
+        name, second = f"{len(modules):,} {kind}", f"{other}{repaired}"
+        return Change(name, kind, second, f"{name} -> {second}", note)
+    pairs = (f"{key} {_text_of(a)} -> {_text_of(b)}" for key, (a, b) in fields.items())
+    texts = (key if key in _OWN else pair for key, pair in zip(fields, pairs, strict=True))
+    return Change(name, first, second, f"{name}: {', '.join(texts)}", note)
 
 
-def _explained(kind: str, other: str) -> str:
-    return f"{other} (repaired: keeps the layout)" if other == _REPAIRED + kind else other
-
-
-def _module(row: AuditRow) -> str:
-    """Return one name for a module that is registered under several."""
-    return min((row.path, *row.shared_with)).rpartition(".")[0]
-
-
-def _sides(difference: Difference, *, own: bool) -> tuple[str, str]:
-    if difference.only_in:
-        ours, theirs = ("present" if difference.only_in == s else "" for s in ("ours", "theirs"))
-        return ours, theirs
-    return _side(difference.fields, 0, own=own), _side(difference.fields, 1, own=own)
-
-
-def _side(fields: Mapping[str, tuple[Any, Any]], side: int, *, own: bool) -> str:
-    return "; ".join(_values(fields, side, own=own))
-
-
-def _values(fields: Mapping[str, tuple[Any, Any]], side: int, *, own: bool) -> Iterator[str]:
-    for name, pair in fields.items():
-        yield f"{name} {_text_of(pair[side])}" if own or name not in _OWN else name
-
-
-def _fields(difference: Difference) -> Iterable[str]:
-    for name, (first, second) in difference.fields.items():
-        values = f" {_text_of(first)} -> {_text_of(second)}"
-        yield name if name in _OWN else f"{name}{values}"
+def _sides(difference: Difference, without: Collection[str] = ()) -> tuple[str, str]:
+    """Return the fields of both sides as texts, those of `without` by name only."""
+    fields, only_in = difference.fields.items(), difference.only_in
+    first, second = (
+        "; ".join(key if key in without else f"{key} {_text_of(pair[at])}" for key, pair in fields)
+        or ("present" if only_in == side else "")
+        for at, side in enumerate(("ours", "theirs"))
+    )
+    return first, second

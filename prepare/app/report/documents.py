@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from prepare.app.report.sentences import by_remedy
+from prepare.app.report.sentences import by_remedy, changes_text
 from prepare.core.document import (
     NEXT,
     UNDECIDED,
@@ -142,8 +142,7 @@ def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
         stopped = f"Interrupted: {first_line(result.error)}. "
     found = [answer for answer in answers(run, documents) if answer.question != NEXT]
     if not found and run.plan is not None and run.audit is None:
-        summary = run.plan["summary"]
-        return f"Planned only: {summary['to_change']:,} of {summary['tensors']:,} tensors would change."
+        return f"Planned only: {changes_text(run.plan['summary'])}."
     return stopped + " ".join(f"{answer.sentence or answer.answer}." for answer in found)
 
 

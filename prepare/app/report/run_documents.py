@@ -14,6 +14,8 @@ from prepare.app.report.documents import advice, failure_word, shown_of, stage_d
 from prepare.app.report.sentences import (
     audited_text,
     by_remedy,
+    bytes_text,
+    changes_text,
     is_judged,
     outputs_sentence,
 )
@@ -91,9 +93,8 @@ def _tensors(audit: Audit) -> tuple[Text, Table, Folded]:
 
 def plan_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
     """Yield what a plan would change."""
-    memory = f"{size(summary['bytes_before'])} now, {size(summary['bytes_after'])} after"
-    changes = f"{summary['to_change']:,} of {plural(summary['tensors'], 'tensor')} would change"
-    yield Facts(rows=(("Planned only", changes), ("Memory", memory)))
+    memory = bytes_text(summary, "now")
+    yield Facts(rows=(("Planned only", changes_text(summary)), ("Memory", memory)))
 
 
 def issues(plan: Mapping[str, Any]) -> Iterator[Items]:
@@ -228,14 +229,11 @@ def audit_facts(audit: Audit) -> list[tuple[str, str]]:
     summary = audit.summary
     dtypes = ", ".join(f"{count:,} {name}" for name, count in summary["dtypes"].items())
     devices = ", ".join(f"{count:,} on {name}" for name, count in summary["devices"].items())
-    after = size(summary["bytes_after"])
+    memory = bytes_text(summary) if is_judged(audit) else size(summary["bytes_after"])
     facts = [
         ("Convolutions", audited_text(audit)),
         ("Tensors", f"{plural(summary['tensors'], 'tensor')}: {dtypes}; {devices}"),
-        (
-            "Memory",
-            f"{size(summary['bytes_before'])} before, {after} after" if is_judged(audit) else after,
-        ),
+        ("Memory", memory),
     ]
     if summary["unregistered"]:
         facts.append(("Not registered", ", ".join(map(str, summary["unregistered"]))))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.headline import CONVOLUTIONS
 from prepare.audit import STATUSES
-from prepare.core.utils.numbers import doubt, speed_text
+from prepare.core.utils.numbers import doubt, share_text, speed_text, tolerance_text
 from prepare.core.utils.text import counts, plural, size
 
 if TYPE_CHECKING:
@@ -81,6 +81,16 @@ def converted_text(audit: Audit) -> str:
         named = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common(2))
         text += f"; {named} not asked for (memfmt=by_rank converts both)"
     return text
+
+
+def bytes_text(summary: Mapping[str, Any], first: str = "before") -> str:
+    """Return the memory of the tensors of a plan or an audit: `1.0 MiB before, 512.0 KiB after`."""
+    return f"{size(summary['bytes_before'])} {first}, {size(summary['bytes_after'])} after"
+
+
+def changes_text(plan: Mapping[str, Any]) -> str:
+    """Return what the summary of a plan says: `8 of 12 tensors would change`."""
+    return f"{plan['to_change']:,} of {plural(plan['tensors'], 'tensor')} would change"
 
 
 def is_judged(audit: Audit) -> bool:
@@ -178,7 +188,7 @@ def memory_text(figures: Headline) -> str:
 
 
 def verified_text(verified: VerifyFigures | None, *, short: bool = False) -> str:
-    """Return `pass 3.1e-05 (17 % of the limit)`: the status, the error of the outputs, and its share.
+    """Return `pass 3.1e-05 (17 % of the tolerance)`: the status, the error of the outputs, and its share.
 
     The `short` text is `pass 3e-05 17%`, for a column.
     """
@@ -187,21 +197,16 @@ def verified_text(verified: VerifyFigures | None, *, short: bool = False) -> str
     judged = verified.error is not None and verified.status != "cannot tell"
     digits = ".1g" if short else ".2g"
     error = (
-        f" {verified.error:{digits}}{_of_the_limit(verified.share, short=short)}" if judged else ""
+        f" {verified.error:{digits}}{_of_tolerance(verified.share, short=short)}" if judged else ""
     )
     # Wrong gradients do not count in a job for inference.
     return doubt(verified.status) + error + (", wrong in training" if verified.wrong else "")
 
 
-def _of_the_limit(share: float | None, *, short: bool) -> str:
+def _of_tolerance(share: float | None, *, short: bool) -> str:
     if share is None or share > 10:
         return ""
-    percent = _percent(share)
-    return f" {percent.replace(' ', '')}" if short else f" ({percent} of the limit)"
-
-
-def _percent(share: float) -> str:
-    return "<1 %" if share < 0.01 else f"{100 * share:.0f} %"
+    return f" {share_text(share).replace(' ', '')}" if short else f" ({tolerance_text(share)})"
 
 
 def timing_text(timed: BenchFigures) -> str:

@@ -4,7 +4,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
 
@@ -43,7 +43,7 @@ class Claim:
         while True:
             _mend(self._lease.lock_file)
             with suppress(Timeout, LeaseSettingsMismatch):
-                self._lease.acquire()
+                self._lease.acquire(timeout=0)
                 return True
             waited = time.monotonic() - start
             if waited >= patience and (not watch or waited > 3 * _DEAD or is_held(self.path)):
@@ -73,8 +73,7 @@ def claim(path: Path | None, *, patience: float = 0.0, watch: bool = True) -> It
         held = True
         with suppress(OSError):
             if path is not None:
-                own = Claim(path)
-                stack.callback(own.close)
+                own = stack.enter_context(closing(Claim(path)))
                 if held := own.acquire(patience=patience, watch=watch):
                     stack.enter_context(checked_writes(own.check))
         yield held
@@ -89,9 +88,8 @@ def is_held(path: Path, *, patience: float = 0.0) -> bool:
 
 
 def _lease(path: Path) -> SoftFileLease:
-    file = f"{path}{SUFFIX}"
     return SoftFileLease(
-        file, lease_duration=_DEAD, heartbeat_interval=_BEAT, thread_local=False, timeout=0
+        f"{path}{SUFFIX}", lease_duration=_DEAD, heartbeat_interval=_BEAT, thread_local=False
     )
 
 
@@ -104,9 +102,8 @@ def _check(path: Path, token: str | None) -> None:
 
 
 def _seems_held(lease: SoftFileLease) -> bool:
-    owner = lease.owner
     with suppress(OSError):
-        if owner and (owner.hostname != _machine() or runs(owner.pid)):
+        if (owner := lease.owner) and (owner.hostname != _machine() or runs(owner.pid)):
             touched = os.lstat(lease.lock_file).st_mtime
             return abs(ask_server(Path(lease.lock_file).parent) - touched) <= _DEAD
     return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -42,8 +43,10 @@ def _check_dotted(name: str) -> None:
 
 def check_weight(weight: float) -> None:
     """Raise ValueError(what is wrong, what to do) if this is not the weight of a size of a workload."""
-    if not 0 <= weight < math.inf:
-        raise ValueError(f"{weight!r} is not a weight", "give a number of calls, 0 or more")
+    if not 0 <= weight <= sys.float_info.max:
+        raise ValueError(
+            f"{as_written(weight)} is not a weight", "give a number of calls, 0 or more"
+        )
 
 
 _Bound = Annotated[int | float, "a number or null", _check_finite] | None

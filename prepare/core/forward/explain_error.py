@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 
+# Characters of an error: the time of the search grows with their square.
+_MOST_SEARCHED = 5_000
+
+
 def _hints() -> dict[str, str]:
     """Return the remedy for each pattern of a message of torch."""
     return {
@@ -57,7 +61,8 @@ def explained(model: nn.Module, error: Exception) -> ModelError:
     lines = str(error).strip().split("\n")
     # The first line of a compiler's error names its backend, the next line the error of the backend.
     message = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
-    hints = [hint for pattern, hint in _hints().items() if re.search(pattern, str(error))]
+    text = str(error)[:_MOST_SEARCHED]
+    hints = [hint for pattern, hint in _hints().items() if re.search(pattern, text)]
     if missing := missing_module(str(error)):
         hints = [install_remedy(missing, imported=True)]
     where = _innermost(model, error.__traceback__)

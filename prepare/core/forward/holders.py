@@ -220,3 +220,10 @@ OBJECT = _attributes, _set_attributes
 CLASS = _class_data, _set_class_data
 CELL = _cell_content, _set_cell
 GLOBALS = _named_globals, _set_globals
+
+
+def access_of(value: Any) -> Any:
+    """Return how a container, or an object that may be part of a model, is read and written; else None."""
+    if isinstance(value, CONTAINERS):
+        return CONTAINER
+    return OBJECT if is_entered(type(value)) else None  # type: ignore[arg-type]

@@ -103,9 +103,7 @@ class FormatHook(NotScriptable):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
         change, cast = self.formatter.tensor, self.formatter.cast
-        # A compiler chooses layouts itself; a program that is exported gets them.
-        traced = change if torch.compiler.is_exporting() else cast
-        return lend(module, args, kwargs, change=change, change_in_trace=traced)
+        return lend(module, args, kwargs, change=change, cast=cast)
 
     def is_on(self, model: nn.Module) -> bool:
         """Return whether `model` has a hook equal to this one."""

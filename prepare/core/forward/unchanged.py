@@ -17,13 +17,12 @@ from prepare.core.forward.holders import (
     CELL,
     CLASS,
     CONTAINER,
-    CONTAINERS,
     GLOBALS,
     OBJECT,
     SIMPLE,
     Holder,
     Place,
-    is_entered,
+    access_of,
     is_foreign,
     reset_of,
     scripted,
@@ -32,7 +31,7 @@ from prepare.core.forward.torch_state import isolated
 from prepare.core.model.devices import free_memory
 from prepare.core.model.tensors import is_plain, stored_values
 from prepare.core.utils.signals import held_interrupts
-from prepare.errors import RefusedError
+from prepare.errors import GuardWarning, PrepareError, RefusedError
 
 _T = TypeVar("_T")
 # Containers and objects below an attribute of a module; what is deeper belongs to something else.
@@ -85,17 +84,21 @@ def without_gradients(run: Callable[[], _T]) -> _T:
     """Return `run()` in no_grad mode or, if it raises so, with gradients.
 
     A forward that differentiates, as a force field does, raises in no_grad mode. If `run` raises with
-    gradients too, the first error is the model's.
+    gradients too, the first error is the model's; but an error or a warning of a guard is raised at once.
     """
     try:
         with torch.no_grad():
             return run()
-    except (MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError, PrepareError, GuardWarning):
         raise
-    except Exception:
-        with suppress(Exception), torch.enable_grad():
-            return run()
-        raise
+    except Exception as error:
+        try:
+            with torch.enable_grad():
+                return run()
+        except (PrepareError, GuardWarning):
+            raise
+        except Exception:
+            raise error from None
 
 
 class ModelState:
@@ -224,12 +227,10 @@ class ModelState:
             self._visit_module(value, place, depth)
         elif isinstance(value, tuple):
             self._visit_all(value, place, depth)
-        elif isinstance(value, CONTAINERS):
-            self._hold(value, place, depth, CONTAINER)
         elif (reset := reset_of(value)) is not None:
             self._resets.append((place, reset))
-        elif is_entered(kind):  # type: ignore[arg-type]
-            self._hold(value, place, depth, OBJECT)
+        elif (access := access_of(value)) is not None:
+            self._hold(value, place, depth, access)
 
     def _visit_all(self, values: Iterable[Any], place: Place, depth: int) -> None:
         for value in values:

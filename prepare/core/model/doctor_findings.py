@@ -26,7 +26,10 @@ from prepare.core.model.known_issues import (
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.tensors import name_of
 from prepare.core.utils.environment import machine_identity
+from prepare.core.utils.files import read_text
 from prepare.core.utils.folders import cache_folder
+from prepare.core.utils.json_records import LIMIT, parse_json
+from prepare.errors import FileError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,9 +77,9 @@ def standing_here(device: str) -> list[Issue]:
 @cache
 def _read(path: Path, _changed: float) -> Mapping[str, str]:
     try:
-        findings = json.loads(path.read_text(encoding="utf-8"))["findings"]
+        findings = parse_json(read_text(path, limit=LIMIT))["findings"]
         return {each["name"]: each["verdict"] for each in findings}
-    except (OSError, ValueError, LookupError, TypeError):
+    except (FileError, ValueError, LookupError, TypeError, RecursionError):
         return {}
 
 

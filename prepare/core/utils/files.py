@@ -312,6 +312,8 @@ def _mode(target: str) -> int | None:
         status = os.stat(target)
     except FileNotFoundError:
         return None
+    except ValueError as error:  # a null byte
+        raise OSError(errno.EINVAL, str(error)) from error
     _check_regular(status.st_mode)
     if os.path.islink(target):
         return None

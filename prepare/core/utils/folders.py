@@ -18,6 +18,10 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # typeshed has no None for a missing module
 
 
+# The groups of the command line that fill `steps`.
+STEP_GROUPS = ("device", "precision", "memfmt")
+
+
 def conf_dir() -> Path:
     """Return the folder of configurations: inside the package in a wheel, beside it in a checkout."""
     package = Path(__file__).resolve().parents[2]

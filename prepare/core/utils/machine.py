@@ -90,11 +90,15 @@ def disturbance(conditions: Mapping[str, Any]) -> str:
     return ""
 
 
+# A number that is found, or not, in a time that grows with the text, whatever is in it.
+_NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
+
+
 def disturbed_part(text: str) -> float:
     """Return the part of the machine that a text of `disturbance` names: 0.8 of `1.6 of 2 cores`."""
-    if cores := re.search(r"([\d.]+) (?:of|on) (\d+) cores", text):
+    if cores := re.search(rf"{_NUMBER} (?:of|on) ([1-9]\d{{0,8}}) cores", text):
         return float(cores[1]) / float(cores[2])
-    percent = re.search(r"([\d.]+)\s?%", text)
+    percent = re.search(rf"{_NUMBER} ?%", text)
     return float(percent[1]) / 100 if percent else 0.0
 
 

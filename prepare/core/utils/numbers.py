@@ -17,6 +17,8 @@ _DOUBTS = {
     "too noisy": "unclear",
     "not compared": "not measured",
 }
+# An error of more times its tolerance is not given in figures.
+_MANY_TIMES = 1000
 # More noise than this, as a factor, is not printed.
 _LOUDEST = 1.5
 
@@ -50,6 +52,33 @@ def span(interval: Interval, form: Callable[[float], str]) -> str:
 def finite(value: float | None) -> float | None:
     """Return a number as JSON can hold it; None for None, infinity and NaN."""
     return float(value) if value is not None and math.isfinite(value) else None
+
+
+def part_of_tolerance(error: float | None, tolerance: float | None) -> float | None:
+    """Return an error as a part of its tolerance: infinite for an error where none is allowed.
+
+    None if one of them is not known.
+    """
+    if error is None or tolerance is None:
+        return None
+    if not tolerance:
+        return math.inf if error else 0.0
+    return error / tolerance
+
+
+def share_text(part: float) -> str:
+    """Return a part as a share: `<1 %`, `4 %`, `46 times`, `more than 1,000 times`."""
+    if part > _MANY_TIMES:
+        return f"more than {_MANY_TIMES:,} times"
+    if part >= 10:
+        return f"{part:,.0f} times"
+    return "<1 %" if part < 0.01 else f"{100 * part:,.0f} %"
+
+
+def tolerance_text(part: float) -> str:
+    """Return a part of a tolerance in words: `17 % of the tolerance`, `46 times the tolerance`."""
+    text = share_text(part)
+    return f"{text} of the tolerance" if text.endswith("%") else f"{text} the tolerance"
 
 
 def small(value: float | None) -> str:

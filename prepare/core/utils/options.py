@@ -13,7 +13,7 @@ from prepare.core.utils.taken_out import taken_out
 from prepare.errors import ConfigError, Problem
 
 _SIZE_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
 
 
 class _CheckError(ValueError):
@@ -22,6 +22,10 @@ class _CheckError(ValueError):
 
 # The most characters of a value in a message.
 _LONGEST = 300
+# Levels of a value; a recipe has no more.
+_MOST_LEVELS = 32
+_INTEGERS = range(-(1 << 63), 1 << 64)
+_MOST_REMEDIES = 20
 
 
 class ForRecipes(NamedTuple):
@@ -53,15 +57,20 @@ def is_for_recipes(value: Any, hint: Any) -> bool:
     return origin is Literal and value in args
 
 
-def plain(value: Any) -> Any:
-    """Return `value` as dicts, lists and scalars; torch's dtypes, devices and formats as their names."""
+def plain(value: Any, *, levels: int = _MOST_LEVELS) -> Any:
+    """Return `value` as dicts, lists and scalars; torch's dtypes, devices and formats as their names.
+
+    Raises:
+        ValueError: it has more `levels`, or holds itself.
+    """
+    if isinstance(value, str | bytes) or not isinstance(value, Mapping | Sequence):
+        is_torchs = type(value).__module__ == "torch"
+        return str(value).removeprefix("torch.") if is_torchs else value
+    if not levels:
+        raise ValueError(f"is more than {_MOST_LEVELS} levels deep: nest less")
     if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(item) for item in value]
-    if type(value).__module__ == "torch":
-        return str(value).removeprefix("torch.")
-    return value
+        return {str(key): plain(item, levels=levels - 1) for key, item in value.items()}
+    return [plain(item, levels=levels - 1) for item in value]
 
 
 def read_options(
@@ -77,14 +86,16 @@ def read_options(
     problems, read = [], {}
     for key, value in options.items():
         if key not in fields:
-            remedy = choose(str(key), fields, noun=f"{noun}s")
+            few = len(problems) < _MOST_REMEDIES  # the search for the nearest word takes its time
+            remedy = choose(str(key), fields, noun=f"{noun}s") if few else ""
             problems.append(Problem(f"{where}.{key}", f"no such {noun}", remedy))
             continue
         try:
             read[key] = convert(plain(value), hints[key])
         except ValueError as error:
             words = value if isinstance(value, list | tuple) else [value]
-            gone = taken_out(*(f"{where}.{key}={word}" for word in words))
+            texts = [f"{where}.{key}={word}" for word in words if isinstance(word, str | bool)]
+            gone = taken_out(*texts)
             problems.append(gone or Problem(f"{where}.{key}", *error.args))
     for key, field in fields.items():
         required = field.default is field.default_factory is dataclasses.MISSING
@@ -113,6 +124,8 @@ def convert(value: Any, hint: Any) -> Any:
             return value
     elif hint is Any:
         return value
+    elif type(value) is int and value not in _INTEGERS:
+        raise ValueError("has more than 64 bits", f"give {describe(hint)}")
     elif hint is float and type(value) in (int, float):
         return float(value)
     elif type(value) is hint:
@@ -156,7 +169,10 @@ def as_written(value: Any) -> str:
     """Return a value as the user wrote it, cut: `null`, `true` and `-1`, not None, True and -1.0."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    text = repr(value).removesuffix(".0")
+    try:
+        text = repr(value).removesuffix(".0")
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number of so many digits"
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
@@ -206,7 +222,8 @@ def _convert_literal(value: Any, hint: Any) -> Any:
     for word in words:
         if any(word == choice and type(word) is type(choice) for choice in allowed):
             return word
-    raise ValueError(f"{as_written(value)} is not allowed", choose(str(value), map(str, allowed)))
+    word = value if isinstance(value, str) else ""
+    raise ValueError(f"{as_written(value)} is not allowed", choose(word, map(str, allowed)))
 
 
 def read_size(value: Any) -> int:

@@ -6,9 +6,10 @@ second document are errors, each with its line. Unquoted values have the meaning
 `nUll`) is an error; only `0x1f` and `0o17` are integers here and strings there. Numbers are finite, integers
 have at most 64 bits.
 
-Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser needs up to 3 s for that; it is used
-without libyaml, and for escaped surrogates, which libyaml rejects. Nothing composes a file that we `record`
-ourselves: it may be larger, any text may be a key in it, and a text may hold `${`.
+Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser needs up to 3 s for 1 MiB, so it gets a
+quarter of that; it is used without libyaml, and for escaped surrogates, which libyaml rejects. Nothing
+composes a file that we `record` ourselves: it may be larger, any text may be a key in it, and a text may hold
+`${`.
 """
 
 import math
@@ -22,6 +23,11 @@ import yaml
 from prepare.errors import RecipeError
 
 MAX_BYTES = 1 << 20
+_MAX_SLOW = 1 << 18
+# Characters times blanks in a row: for each word after such a row, libyaml clears as many bytes.
+_MOST_BLANKS = 4_000_000_000
+_LONG_ROW = 1_000
+_BLANKS = dict.fromkeys(map(ord, "\t\r\n"), " ")
 MAX_DEPTH = 32
 MAX_VALUES = 5_000
 MAX_RECORDED_VALUES = 100_000
@@ -75,8 +81,13 @@ def read(
     """
     most = MAX_RECORDED_BYTES if recorded else MAX_BYTES
     text = _decoded(text, where, most).removeprefix("\ufeff")
-    events = yaml.parse(text, Loader=_loader_of(text))
-    reader = _Reader(events, text, where, keys, recorded=recorded)
+    loader = _loader_of(text)
+    if loader is _SLOW and len(text) > _MAX_SLOW:
+        reason = "has escaped surrogates" if _FAST else "libyaml is missing"
+        raise RecipeError(where, f"{reason}, and is larger than {_MAX_SLOW:,} characters", _SHORTER)
+    if (run := _blanks_in_a_row(text)) * len(text) > _MOST_BLANKS:
+        raise RecipeError(where, f"holds {run:,} blanks in a row, or more", "remove them")
+    reader = _Reader(yaml.parse(text, Loader=loader), text, where, keys, recorded=recorded)
     return YamlDocument(reader.document(remedy), reader.at)
 
 
@@ -351,6 +362,14 @@ def _decoded(text: str | bytes, where: str, most: int) -> str:
         wrong = f"holds the character U+{ord(bad[0]):04X}"
         raise RecipeError(f"{where}:{line}", wrong, "remove it, or escape it in double quotes")
     return text
+
+
+def _blanks_in_a_row(text: str) -> int:
+    """Return the length of the longest row of blanks and line ends, within a factor of 2, or 0."""
+    text, run = text.translate(_BLANKS), _LONG_ROW
+    while " " * run in text:
+        run *= 2
+    return run // 2 if run > _LONG_ROW else 0
 
 
 def _loader_of(text: str) -> Any:

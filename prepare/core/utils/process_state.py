@@ -7,6 +7,11 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from prepare.core.utils.signals import act_on_interrupts
+
+# Seconds.
+_PAUSE = 0.1
+
 
 class ProcessLock:
     """A reentrant lock that is free in a forked child if a thread held it that the child does not have."""
@@ -16,16 +21,17 @@ class ProcessLock:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._release_of_others)
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002  as threading's
-        """Take the lock, and return whether it was taken."""
-        return self._lock.acquire(blocking, timeout)
+    def acquire(self) -> None:
+        """Take the lock; while another thread has it, Ctrl-C acts, also where it is deferred."""
+        while not self._lock.acquire(timeout=_PAUSE):
+            act_on_interrupts()
 
     def release(self) -> None:
         """Give the lock back."""
         self._lock.release()
 
-    def __enter__(self) -> bool:
-        return self.acquire()
+    def __enter__(self) -> None:
+        self.acquire()
 
     def __exit__(self, *_: object) -> None:
         self.release()

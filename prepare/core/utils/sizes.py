@@ -79,7 +79,7 @@ def verdicts_text(verdicts: Iterable[tuple[Any, ...]]) -> str:
 def place(sizes: Sequence[Size], every: Sequence[Size]) -> str:
     """Return where these of all sizes are, both from the smallest on: `from batch 4 on`, `at batch 1`."""
     names, count = [size.name for size in sizes], len(sizes)
-    lengths = [list(map(int, re.findall(r"\d+", size.name))) for size in every]
+    lengths = [list(map(int, re.findall(r"\d{1,18}", size.name))) for size in every]
     grows = all(all(map(le, a, b)) for a, b in pairwise(lengths))
     if grows and 1 < count < len(every):
         if list(sizes) == list(every[-count:]):

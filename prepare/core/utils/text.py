@@ -18,7 +18,7 @@ _OUTPUT: ContextVar[TextIO | None] = ContextVar("_OUTPUT", default=None)
 # of East Asian fonts, and in some countries it splits cells at semicolons.
 _NUMBER = re.compile(r"[-+][0-9.]+(e[-+]?[0-9]+)?", re.IGNORECASE)
 _SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\u2212\ufe62\ufe63\ufe66\ufe6b"
-_FORMULA = re.compile(rf"(\A|[;\t\r\n])(?=\s*[{_SIGNS}])|\A(?=[\t\r\n])")
+_FORMULA = re.compile(rf"(\A|[;\t\r\n])(?=[^\S\t\r\n]*[{_SIGNS}])|\A(?=[\t\r\n])")
 
 
 def output() -> TextIO:

@@ -24,7 +24,6 @@ from prepare.core.document import (
     Where,
     columns,
 )
-from prepare.core.utils import machine
 from prepare.core.utils.numbers import (
     digits,
     doubt,
@@ -64,7 +63,7 @@ def bench_document(shown: ReportContext) -> Document | None:
         return Document(name=_SECTION, place=50, answers=(missing,))
     if isinstance(bench, Comparison):
         return comparison_document(bench)
-    wrong, busy = is_wrong(verification), busy_sentence(bench)
+    wrong, busy = is_wrong(verification), bench.busy
     wrong_text = "; but its outputs are wrong" if wrong else ""
     return Document(
         name=_SECTION,
@@ -79,7 +78,10 @@ def bench_document(shown: ReportContext) -> Document | None:
             for c in bench.cases
             for each in (c, *c.sizes)
         ),
-        notes=(busy,) if busy and busy.partition(";")[0] not in bench.headline.reason else (),
+        notes=(
+            *((busy,) if busy and busy.partition(";")[0] not in bench.headline.reason else ()),
+            *_repeats(bench),
+        ),
         parts=lambda: (
             *(Text(text=case_sentence(case), where="terminal") for case in bench.cases[1:]),
             *_on_page(bench, verification),
@@ -142,12 +144,11 @@ def _speed(case: Case, confidence: float | None) -> str:
     )
 
 
-def busy_sentence(bench: Bench | None) -> str:
-    """Return one line if the machine was busy while the job was timed; empty if not."""
-    cases = bench.cases if bench else ()
-    compared = (case.comparison for case in cases if case.comparison)
-    found = (machine.busy_sentence(c.settings, c.noise) for c in compared)
-    return next(filter(None, found), "")
+def _repeats(bench: Bench) -> Iterator[str]:
+    """Yield which models returned other values for the same input, of the first case that shows any."""
+    cases = [case.comparison for case in bench.cases if case.comparison]
+    found = ([f"the {r.name} model: {r.repeats}" for r in c.rows if r.repeats] for c in cases)
+    yield from next(filter(None, found), [])
 
 
 def is_wrong(verification: Verification | None) -> bool:

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
-from prepare.core.utils.machine import disturbance
-from prepare.core.utils.numbers import finite
+from prepare.core.utils.machine import busy_sentence, disturbance
+from prepare.core.utils.numbers import Interval, finite
 from prepare.core.utils.sizes import Size, SizeVerdict
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
@@ -36,7 +36,6 @@ _SETTINGS = {
     **dict.fromkeys(("confidence", "others", "load_before", "stolen", "held_back"), float | None),
     "amp": str | None,
 }
-Interval = tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +46,7 @@ class VariantResult:
     round (below 1 is faster), each with its interval. `throughput` is in items per second. `peak_bytes`
     is the peak memory of one call, without the model. `samples` are the seconds of a call in each round,
     each the mean of `calls` calls. `reason` says why the variant failed, or why its verdict is unclear.
+    `repeats` says how many calls with the same input returned other values, if any did.
     """
 
     name: str
@@ -61,6 +61,7 @@ class VariantResult:
     calls: int = 0
     samples: tuple[float, ...] = ()
     reason: str = ""
+    repeats: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +227,12 @@ class Bench(JsonRecord, Readable):
         """The one row to show in a summary: that of the first case."""
         return self.cases[0].row
 
+    @property
+    def busy(self) -> str:
+        """One sentence if the machine was busy while the job was timed; empty if not."""
+        compared = (case.comparison for case in self.cases if case.comparison)
+        return next(filter(None, (busy_sentence(c.settings, c.noise) for c in compared)), "")
+
     def as_read(self) -> Self:
         return replace(self, cases=tuple(map(_updated, self.cases)))
 
@@ -343,6 +350,7 @@ def _row(counted: Sequence[Comparison], name: str, control: Control | None) -> V
         device=rows[0].device,
         peak_bytes=max(peaks, default=None),
         reason=next(iter(reasons), ""),
+        repeats=next((row.repeats for row in rows if row.repeats), ""),
     )
     if missing:
         return result

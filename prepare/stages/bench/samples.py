@@ -111,9 +111,10 @@ class SampleSet:
         """Yield a row per variant; `items` is the batch size, `unclear` the reason of such verdicts."""
         for series in self.series:
             name, device = series.variant.name, str(series.device)
-            if series.reason:
+            repeats = self.repeats(series)
+            if reason := series.reason or (repeats if self._is_unsteady(series) else ""):
                 yield VariantResult(
-                    name=name, verdict="failed", device=device, reason=series.reason
+                    name=name, verdict="failed", device=device, reason=reason, repeats=repeats
                 )
                 continue
             verdict, ratio = self._verdict(series)
@@ -131,7 +132,23 @@ class SampleSet:
                 calls=series.calls,
                 samples=tuple(series.samples),
                 reason=unclear if verdict == "unclear" else "",
+                repeats=repeats,
             )
+
+    def repeats(self, series: Series) -> str:
+        """Return how often a variant returned other values for the same input; empty if that says nothing.
+
+        In training a model draws random numbers, and so does the baseline.
+        """
+        own, base = series.variant.repeats, self.baseline.variant.repeats
+        if not own.differing or (series.variant.is_training and base.differing):
+            return ""
+        return str(own) if series is self.baseline else f"{own}; {base.brief()} of the baseline"
+
+    def _is_unsteady(self, series: Series) -> bool:
+        """Return whether a variant returns other values from call to call, which the baseline does not."""
+        own = series.variant
+        return not own.is_training and own.repeats.exceeds(self.baseline.variant.repeats)
 
     def _verdict(self, series: Series) -> tuple[str, Estimate | None]:
         if self.baseline.reason:

@@ -259,6 +259,9 @@ class BenchSession:
                 f"about {fresh:.0%} of the baseline's time is spent on memory that each call returns to the "
                 "system and requests again, which may differ between processes: see docs/timing.md"
             )
+        for series in self._samples.series:
+            if text := self._samples.repeats(series):
+                yield f"{series.variant.name}: {text}"
         if busy := busy_sentence(settings, control.noise if control else None):
             yield busy
 

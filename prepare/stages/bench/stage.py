@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.numbers import finite
-from prepare.core.utils.options import as_written
 from prepare.stages.bench import BUDGET, Level
 from prepare.stages.registry import stage
-from prepare.stages.stage import NeedsReference, Stage, StageContext, key
+from prepare.stages.stage import Seconds, Stage, StageContext, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
     from prepare.stages.bench.records import Case, Comparison
-
-
-def _check_seconds(seconds: float | None) -> None:
-    if seconds is not None and not 0 < seconds < 1e9:
-        raise ValueError(f"{as_written(seconds)} is not a time", "give seconds, as in 60")
 
 
 @stage("bench")
@@ -39,9 +33,7 @@ class BenchStage(Stage):
     level: Level = key(
         "short", "time against the unprepared model (short: 10 s, 120 for slow calls)"
     )
-    seconds: Annotated[float | None, "seconds, as in 60", _check_seconds] = key(
-        None, "seconds that a timing may use; null: those of its level", "60"
-    )
+    seconds: Seconds = key(None, "seconds that a timing may use; null: those of its level", "60")
 
     @classmethod
     def records(cls) -> Mapping[str, Any]:
@@ -59,9 +51,6 @@ class BenchStage(Stage):
     def budget(self) -> float:
         """The seconds of one comparison; 0 if nothing is timed."""
         return 0.0 if self.level == "none" else self.seconds or BUDGET[self.level]
-
-    def needs_reference(self) -> NeedsReference:
-        return {"none": "no", "short": "small", "full": "always"}[self.level]  # type: ignore[return-value]
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None:

@@ -22,6 +22,7 @@ from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
 from prepare.stages.bench.model_state import modules_in
 from prepare.stages.bench.peak_memory import measure_peak, page_faults
+from prepare.stages.bench.repeats import Repeats, kept
 
 Clock = Callable[[], float]
 Call = Callable[..., Any]
@@ -41,7 +42,7 @@ class Variant:
         amp: str = "none",
     ) -> None:
         self.name, self.modules = name, modules_in(call)
-        self._call, self._formatter, self._train, self._amp = call, formatter, train, amp
+        self._call, self._formatter, self._amp, self.is_training = call, formatter, amp, train
         self._scaler: LossScaler | None = None
         self._device: torch.device | None = None
         self._parameters = [p for module in self.modules for p in module.parameters()]
@@ -52,6 +53,7 @@ class Variant:
         self._differentiates: bool | None = None
         self.page_faults = 0.0
         """Page faults per call, in the last timing."""
+        self.repeats = Repeats()
 
     def device(self, batch: Any) -> torch.device:
         """Return the device of its first parameter or buffer, or else of its first formatted input."""
@@ -64,19 +66,22 @@ class Variant:
     ) -> float:
         """Return the mean seconds of `calls` calls in a row; with `warm`, after one untimed call.
 
-        Copying and formatting the input is not timed, nor is clearing the gradients afterwards.
+        Copying and formatting the input is not timed, nor is what comes afterwards: clearing the gradients,
+        and comparing the outputs of the untimed and of the last call with an earlier one for this batch.
         """
         args, kwargs = self._arguments(batch)
         try:
-            if warm:
-                self._step(args, kwargs)
+            first = kept(self._step(args, kwargs)) if warm else None
             with paused_collector():
                 before = page_faults()
-                seconds = _timed(
+                seconds, output = _timed(
                     lambda: self._step(args, kwargs), calls, self._devices | {device}, clock
                 )
                 self.page_faults = (page_faults() - before) / calls
-                return seconds
+            if first is not None:
+                self.repeats.compare(batch, first)
+            self.repeats.compare(batch, output)
+            return seconds
         finally:
             self.clear()
 
@@ -114,14 +119,16 @@ class Variant:
         except Exception as error:
             raise RefusedError("its format", f"raised {_describe(error)}") from error
 
-    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if not self._train:
+    def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the output of one call."""
+        if not self.is_training:
             if self._differentiates is None:
-                self._differentiates = without_gradients(partial(self._forward, args, kwargs))
-            else:
-                with torch.set_grad_enabled(self._differentiates):
-                    self._forward(args, kwargs)
-            return
+                output, self._differentiates = without_gradients(
+                    partial(self._forward, args, kwargs)
+                )
+                return output
+            with torch.set_grad_enabled(self._differentiates):
+                return self._forward(args, kwargs)[0]
         with torch.inference_mode(mode=False), torch.enable_grad():
             self.clear()
             with self._autocast(args, kwargs):
@@ -135,14 +142,14 @@ class Variant:
                 self._scaler.backward(roots, self._gradients_of(roots))
             else:
                 torch.autograd.backward(roots, self._gradients_of(roots))
+            return output
 
-    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Call it in the present grad mode, which is returned."""
+    def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        """Return the output of a call in the present grad mode, and whether that is with gradients."""
         enabled = torch.is_grad_enabled()
         grad_mode = torch.set_grad_enabled(enabled)
         with torch.inference_mode(mode=False), grad_mode, self._autocast(args, kwargs):
-            self._call(*args, **kwargs)
-        return enabled
+            return self._call(*args, **kwargs), enabled
 
     def _autocast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager:
         if self._device is None:
@@ -165,28 +172,33 @@ def _has_events(devices: Collection[torch.device]) -> bool:
 
 def _timed(
     work: Callable[[], object], calls: int, devices: Collection[torch.device], clock: Clock
-) -> float:
+) -> tuple[float, object]:
+    """Return the mean seconds of `calls` calls, and what the last one returned."""
     if _has_events(devices):
         return _timed_by_events(work, calls, next(d for d in devices if d.type == "cuda"))
     wait_for(devices)
     start = clock()
-    for _ in range(calls):
+    for _ in range(calls - 1):
         work()
+    output = work()
     wait_for(devices)
-    return (clock() - start) / calls
+    return (clock() - start) / calls, output
 
 
-def _timed_by_events(work: Callable[[], object], calls: int, device: torch.device) -> float:
+def _timed_by_events(
+    work: Callable[[], object], calls: int, device: torch.device
+) -> tuple[float, object]:
     """Time with the device's own clock: the host runs ahead of it."""
     with torch.cuda.device(device):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize(device)
         start.record()
-        for _ in range(calls):
+        for _ in range(calls - 1):
             work()
+        output = work()
         end.record()
         end.synchronize()
-    return start.elapsed_time(end) / 1000 / calls
+    return start.elapsed_time(end) / 1000 / calls, output
 
 
 def _describe(error: Exception) -> str:

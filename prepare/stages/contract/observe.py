@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,11 +18,13 @@ from prepare.core.model.tensors import is_strided, name_of, named_modules, named
 from prepare.core.model.threads import with_threads
 from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import disturbance
+from prepare.core.utils.numbers import finite, is_wide
+from prepare.core.utils.packages import version_of
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.contract.compare import compare
-from prepare.stages.contract.records import Contract, ContractCheck, Place, TimeRatio, Tolerance
+from prepare.stages.contract.records import Contract, ContractCheck, TimeRatio
 from prepare.stages.flow import observe
 from prepare.stages.flow.layouts import layout_of
 from prepare.stages.flow.operator_watcher import CastWatcher
@@ -76,13 +75,12 @@ def record(
         ModelError: the forward or backward raised.
     """
     _check_arguments(recipe, mode, optimizer, time=time)
+    how: dict[str, Any] = {"mode": mode, "amp": amp, "threads": threads}
     if recipe is None:
         flags = {module: module.training for module in model.modules()}
         model.train(mode == "train")
         try:
-            return observe_contract(
-                model, batch, mode=mode, amp=amp, optimizer=optimizer, threads=threads
-            )
+            return observe_contract(model, batch, **how, optimizer=optimizer)
         finally:
             for module, flag in flags.items():
                 module.training = flag
@@ -90,21 +88,15 @@ def record(
         recipe = Pipeline.load(recipe)
     pipeline = recipe if isinstance(recipe, Pipeline) else Pipeline.from_config(recipe)
     pipeline.warn_of_left_out()
-    reference, prepared = _copy(model), _copy(model)
-    for each in (reference, prepared):
-        each.train(mode == "train")
+    try:
+        reference, prepared = (copy_or_build(model).train(mode == "train") for _ in range(2))
+    except CopyError as error:
+        remedy = "prepare it, and record it without a recipe"
+        raise RefusedError("model", f"cannot be copied: {error}", remedy) from error
     # The contract holds the numbers; a known issue shows in its verification.
     pipeline.apply(prepared, known_issues="ignore")
-    return observe_contract(
-        prepared,
-        batch,
-        mode=mode,
-        amp=amp,
-        pipeline=pipeline,
-        reference=reference,
-        threads=threads,
-        time=time,
-    )
+    how |= {"pipeline": pipeline, "reference": reference, "time": time}
+    return observe_contract(prepared, batch, **how)
 
 
 def check(
@@ -164,37 +156,37 @@ def observe_contract(
     watcher = CastWatcher(prepared)
     with with_threads(threads or torch.get_num_threads()), watcher:
         flow = observe(prepared, call, backward=mode == "train", amp=amp)
-    verification = ratio = None
+    verification, time_ratio, untimed = None, None, ""
     if reference is not None:
         from prepare.stages.verify import verify
 
         verification = verify(reference, prepared, batch, pipeline=pipeline, mode=mode, amp=amp)  # type: ignore[arg-type]
         if time:
-            ratio = _time(reference, prepared, batch, pipeline, mode=mode, amp=amp)
+            time_ratio, untimed = _time(reference, prepared, batch, pipeline, mode=mode, amp=amp)
+    places: dict[str, Counter[str]] = {}
+    sources: dict[str, str] = {}
+    for module, what, count, source in _places(flow, watcher):
+        places.setdefault(module, Counter())[what] += count
+        sources[f"{module}: {what}"] = source
     return Contract(
         model=type(prepared).__name__,
         mode=mode,
         amp=amp,
         steps=None if pipeline is None else pipeline.to_recipe(),
         threads=threads or torch.get_num_threads(),
-        seen=_versions(),
-        modules={name: _class_name(module) for name, module in named_modules(prepared)},
+        seen={name: found for name in _PACKAGES if (found := version_of(name))},
+        # Another version of torch may need no repair.
+        modules={n: class_before_repair(type(m)).__name__ for n, m in named_modules(prepared)},
         weights={each.path: _described(each.tensor) for each in named_tensors(prepared)},
         layouts=_layouts(flow),
-        places=tuple(_places(flow, watcher)),
+        flow={module: dict(counts) for module, counts in places.items()},
+        sources=sources,
         verified="" if verification is None else verification.status,
-        tolerances=() if verification is None else tuple(_tolerances(verification)),
+        errors=dict(_errors(verification)),
         optimizer={} if optimizer is None else dict(_states(prepared, optimizer)),
-        time=ratio,
+        time=time_ratio,
+        untimed=untimed,
     )
-
-
-def _class_name(module: nn.Module) -> str:
-    """Return the name of the class; of a repaired module, that of the class that was repaired.
-
-    Another version of torch may need no repair.
-    """
-    return class_before_repair(type(module)).__name__
 
 
 def _described(tensor: Tensor) -> str:
@@ -215,29 +207,20 @@ def _layouts(flow: Flow) -> dict[str, str]:
     return found
 
 
-def _places(flow: Flow, watcher: CastWatcher) -> Iterator[Place]:
-    places = [
-        Place(each.kind, each.phase, each.module, each.cause, each.count, each.source)
-        for each in flow.events
-        if each.kind == "break"
-    ]
-    places += [
-        Place("cast", "forward", site.module, site.dtypes, count, site.source)
-        for site, count in watcher.counts.items()
-    ]
-    counts: Counter[tuple[str, ...]] = Counter()
-    for place in places:
-        counts[place.key] += place.count
-    # Of several places with one key, the source of the last.
-    for key, place in {place.key: place for place in places}.items():
-        yield replace(place, count=counts[key])
+def _places(flow: Flow, watcher: CastWatcher) -> Iterator[tuple[str, str, int, str]]:
+    """Yield the module of each break and cast, what it is, its number and its line of code."""
+    for each in flow.events:
+        if each.kind == "break":
+            what = f"{each.kind} in {each.phase}: {each.cause}"
+            yield each.module, what, each.count, each.source
+    for site, count in watcher.counts.items():
+        yield site.module, f"cast in forward: {site.dtypes}", count, site.source
 
 
-def _tolerances(verification: Verification) -> Iterator[Tolerance]:
-    for check in verification.checks:
-        if check.error is not None and check.allowed is not None:
-            inputs = f" ({check.inputs})" if check.inputs else ""
-            yield Tolerance(what=f"{check.what}{inputs}", error=check.error, allowed=check.allowed)
+def _errors(verification: Verification | None) -> Iterator[tuple[str, float]]:
+    for check in verification.checks if verification else ():
+        if (part := finite(check.part)) is not None:
+            yield f"{check.what}{f' ({check.inputs})' if check.inputs else ''}", part
 
 
 def _states(model: nn.Module, optimizer: Optimizer) -> Iterator[tuple[str, str]]:
@@ -259,7 +242,8 @@ def _time(
     *,
     mode: str,
     amp: Amp,
-) -> TimeRatio | None:
+) -> tuple[TimeRatio | None, str]:
+    """Return the ratio of times, or, if it is noise, why it is not recorded."""
     from prepare.stages.bench import compare
 
     formatter = None if pipeline is None else user_formatter(pipeline)
@@ -273,14 +257,16 @@ def _time(
     )
     row = found.row("prepared")
     if row.ratio is None or row.ratio_interval is None:
-        return None
-    where = environment()
+        return None, row.reason or "it has no interval"
     low, high = row.ratio_interval
+    disturbed = disturbance(found.settings)
+    if disturbed or is_wide(row.ratio_interval):
+        return None, f"{low:.2f} to {high:.2f} times as long: {disturbed or 'too wide an interval'}"
+    where = environment()
     threads = f"{found.settings.get('threads', where['threads'])} threads"
     processor = where["cpu"] or "a processor without a name"
     machine = ", ".join([processor, threads, *where["devices"]])
-    disturbed = disturbance(found.settings)
-    return TimeRatio(ratio=row.ratio, low=low, high=high, machine=machine, disturbed=disturbed)
+    return TimeRatio(ratio=row.ratio, low=low, high=high, machine=machine), ""
 
 
 def _check_arguments(recipe: Any, mode: str, optimizer: Optimizer | None, *, time: bool) -> None:
@@ -294,19 +280,3 @@ def _check_arguments(recipe: Any, mode: str, optimizer: Optimizer | None, *, tim
         raise ConfigError(
             "optimizer", wrong, "apply the recipe to the model, and give no recipe here"
         )
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    try:
-        return copy_or_build(model)
-    except CopyError as error:
-        remedy = "prepare it, and record it without a recipe"
-        raise RefusedError("model", f"cannot be copied: {error}", remedy) from error
-
-
-def _versions() -> dict[str, str]:
-    found = {}
-    for name in _PACKAGES:
-        with suppress(metadata.PackageNotFoundError):
-            found[name] = metadata.version(name)
-    return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -35,48 +34,14 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _ContractDumper.add_representer(str, _represent_text)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """A place of the forward, or of the backward, where the layout breaks or a tensor is cast.
-
-    `cause` is that of the layout flow, or the dtypes of a cast. `source` is the line of code that called
-    the operation; it is shown, and not compared.
-    """
-
-    kind: str
-    phase: str
-    module: str
-    cause: str
-    count: int
-    source: str = ""
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        """The values that two places have in common if they are the same."""
-        return self.kind, self.phase, self.module, self.cause
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerance:
-    """The largest error of one kind of tensors in a verification, and what was allowed."""
-
-    what: str
-    error: float
-    allowed: float
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeRatio:
-    """The time of the prepared model relative to the unprepared one, its interval, and the machine.
-
-    `disturbed` says what disturbed the timing; empty if nothing did.
-    """
+    """The time of the prepared model relative to the unprepared one, its interval, and the machine."""
 
     ratio: float
     low: float
     high: float
     machine: str
-    disturbed: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,10 +49,13 @@ class Contract(JsonRecord):
     """The properties of a prepared model that a contract checks, in a mode and under autocast to `amp`.
 
     `steps` is its recipe; None if the model was taken as it is. `modules` maps each name to its class,
-    `weights` each tensor to its shape, strides, dtype and type of device in words, `layouts` each
-    convolution to the layout of its outputs, `optimizer` each tensor of an optimizer's state to its order of
-    elements. `verified` is the status of the verification, empty without one. `seen` holds versions. Of a
-    workload `sizes` maps the name of each size to what depends on it: layouts, places, verification, time.
+    `weights` each tensor to its shape, strides, layout, dtype and type of device in words, `layouts` each
+    convolution to the layout of its outputs, `flow` each module to its breaks and casts with their numbers,
+    `optimizer` each tensor of an optimizer's state to its order of elements. `verified` is the status of the
+    verification, empty without one, and `errors` maps what it compared to the largest error as a part of the
+    tolerance. `seen` holds versions. `untimed` says why a time that was measured is not recorded. `sources`
+    are the lines of code of `flow`, shown and not saved. Of a workload `sizes` maps the name of each size to
+    what depends on it: layouts, flow, verification, time.
     """
 
     KIND: ClassVar[Kind] = Kind(
@@ -102,12 +70,14 @@ class Contract(JsonRecord):
     modules: dict[str, str]
     weights: dict[str, str]
     layouts: dict[str, str]
-    places: tuple[Place, ...]
+    flow: dict[str, dict[str, int]]
     verified: str
-    tolerances: tuple[Tolerance, ...]
+    errors: dict[str, float]
     amp: str = field(default="none", metadata={"late": True})
     optimizer: dict[str, str] = field(default_factory=dict, metadata={"late": True})
     time: TimeRatio | None = field(default=None, metadata={"late": True})
+    untimed: str = field(default="", metadata={"late": True})
+    sources: dict[str, str] = field(default_factory=dict, compare=False, metadata={"late": True})
     sizes: dict[str, Contract] = field(default_factory=dict, metadata={"late": True})
 
     @classmethod
@@ -115,8 +85,8 @@ class Contract(JsonRecord):
         """Return one contract for those of all sizes."""
         empty: dict[str, Any] = {"steps": None, "seen": {}, "modules": {}, "weights": {}}
         sizes = {size.name: replace(contract, **empty, optimizer={}) for size, contract in found}
-        whole = replace(found[0][1], layouts={}, places=(), verified="", tolerances=(), time=None)
-        return replace(whole, sizes=sizes)
+        own: dict[str, Any] = {"layouts": {}, "flow": {}, "verified": "", "errors": {}}
+        return replace(found[0][1], **own, time=None, untimed="", sizes=sizes)
 
     @property
     def is_timed(self) -> bool:
@@ -124,18 +94,27 @@ class Contract(JsonRecord):
         return any(each.time for each in (self, *self.sizes.values()))
 
     @property
-    def structure(self) -> str:
-        """The fingerprint of all modules, by name and class, and of all tensors, by name and shape."""
-        shapes = {name: text.partition(" ")[0] for name, text in self.weights.items()}
-        text = json.dumps([self.modules, shapes], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+    def structure(self) -> dict[str, str]:
+        """The class of each module and the shape of each tensor, by name."""
+        shapes = {name: f"shape {text.split()[0]}" for name, text in self.weights.items()}
+        return {**self.modules, **shapes}
+
+    def content(self) -> dict[str, Any]:
+        """Return what the file holds after its format and version: all but `sources`."""
+        written = JsonRecord.content(self)
+        for each in (written, *written.get("sizes", {}).values()):
+            del each["sources"]
+        return written
 
     def save(self, path: str | os.PathLike) -> None:
         """Write `contract.yaml`; equal contracts give equal bytes. Raises FileError."""
         plain = json.loads(json.dumps(self.content()))
-        data = self.KIND.head | {"structure": self.structure} | plain
         text = yaml.dump(
-            data, Dumper=_ContractDumper, sort_keys=False, allow_unicode=True, width=1000
+            self.KIND.head | plain,
+            Dumper=_ContractDumper,
+            sort_keys=False,
+            allow_unicode=True,
+            width=1000,
         )
         files.write_text(path, text)
 

@@ -71,6 +71,8 @@ class ContractStage(Stage):
         if known is None:
             today.save(self.file)
             work.notes.append(f"the contract is written to {self.file}")
+            untimed = (each.untimed for each in (today, *today.sizes.values()))
+            work.notes += [f"its time is noise, and not recorded: {why}" for why in untimed if why]
             return {}
         return {TASK: replace(compare(known, today), file=self.file)}
 

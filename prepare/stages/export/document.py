@@ -38,12 +38,12 @@ def export_document(shown: ReportContext) -> Document | None:
 
 
 def export_sentence(export: Export) -> str:
-    """Return one sentence: `onnx pass: model.onnx, 1.2 MiB; largest error 3e-08 of 1e-05 allowed`."""
+    """Return one sentence: `onnx pass: model.onnx, 1.2 MiB; largest error 3e-08, tolerance 1e-05`."""
     text = f"{export.exporter} {doubt(export.status)}"
     if export.artefact:
         text += f": {export.artefact}, {size(export.bytes)}"
     if export.status != "fail" and (worst := export.worst) is not None:
-        text += f"; largest error {worst.error:.2g}, allowed {worst.allowed:.2g}"
+        text += f"; largest error {worst.error:.2g}, tolerance {worst.allowed:.2g}"
     return f"{text}; {export.reason}" if export.reason else text
 
 
@@ -116,7 +116,7 @@ def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
         )
         for c in export.checks
     ]
-    titles = "Input #Batch Answer Verdict #Error #Allowed ~Note"
+    titles = "Input #Batch Answer Verdict #Error #Tolerance ~Note"
     yield _table("Answers of the artefact in another process", titles, checks)
     inputs = [
         (

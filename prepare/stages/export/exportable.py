@@ -15,10 +15,10 @@ from prepare.core.forward.input_formatter import FormatHook
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.replaced_method import replaced_methods
+from prepare.pipeline.collect_wants import format_steps
 from prepare.registry import STEPS
 from prepare.stages.export.layout_checks import contiguous
 from prepare.stages.export.records import TakenOut
-from prepare.step import TensorStep
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
@@ -93,12 +93,7 @@ def take_out(model: nn.Module, exporter: Exporter, pipeline: Pipeline) -> Iterat
         if changed:
             yield TakenOut(step=step, modules=changed, reason=_NO_LAYOUTS)
     if exporter.contiguous_weights and (changed := _made_contiguous(model)):
-        steps = [
-            name
-            for name, step in pipeline.steps.items()
-            if isinstance(step, TensorStep) and step.formats(model)
-        ]
-        step = ", ".join(steps) or "channels-last weights"
+        step = ", ".join(format_steps(pipeline.steps.values(), model)) or "channels-last weights"
         yield TakenOut(step=step, modules=changed, reason=_CONTIGUOUS_WEIGHTS)
 
 

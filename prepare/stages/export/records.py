@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
+from prepare.core.utils.numbers import part_of_tolerance
 from prepare.errors import ExportError
 from prepare.stages.bench.records import Comparison, check_comparison
 
@@ -118,8 +119,9 @@ class Export(JsonRecord, Readable):
         It is None if nothing was compared.
         """
         allowed = [c for c in self.checks if (c.answer, c.status) != ("wrong", "pass")]
-        compared = [check for check in allowed if check.error is not None and check.allowed]
-        return max(compared, key=lambda c: (c.error or 0) / (c.allowed or 1), default=None)
+        parts = [(part_of_tolerance(check.error, check.allowed), check) for check in allowed]
+        known = [(part, check) for part, check in parts if part is not None]
+        return max(known, key=lambda pair: pair[0], default=(None, None))[1]
 
     def check(self) -> None:
         """Raise ValueError for a status that no export has, or a time that contradicts itself."""

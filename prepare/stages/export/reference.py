@@ -91,9 +91,7 @@ def _judged(deviations: Sequence[Deviation]) -> Judgement:
     elif is_too_noisy(deviations):
         status, note = "cannot tell", "the unprepared model in this dtype is itself too far off"
     if not note and status == "fail":
-        note = (
-            f"{worst.name} is off by {worst.error:.2g} of its scale; {worst.allowed:.2g} is allowed"
-        )
+        note = f"{worst.name} is off by {worst.error:.2g} of its scale; the tolerance is {worst.allowed:.2g}"
     error = worst.error if math.isfinite(worst.error) else None
     return Judgement(status, error, worst.allowed, note)
 

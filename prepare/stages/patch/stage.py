@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prepare.core.forward.example_input import read_example
 from prepare.errors import ConfigError
 from prepare.stages.registry import stage
-from prepare.stages.stage import EXAMPLE_REMEDY, Stage, StageContext, Task
-from prepare.step import TensorStep
+from prepare.stages.stage import EXAMPLE_REMEDY, RunSettings, Stage, StageContext, Task
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from prepare.core.document import Document, ReportContext
     from prepare.stages.patch.records import Patch
 
@@ -34,13 +35,15 @@ class PatchStage(Stage):
 
         return {"patch.json": Patch}
 
-    def steps(self, settings: Any, steps: Mapping[str, Any]) -> Mapping[str, Any]:
+    def steps(
+        self, settings: RunSettings, steps: Mapping[str, Any], model: nn.Module
+    ) -> Mapping[str, Any]:
         if not read_example(settings.input):
             raise ConfigError("input", f"task={TASK} needs an example input", EXAMPLE_REMEDY)
         from prepare.pipeline import Pipeline
+        from prepare.pipeline.collect_wants import format_steps
 
-        declared = Pipeline.from_config(steps).steps.values()
-        if not any(isinstance(step, TensorStep) and step.formats() for step in declared):
+        if not format_steps(Pipeline.from_config(steps).steps.values(), model):
             remedy = "choose memfmt=channels_last, channels_last_3d or by_rank"
             wrong = f"task={TASK} needs a format that the code shall keep"
             raise ConfigError("memfmt", wrong, remedy)

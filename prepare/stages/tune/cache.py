@@ -146,7 +146,10 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
 
 def age(made: str) -> str:
     """Return how long ago an ISO time was, in words: `3 hours ago`."""
-    passed = datetime.now().astimezone() - datetime.fromisoformat(made).astimezone()
+    try:
+        passed = datetime.now().astimezone() - datetime.fromisoformat(made).astimezone()
+    except (ValueError, OverflowError):  # it was not said, or is no year of an hour here
+        return "at an unknown time"
     seconds = max(passed, timedelta(0)).total_seconds()
     size, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
     return f"{plural(int(seconds // size), unit)} ago"

@@ -34,15 +34,16 @@ from prepare.core.utils.numbers import (
     doubt,
     interval_text,
     noise_text,
+    part_of_tolerance,
     seconds,
     small,
     speed_text,
+    tolerance_text,
     verdict_text,
 )
 from prepare.core.utils.sizes import place
 from prepare.core.utils.text import capitalized, plural, printable, size
 from prepare.stages.tune.records import UNPREPARED
-from prepare.stages.verify.document import share_text
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
@@ -55,7 +56,12 @@ _KINDS = {"faster": "good", "slower": "bad"}
 _RESULTS = {"slower": "slower than another recipe", "not faster": "unclear against the winner"}
 # Statuses that the figures in the table do not explain.
 _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
-_TITLES = ("recipe", "speed", "time", "interval", "error", "result")
+_COLUMNS = columns(
+    "Recipe head, Result text, Time number, Speed text, Interval text, First call number, "
+    "Rounds number, Peak memory number, Verified text, Error number, Tolerance number"
+)
+# The columns of the terminal.
+_SHORT = ("Recipe", "Speed", "Time", "Interval", "Error", "Result", "First call")
 # More bars do not fit on the first screen.
 _BARS = 6
 
@@ -81,17 +87,17 @@ def tune_document(shown: ReportContext) -> Document | None:
     tuning = shown.found.get("tune")
     if tuning is None:
         return None
-    step = "training step" if tuning.mode == "train" else "inference"
     return Document(
         name=_SECTION,
         title="Recipes",
         place=10,
         line=tune_sentence(tuning),
-        head=f"tune ({step})",
+        head=f"tune ({_step(tuning)})",
         answers=(_faster(tuning), _right(tuning)),
         advice=tuple(_advice(tuning)),
         parts=lambda: (*_in_terminal(tuning, shown), *_on_page(tuning)),
-        lead=(Charts(charts=tuple(map(_first_bars, tune_charts(tuning)[:1]))),),
+        # As many bars as fit on the first screen; the section has them all.
+        lead=(Charts(charts=tuple(replace(c, rows=c.rows[:_BARS]) for c in _bars(tuning))),),
         is_whole=True,
     )
 
@@ -175,8 +181,8 @@ def _right(tuning: Tuning) -> Answer:
         kind, answer, remark = "plain", "Unchanged", "the model as it is"
     elif row.verified == "pass":
         kind, answer, remark, sentence = "good", "Yes", "", "Right"
-        if row.error is not None and row.allowed:
-            remark = f"outputs at {share_text(row.error / row.allowed)} of the tolerance"
+        if (part := part_of_tolerance(row.error, row.allowed)) is not None:
+            remark = f"outputs at {tolerance_text(part)}"
     else:
         kind, answer, sentence = "warn", UNCLEAR, "Unclear if right"
         remark = doubt(row.verified) or "not measured"
@@ -199,14 +205,12 @@ def _advice(tuning: Tuning) -> Iterator[Advice]:
 def _in_terminal(tuning: Tuning, shown: ReportContext) -> Iterator[Part]:
     ranked = [row for row in _ranked(tuning) if row.ratio is not None]
     compiled = any(row.first_seconds is not None for row in ranked)
-    titles = [*_TITLES, *(["first call"] if compiled else [])]
-    rows = [[*_short_cells(row, tuning), *([_first(row)] if compiled else [])] for row in ranked]
-    numbers = ("time", "error", "first call")
+    places = [[title for title, _ in _COLUMNS].index(title) for title in _SHORT][: 6 + compiled]
     yield Table(
         label="Timed recipes",
-        columns=tuple((title, "number" if title in numbers else "text") for title in titles),
-        rows=rows,
-        most=len(rows),
+        columns=tuple((_COLUMNS[at][0].lower(), _COLUMNS[at][1]) for at in places),
+        rows=[[_cells(row, tuning)[at] for at in places] for row in ranked],
+        most=len(ranked),
         where="terminal",
     )
     yield from _by_size(tuning, "terminal")
@@ -231,14 +235,10 @@ def _on_page(tuning: Tuning) -> Iterator[Part]:
     yield Text(text=f"{tune_sentence(tuning)}.", where="page")
     charts = tuple(tune_charts(tuning))
     yield Charts(charts=charts, file="tune.svg", where="file")
-    titles = columns(
-        "Recipe head, Result text, Time number, Speed text, Interval text, First call number, "
-        "Rounds number, Peak memory number, Verified text, Error number, Allowed number"
-    )
     rows = [_cells(row, tuning) for row in _ranked(tuning)]
-    yield Table(label="All recipes", columns=titles, rows=rows, where="page")
+    yield Table(label="All recipes", columns=_COLUMNS, rows=rows, where="page")
     # The first screen has the bars, or the first of them.
-    bars = [chart for chart in charts[:1] if chart != _first_bars(chart)]
+    bars = [chart for chart in _bars(tuning) if len(chart.rows) > _BARS]
     text = "A whisker is the interval of the ratio; together they have 95 % confidence. Recipes that were "
     note = Text(text=text + "eliminated early ran fewer rounds.", kind="note")
     yield Folded(title="Pictures of all recipes", parts=(Charts(charts=(*bars, *charts[1:])), note))
@@ -286,35 +286,27 @@ def _at_size(row: CandidateResult, size: int, tuning: Tuning) -> str:
 
 def tune_charts(tuning: Tuning) -> list[Chart]:
     """Return bars of the time ratios, and a plane of time against error for at least three points."""
-    timed = [row for row in _ranked(tuning) if row.ratio is not None]
-    step = "training step" if tuning.mode == "train" else "inference"
-    if not timed:
-        return []
-    bars = tuple(_bar(row, tuning) for row in timed)
-    charts: list[Chart] = [
-        Bars(title=f"Time of one {step}, against the unprepared model", rows=bars)
-    ]
-    verified = [row for row in timed if row.error is not None]
+    charts: list[Chart] = [*_bars(tuning)]
+    verified = [row for row in _ranked(tuning) if None not in (row.ratio, row.error)]
     if len(verified) > 2:
-        limits = {row.allowed for row in verified if row.allowed is not None}
-        allowed = limits.pop() if len(limits) == 1 else None
+        each = {row.allowed for row in verified if row.allowed}
+        lines = ((each.pop(), "tolerance"),) if len(each) == 1 else ()
+        x = Axis(label=f"time of one {_step(tuning)}, against the unprepared model")
+        y = Axis(label="largest error of the outputs", log=True, lines=lines)
         points = tuple(_point(row, tuning) for row in verified)
         title = "Speed against error of verified recipes"
-        charts.append(_error_plane(title, points, step, allowed))
+        charts.append(Plane(title=title, points=points, x=x, y=y))
     return charts
 
 
-def _error_plane(title: str, points: tuple[Point, ...], what: str, allowed: float | None) -> Plane:
-    """Return a plane of the time of one `what` against the error of its outputs."""
-    lines = ((allowed, "allowed"),) if allowed else ()
-    x = Axis(label=f"time of one {what}, against the unprepared model")
-    y = Axis(label="largest error of the outputs", log=True, lines=lines)
-    return Plane(title=title, points=points, x=x, y=y)
+def _bars(tuning: Tuning) -> Iterator[Bars]:
+    if rows := [_bar(row, tuning) for row in _ranked(tuning) if row.ratio is not None]:
+        title = f"Time of one {_step(tuning)}, against the unprepared model"
+        yield Bars(title=title, rows=tuple(rows))
 
 
-def _first_bars(chart: Chart) -> Chart:
-    """Return the chart with as many bars as fit on the first screen; the section has them all."""
-    return replace(chart, rows=chart.rows[:_BARS]) if isinstance(chart, Bars) else chart
+def _step(tuning: Tuning) -> str:
+    return "training step" if tuning.mode == "train" else "inference"
 
 
 def _ranked(tuning: Tuning) -> list[CandidateResult]:
@@ -366,18 +358,6 @@ def _mark(row: CandidateResult, tuning: Tuning) -> str:
     return mark if row.status == "winner" and not tuning.holds else _MARKS.get(row.status, mark)
 
 
-def _short_cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
-    is_baseline = row.name == UNPREPARED
-    return (
-        row.name,
-        "" if is_baseline else _verdict(row, tuning),
-        "" if row.seconds is None else seconds(row.seconds),
-        interval_text(row.ratio_interval, tuning.verdict(row)),
-        small(row.error),
-        _result(row, tuning),
-    )
-
-
 def _cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
     return (
         row.name,
@@ -385,17 +365,13 @@ def _cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
         "" if row.seconds is None else seconds(row.seconds),
         "" if row.name == UNPREPARED else _verdict(row, tuning),
         interval_text(row.ratio_interval, tuning.verdict(row)),
-        _first(row),
+        "" if row.first_seconds is None else seconds(row.first_seconds),
         str(row.rounds or ""),
         "" if row.peak_bytes is None else size(row.peak_bytes),
         doubt(row.verified),
         small(row.error),
         small(row.allowed),
     )
-
-
-def _first(row: CandidateResult) -> str:
-    return "" if row.first_seconds is None else seconds(row.first_seconds)
 
 
 def _result(row: CandidateResult, tuning: Tuning) -> str:

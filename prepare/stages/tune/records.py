@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.core.utils.environment import check_environment
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
+from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
 from prepare.core.utils.sizes import Size, without_empty_sizes
 from prepare.errors import TuneError
 from prepare.patterns import NORMS, exactly
 from prepare.stages.bench import statistics
-from prepare.stages.bench.records import check_ratios
+from prepare.stages.bench.records import UNPREPARED, check_ratios
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
 
-UNPREPARED = "unprepared"
 STATUSES = (
     "winner",
     "not faster",  # than the winner, by more than 2 % or significantly
@@ -29,7 +29,6 @@ STATUSES = (
     "not measured",
 )
 Steps = dict[str, dict[str, Any]]
-Interval = tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
 
-from prepare.core.forward.autocast import Amp, check_amp, device_of
+from prepare.core.forward.autocast import Amp, device_of
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.torch_state import isolated
 from prepare.core.forward.workload import Workload, head_of, sizes_of
@@ -22,7 +20,6 @@ from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import MachineWatch
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import read_size
-from prepare.core.utils.suggest import choose
 from prepare.errors import (
     ConfigError,
     ModelError,
@@ -50,195 +47,13 @@ from prepare.stages.tune.records import (
     StoppedTuning,
     Tuning,
 )
-from prepare.stages.tune.stage import TuneStage
-from prepare.stages.verify.metric import limit_of
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
     from prepare.core.utils.progress import Stage
     from prepare.stages.bench.variant import Clock
+    from prepare.stages.tune.stage import TuneStage
     from prepare.stages.verify.metric import Limit
-
-
-_Result = TypeVar("_Result")
-
-
-def tune(
-    model: nn.Module,
-    batch: Any,
-    *,
-    allow: Iterable[str] = (),
-    mode: Literal["eval", "train"] = "eval",
-    amp: Amp = "none",
-    budget: float = 60.0,
-    declared: Mapping[str, Any] | None = None,
-    cache: bool | str | Path = True,
-    metric: Callable[[nn.Module, Any], float] | None = None,
-    max_drop: float | None = None,
-    max_memory: int | str | None = None,
-    calls: int | None = None,
-    seed: int = 0,
-    progress: Stage = lambda _: nullcontext(),
-    build: Callable[[], nn.Module] | None = None,
-    _clock: Clock = time.perf_counter,
-) -> Tuning:
-    """Time recipes against each other on copies of `model`, and return the best; `model` is not changed.
-
-    All candidates run in every round, in random order, and are compared by the ratios of their times
-    within rounds (see `prepare.stages.bench`). A recipe that is probably slower than the best one is
-    eliminated; the unprepared model only if a recipe is significantly faster. The race ends when the
-    ratios of the remaining candidates are precise, or when the budget is spent.
-
-    A recipe can only win if its results are correct. It is verified against the unprepared model (see
-    `prepare.verify`) before it eliminates that model, and before it wins; if it fails, it is dropped, and
-    the recipes that it had eliminated are timed again. For a recipe in 16 bits that fails, the fewest modules
-    that have to stay in float32 are searched for (see `prepare.stages.tune.keep_modules`), and the recipe
-    with these kept joins the race. Of the recipes within 2 % of the fastest the simplest wins (see
-    `prepare.stages.tune.candidates`). The winner may be the unprepared model.
-
-    Args:
-        model: on the device where it will run, not compiled and not wrapped (DDP).
-        batch: a tensor, a tuple of positional arguments, a mapping of named arguments, or an Example; or a
-            Workload: the winner is then the best for the weighted whole among the recipes that are nowhere
-            slower than the best by more than 3 %, or two are better, see
-            `prepare.stages.tune.records.Tuning`.
-        allow: what may be tried besides float32 without a compiler: `bfloat16`, `half`, `compile`
-            (inductor; in `eval` also with freezing).
-        mode: `eval` times the forward and verifies outputs; `train` times forward and backward, and
-            verifies gradients as well.
-        amp: run the forward of every candidate under `torch.autocast` to this dtype.
-        budget: seconds, for all sizes together. A compilation or verification that has begun is finished, and
-            the winner is always verified.
-        declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
-        cache: whether the result is cached, or the folder for it. A cached winner is verified again.
-        metric: a function of (model, batch) to a number, more is better, as for `verify`. A recipe whose
-            metric is lower than the unprepared model's by more than `max_drop` is wrong.
-        max_drop: the limit for `metric`.
-        max_memory: bytes, or a text as `8GiB`. A recipe whose call needs more, without model and input, is
-            dropped; the unprepared model is not.
-        calls: how often the model will be called in one process. Each call then takes its share of the first
-            one, which compiles; without it only calls after the first count.
-        seed: seed of the order and of the inputs.
-        progress: called with a description of each stage; the context manager that it returns is
-            entered for the duration of the stage.
-        build: a function that builds an equal model, for a model that cannot be copied.
-
-    If torch.distributed is initialised, rank 0 tunes, and every rank returns its result.
-
-    Raises:
-        ConfigError: an argument is invalid; one problem for each.
-        RefusedError: `mode` or `amp` is unknown, one of `metric` and `max_drop` is missing, or the model
-            cannot be copied or prepared in its present state.
-        ModelError: the unprepared model itself does not run.
-        KeyboardInterrupt: the tuning was stopped; after the first round `error.tuning` is what was measured.
-
-    Examples:
-        >>> from torch import nn, randn
-        >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
-        >>> tuning = tune(model, randn(1, 3, 32, 32), budget=2.0, cache=False)
-        >>> tuning.winner in {row.name for row in tuning.rows}
-        True
-        >>> prepared = tuning.pipeline.apply(model)
-    """
-    check_amp(amp)
-    options = {
-        "allow": allow if isinstance(allow, str) else list(allow),
-        "budget": budget,
-        "cache": cache if isinstance(cache, bool) else str(cache),
-        "max_memory": max_memory,
-        "calls": calls,
-    }
-    session = TuningSession(
-        model=model,
-        batch=batch,
-        options=_options(mode, options),
-        mode=mode,
-        amp=amp,
-        limit=limit_of(metric, max_drop),
-        declared=dict(declared or {}),
-        seed=seed,
-        progress=progress,
-        build=build,
-        clock=_clock,
-    )
-    return _on_rank_zero(session.run)
-
-
-def keep_in_float32(
-    model: nn.Module,
-    batch: Any,
-    *,
-    dtype: Literal["float16", "bfloat16"] = "bfloat16",
-    mode: Literal["eval", "train"] = "eval",
-    budget: float = 60.0,
-    metric: Callable[[nn.Module, Any], float] | None = None,
-    max_drop: float | None = None,
-    seed: int = 0,
-    progress: Stage = lambda _: nullcontext(),
-    build: Callable[[], nn.Module] | None = None,
-) -> Keep:
-    """Find the fewest modules that have to stay in float32 for `model` to be right in a 16-bit dtype.
-
-    The search of `tune` for a recipe that fails, without a race: the arguments are those of `tune`, and
-    `dtype` is that of the step `half`. Modules that do not run in 16 bits are kept too. `model` is not
-    changed.
-
-    Raises:
-        RefusedError: `mode` is unknown, one of `metric` and `max_drop` is missing, or the model cannot be
-            copied or prepared in its present state.
-        ConfigError: `dtype` or `budget` is invalid, or float16 is to be trained.
-        ModelError: the model itself does not run.
-    """
-    session = TuningSession(
-        model=model,
-        batch=batch,
-        options=_options(mode, {"budget": budget, "cache": False}),
-        mode=mode,
-        limit=limit_of(metric, max_drop),
-        seed=seed,
-        progress=progress,
-        build=build,
-    )
-    return _on_rank_zero(lambda: session.keep(dtype))
-
-
-def _options(mode: str, options: Mapping[str, Any]) -> TuneStage:
-    """Check the mode and the options. Raises RefusedError, ConfigError."""
-    if mode not in ("eval", "train"):
-        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
-    return TuneStage.from_options(options, {"mode": mode})
-
-
-def _on_rank_zero(work: Callable[[], _Result]) -> _Result:
-    """Run `work` on rank 0 and return its result on every rank; without torch.distributed, just run it.
-
-    Ranks that are prepared differently would train wrong numbers silently.
-
-    Raises:
-        PrepareError: the error of rank 0; the other ranks raise a RefusedError that names rank 0.
-        KeyboardInterrupt: rank 0 was stopped.
-    """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return work()
-    if distributed.get_world_size() == 1:
-        return work()
-    # The result, the error as text, and whether that ends the program.
-    message: list[Any] = [None, None, False]
-    if distributed.get_rank() == 0:
-        try:
-            message[0] = work()
-        except BaseException as error:
-            text = str(error) if isinstance(error, PrepareError) else repr(error)
-            with suppress(Exception):  # another rank that has ended as well
-                distributed.broadcast_object_list([None, text, not isinstance(error, Exception)])
-            raise
-    distributed.broadcast_object_list(message)
-    if message[2]:
-        raise KeyboardInterrupt(f"rank 0 was stopped: {message[1]}")
-    if message[1] is not None:
-        raise RefusedError("rank 0", message[1], "see the output of rank 0")
-    return message[0]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,22 +7,16 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from prepare.core.utils.numbers import finite
-from prepare.core.utils.options import read_size
 from prepare.core.utils.wording import argument, words
 from prepare.errors import Problem
 from prepare.stages.registry import stage
-from prepare.stages.stage import Stage, StageContext, Task, key
+from prepare.stages.stage import Memory, Stage, StageContext, Task, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
     from prepare.pipeline import Pipeline
 
 Allowed = Literal["bfloat16", "half", "compile"]
-
-
-def _check_memory(value: int | str | None) -> None:
-    if value is not None:
-        read_size(value)
 
 
 def _check_calls(calls: int | None) -> None:
@@ -59,7 +53,7 @@ class TuneStage(Stage):
     cache: Annotated[bool | str, "true, false, or a folder"] = key(
         True, "save the result: true, false or a folder"
     )
-    max_memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = key(
+    max_memory: Memory = key(
         None,
         "peak memory of a call, without model and input, beyond which a recipe cannot win",
         "8GiB",

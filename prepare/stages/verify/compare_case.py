@@ -11,6 +11,7 @@ import torch
 
 from prepare.core.forward.explain_error import explained
 from prepare.core.model.tensors import name_of
+from prepare.core.utils.numbers import finite
 from prepare.core.utils.text import plural
 from prepare.stages.verify.compare_modules import MODULE_FIELDS, ModuleDifferences, compare_modules
 from prepare.stages.verify.execution.budget import Budget, Cost, estimate
@@ -220,7 +221,7 @@ class CaseComparison:
         check = self.check(
             kind, "fail", worst=worst.name, note=worst.note, compared=len(deviations)
         )
-        error, allowed = _finite_or_none(worst.error), _finite_or_none(worst.allowed)
+        error, allowed = finite(worst.error), finite(worst.allowed)
         return [replace(check, inputs=_FROZEN, error=error, allowed=allowed)]
 
     def _compare_again(self, results: RunResults) -> None:
@@ -277,7 +278,7 @@ class CaseComparison:
             changes = {"status": self.undecided(kind), "note": note}
         if kind != "buffers":
             seen, place = sensitivity(differences, by_module=kind == "parameter gradients")
-            changes |= {"sensitivity": _finite_or_none(seen), "least_sensitive": place}
+            changes |= {"sensitivity": finite(seen), "least_sensitive": place}
         return self.worst(kind, compared=len(differences), **changes)
 
     def worst(self, kind: str, **results: Any) -> Check:
@@ -289,8 +290,8 @@ class CaseComparison:
             kind,
             **values | results,
             worst=worst.name,
-            error=_finite_or_none(worst.error),
-            allowed=_finite_or_none(worst.allowed),
+            error=finite(worst.error),
+            allowed=finite(worst.allowed),
         )
 
     def _counts(self, kind: str) -> bool:
@@ -326,10 +327,6 @@ def _milder(before: Deviation, again: Deviation | None) -> Deviation:
     if again is None or math.isnan(before.error) or before.excess <= again.excess:
         return before
     return again
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 def module_checks(comparison: CaseComparison, checks: list[Check]) -> list[Check]:
@@ -427,7 +424,7 @@ def _without_proof(comparison: CaseComparison, check: Check, status: str, seen: 
         replace(i, allowed=max(i.allowed, i.error)) for i in comparison.differences[check.what]
     ]
     finds, place = sensitivity(deviations, by_module=check.what == "parameter gradients")
-    changes: dict[str, Any] = {"sensitivity": _finite_or_none(finds), "least_sensitive": place}
+    changes: dict[str, Any] = {"sensitivity": finite(finds), "least_sensitive": place}
     # The check has no difference, so the search for the first wrong module does not stop here.
     kept = [item for item in comparison.differences[check.what] if not item.exceeds]
     comparison.differences[check.what] = kept

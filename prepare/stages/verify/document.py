@@ -20,7 +20,7 @@ from prepare.core.document import (
     Table,
     Text,
 )
-from prepare.core.utils.numbers import doubt, small
+from prepare.core.utils.numbers import doubt, share_text, small, tolerance_text
 from prepare.core.utils.text import capitalized, plural, printable
 from prepare.core.utils.wording import argument
 
@@ -41,9 +41,9 @@ _SERIOUS = ("fail", "wrong", "cannot tell")
 # Most losses of casts say the same.
 _LOSSES = 2000
 _ABOUT_ERRORS = (
-    "An error is the largest difference from the exact result, relative to the size of the tensor. What is "
-    "allowed follows from the error of the unprepared model with the same types; a gradient may differ more, "
-    "because a tie in a maximum or a ReLU sends it another way."
+    "An error is the largest difference from the exact result, relative to the size of the tensor. Its "
+    "tolerance follows from the error of the unprepared model with the same types; a gradient may differ "
+    "more, because a tie in a maximum or a ReLU sends it another way."
 )
 
 
@@ -108,10 +108,9 @@ def verdict_sentence(verification: Verification) -> str:
     reference = f" against {verification.reference}" if verification.reference else ""
     if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
         reference += f", {plural(alone, 'module')} alone against float64"
-    shares = [part for c in checks if c.what == "outputs" and (part := _share(c)) is not None]
-    if shares:
-        worst = "<1" if max(shares) < 0.01 else f"{100 * max(shares):.0f}"
-        reference += f", outputs at {worst} % of the limit"
+    parts = [c.part for c in checks if c.what == "outputs" and c.part is not None]
+    if parts:
+        reference += f", outputs at {tolerance_text(max(parts))}"
     skipped, hidden = skipped_outputs(verification), _hidden(verification)
     seen = "" if not hidden else f"{hidden}; " if skipped else f"outputs right; {hidden}; "
     text = f"pass: {own}{seen}{plural(len(checks), 'check')}{reference}"
@@ -163,24 +162,14 @@ def error_text(verification: Verification) -> str:
     outputs = [check for check in checks if check.what == "outputs" and check.error is not None]
     if not outputs:
         return skipped_outputs(verification)
-    worst = max(outputs, key=lambda check: _share(check) or 0.0)
-    part = _share(worst)
+    worst = max(outputs, key=lambda check: check.part or 0.0)
     text = f"output error {worst.error:.2g}"
-    if part is not None:
-        text = f"outputs at {'<1 %' if part < 0.01 else share_text(part)} of the tolerance"
+    if worst.part is not None:
+        text = f"outputs at {tolerance_text(worst.part)}"
     hidden, training = _hidden(verification), verification.mode == "train"
     if any("gradients" in check.what for check in checks) and (training or not hidden):
         text += f", {hidden or 'gradients right'}"
     return text + (f" ({verification.reference} reference)" if verification.reference else "")
-
-
-def share_text(part: float) -> str:
-    """Return a share of what is allowed: `4 %`, `less than 1 %`, `46 times`, `more than 1,000 times`."""
-    if part < 0.01:
-        return "less than 1 %"
-    if part > _BEYOND:
-        return f"more than {_BEYOND:,} times"
-    return f"{part:,.0f} times" if part >= 10 else f"{100 * part:,.0f} %"
 
 
 def _answer(verification: Verification) -> Answer:
@@ -227,7 +216,7 @@ def _advice(verification: Verification) -> Iterator[Advice]:
 def _in_terminal(verification: Verification, shown: ReportContext) -> Iterator[Part]:
     serious = [check for check in verification.checks if check.status in _SERIOUS]
     serious.sort(key=lambda check: _SERIOUS.index(check.status))
-    titles = ("status", "what", "case", "worst", "error", "allowed")
+    titles = ("status", "what", "case", "worst", "error", "tolerance")
     yield Table(
         label="Checks that did not pass",
         columns=tuple((title, "text") for title in titles),
@@ -253,8 +242,8 @@ def _on_page(verification: Verification) -> Iterator[Part]:
         yield Text(text=verification.advice, where="page")
     yield Items(texts=tuple(text for _, text in _size_rows(verification)), where="page")
     columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
-    columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Allowed", "number")]
-    columns += [("Of the allowed", "number")]
+    columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Tolerance", "number")]
+    columns += [("Of the tolerance", "number")]
     bad, fine = (
         [_check(check) for check in verification.checks if (check.status in _SERIOUS) is serious]
         for serious in (True, False)
@@ -283,8 +272,6 @@ def _on_page(verification: Verification) -> Iterator[Part]:
 
 
 def _check(check: Check) -> tuple[object, ...]:
-    part = _share(check)
-    of_allowed = "" if part is None else share_text(part)
     case = (
         doubt(check.status),
         check.what,
@@ -293,19 +280,19 @@ def _check(check: Check) -> tuple[object, ...]:
         check.inputs,
         check.worst,
     )
-    return *case, small(check.error), small(check.allowed), of_allowed
+    return (
+        *case,
+        small(check.error),
+        small(check.allowed),
+        "" if check.part is None else share_text(check.part),
+    )
 
 
 def _serious(check: Check) -> tuple[str, ...]:
     batch = f"batch {check.batch}" if check.batch else ""
     case = ", ".join(filter(None, (check.mode, batch, check.inputs)))
-    error, allowed = small(check.error), small(check.allowed)
-    return doubt(check.status), check.what, case, check.worst, error, allowed
-
-
-def _share(check: Check) -> float | None:
-    """Return the error of a check as a fraction of what is allowed; None if one is not known."""
-    return check.error / check.allowed if check.error is not None and check.allowed else None
+    numbers = small(check.error), small(check.allowed)
+    return doubt(check.status), check.what, case, check.worst, *numbers
 
 
 def _has_more(verification: Verification) -> bool:

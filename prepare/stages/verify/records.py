@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
+from prepare.core.utils.numbers import part_of_tolerance
 from prepare.core.utils.sizes import Size  # noqa: TC001  read at run time
 from prepare.errors import VerificationError
 
@@ -47,6 +48,11 @@ class Check:
     note: str = ""
     sensitivity: float | None = field(default=None, metadata={"late": True})
     least_sensitive: str = field(default="", metadata={"late": True})
+
+    @property
+    def part(self) -> float | None:
+        """The error as a part of the tolerance; None if one is not known."""
+        return part_of_tolerance(self.error, self.allowed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,9 +122,8 @@ class Verification(JsonRecord, Readable):
 
     @property
     def excess(self) -> float:
-        """The largest error of outputs as a fraction of what is allowed; 0 if nothing was compared."""
-        outputs = (check for check in self.checks if check.what == "outputs")
-        return max((c.error / c.allowed for c in outputs if c.error and c.allowed), default=0.0)
+        """The largest error of outputs as a part of the tolerance; 0 if nothing was compared."""
+        return max((c.part or 0.0 for c in self.checks if c.what == "outputs"), default=0.0)
 
     def sensitivity(self, kind: str) -> tuple[float, str] | None:
         """Return the smallest systematic error found in `outputs` or `gradients`, and where.

@@ -6,26 +6,17 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+from prepare.core.utils.numbers import finite, part_of_tolerance
 from prepare.core.utils.options import as_written, read_size
 from prepare.errors import Problem
 from prepare.stages.registry import stage
-from prepare.stages.stage import NeedsReference, RunSettings, Stage, StageContext, Verdict, key
+from prepare.stages.stage import Memory, RunSettings, Seconds, Stage, StageContext, Verdict, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
     from prepare.stages.verify.records import Check
 
 Level = Literal["none", "short", "full"]
-
-
-def _check_seconds(seconds: float | None) -> None:
-    if seconds is not None and not 0 < seconds < 1e9:
-        raise ValueError(f"{as_written(seconds)} is not a time", "give seconds, as in 60")
-
-
-def _check_memory(memory: int | str | None) -> None:
-    if memory is not None:
-        read_size(memory)
 
 
 def _check_metric(metric: str | None) -> None:
@@ -54,12 +45,8 @@ class VerifyStage(Stage):
     groups: ClassVar[bool] = True
 
     level: Level = key("short", "check outputs and gradients")
-    seconds: Annotated[float | None, "seconds, as in 60", _check_seconds] = key(
-        None, "seconds that it may use; null: 30, more for a large model", "60"
-    )
-    memory: Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory] = key(
-        None, "memory that it may use; null: half of what is free", "8GiB"
-    )
+    seconds: Seconds = key(None, "seconds that it may use; null: 30, more for a large model", "60")
+    memory: Memory = key(None, "memory that it may use; null: half of what is free", "8GiB")
     metric: Annotated[str | None, "a dotted name", _check_metric] = key(
         None, "also compare this number of (model, batch) on both models", "package.function"
     )
@@ -86,9 +73,6 @@ class VerifyStage(Stage):
     def located(self, locate: Callable[[str, str], Any]) -> Callable[[Any, Any], float] | None:
         """Return the function that `metric` names. Raises ConfigError if it does not exist."""
         return None if self.metric is None else locate(self.metric, "verify.metric")
-
-    def needs_reference(self) -> NeedsReference:
-        return {"none": "no", "short": "small", "full": "always"}[self.level]  # type: ignore[return-value]
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None or not work.example:
@@ -130,7 +114,7 @@ class VerifyStage(Stage):
         if verification is None:
             return {}
         judged = [c for c in verification.checks if c.status not in ("wrong", "skipped")]
-        measured = [check for check in judged if _finite(check.error) is not None]
+        measured = [check for check in judged if finite(check.error) is not None]
         outputs = [check for check in measured if check.what == "outputs"]
         worst = max(outputs or measured, key=_excess, default=None)
         values: dict[str, Any] = {
@@ -138,8 +122,8 @@ class VerifyStage(Stage):
             "verified_reason": "" if verification.status == "pass" else verification.reason,
             "verified_wrong": sum(check.status == "wrong" for check in verification.checks),
             "verified_what": worst.what if worst else "",
-            "verified_error": _finite(worst.error) if worst else None,
-            "verified_allowed": _finite(worst.allowed) if worst else None,
+            "verified_error": finite(worst.error) if worst else None,
+            "verified_allowed": finite(worst.allowed) if worst else None,
         }
         values |= {f"verified_{v.size.key}": v.status for v in verification.sizes if v.size}
         for name in ("outputs", "input gradients", "parameter gradients"):
@@ -147,7 +131,7 @@ class VerifyStage(Stage):
                 largest = max(checks, key=lambda check: check.error or 0.0)
                 key = name.replace(" ", "_")
                 values[f"{key}_error"] = largest.error
-                values[f"{key}_allowed"] = _finite(largest.allowed)
+                values[f"{key}_allowed"] = finite(largest.allowed)
         return values
 
     @classmethod
@@ -157,10 +141,5 @@ class VerifyStage(Stage):
         return verify_document(shown)
 
 
-def _finite(value: Any) -> float | None:
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
 def _excess(check: Check) -> float:
-    error, allowed = float(check.error or 0.0), _finite(check.allowed)
-    return error / allowed if allowed else math.inf * bool(error)
+    return part_of_tolerance(check.error, finite(check.allowed) or 0.0) or 0.0

@@ -31,6 +31,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from prepare.core.utils.numbers import part_of_tolerance
+
 FACTOR = 6.0
 # A 16-bit kernel accumulates in float32 and rounds once; a float32 kernel rounds at every addition.
 FLOOR = {torch.float16: 4.0, torch.bfloat16: 4.0}
@@ -94,9 +96,7 @@ class Deviation:
         """Ratio of the error to the tolerance; infinite if the error is NaN."""
         if math.isnan(self.error):
             return math.inf
-        if not self.allowed:
-            return math.inf if self.error else 0.0
-        return self.error / self.allowed
+        return part_of_tolerance(self.error, self.allowed) or 0.0
 
 
 def rounding_floor(dtype: torch.dtype, depth: int) -> float:

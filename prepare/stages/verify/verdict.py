@@ -15,7 +15,6 @@ from prepare.core.utils.environment import environment
 from prepare.core.utils.wording import dropped, option, step
 from prepare.errors import PrepareError
 from prepare.patterns import exactly
-from prepare.registry import STEPS
 from prepare.stages.verify.compare_modules import MODULE_FIELDS
 from prepare.stages.verify.records import Check, Lost, Verification
 
@@ -116,6 +115,7 @@ def _diagnose(
         inexact=_inexact(models, failed) if failed else (),
         exclude=_exclusion(models, name) if name is not None else None,
         repairs=_is_possible(models, {REPAIR_STEP: {}}),
+        reference=models.reference,
     )
     return culprit, advise(causes)
 
@@ -124,7 +124,9 @@ def _inexact(models: ModelPair, failed: CaseComparison) -> tuple[str, ...]:
     """Return known issues of lost digits that calls of this case had, and that an exact repair mends."""
     steps = models.pipeline.to_config() if models.pipeline else {}
     exact = {REPAIR_STEP: {**(steps.get(REPAIR_STEP) or {}), "exact": True}}
-    if failed.case.mode != "train" or not _formats(steps) or not _is_possible(models, exact):
+    if failed.case.mode != "train" or not _formats(steps, models.reference):
+        return ()
+    if not _is_possible(models, exact):
         return ()
     modules, issues = dict(named_modules(models.prepared)), dict[str, Any]()
     for name, shape in failed.modules_alone().shapes.items():
@@ -139,7 +141,8 @@ def _inexact(models: ModelPair, failed: CaseComparison) -> tuple[str, ...]:
 def _exclusion(models: ModelPair, name: str) -> str | None:
     """Return the option that leaves the convolutions of a module as they were; None if there is none."""
     steps = models.pipeline.to_config() if models.pipeline else {}
-    for each in _formats(steps):
+    formats = _formats(steps, models.reference)
+    for each in filter(formats.get, formats):
         known = (steps[each] or {}).get("exclude", ())
         for pattern in (exactly(name), f"{name}.*") if name else ():
             exclude = [*known, pattern]
@@ -164,10 +167,15 @@ def _is_possible(models: ModelPair, changes: Mapping[str, Any]) -> bool:
     return problems[1] <= problems[0]
 
 
-def _formats(steps: Mapping[str, Any]) -> list[str]:
-    """Return the steps that convert convolutions to channels-last."""
-    formats = (name for name in steps if STEPS[name].recipe_part == "layout")
-    return [name for name in formats if _is_channels_last(steps[name])]
+def _formats(steps: Mapping[str, Any], model: nn.Module | None) -> dict[str, bool]:
+    """Return the steps that convert convolutions to channels-last, and whether they can exclude any."""
+    from prepare.pipeline import Pipeline
+    from prepare.pipeline.collect_wants import format_steps
+
+    made = Pipeline.from_config(steps).steps
+    found = format_steps(made.values(), model)
+    wanted = (name for name, formats in found.items() if {*formats.values()} - {"contiguous"})
+    return {name: "exclude" in made[name].to_options() for name in wanted}
 
 
 def _unsafe(name: str) -> tuple[str, ...]:
@@ -197,7 +205,8 @@ def _reason(check: Check) -> str:
         return f"{head}: {subject}{check.note}"
     if check.error is None:
         return f"{head}: {check.worst} is infinitely far from the reference"
-    return f"{head}: {check.worst} is off by {check.error:.2g} of its scale, {check.allowed:.2g} is allowed"
+    off = f"{check.worst} is off by {check.error:.2g} of its scale"
+    return f"{head}: {off}, and the tolerance is {check.allowed:.2g}"
 
 
 def _first_wrong_module(comparison: CaseComparison) -> tuple[str | None, torch.Size | None]:
@@ -232,6 +241,7 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
     inexact: Iterable[str] = (),
     exclude: str | None = None,
     repairs: bool = True,
+    reference: nn.Module | None = None,
 ) -> Iterator[str]:
     """Yield the possible causes of a failure, the most probable first, each with its remedy.
 
@@ -240,9 +250,10 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
     model is as wrong in it. `flushed`: numbers of a tensor of `module` became 0. `by_compiler`: all is right
     without the compiler. `at_this_size`: the known issues of a call of this size, as sentences; `inexact`:
     those that an exact repair mends. `exclude` is the option that leaves the convolutions of `module` as they
-    were; None if it has none. `repairs`: the step repair_layout would change something.
+    were; None if it has none. `repairs`: the step repair_layout would change something. `reference` is the
+    unprepared model.
     """
-    formats, inexact = _formats(steps), tuple(inexact)
+    formats, inexact = _formats(steps, reference), tuple(inexact)
     half, name = steps.get(CAST_STEP), culprit or "NAME"
     repair = "" if REPAIR_STEP in steps or not repairs else f"add {step(REPAIR_STEP)}, or "
     if by_compiler:
@@ -307,7 +318,7 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
     if formats and isinstance(module, _NORMS):
         yield (
             f"torch's {type(module).__name__} is wrong for channels-last tensors on this device: "
-            f"{repair}exclude the convolutions around it with {option(formats[0], 'exclude', [...])}"
+            f"{repair}{_without_convolutions(formats)}"
         )
     if half and "casts" not in failed and flushed is None:
         yield (
@@ -323,13 +334,20 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
         remedy = (
             f"exclude it with {exclude}"
             if exclude
-            else f"remove the step with {dropped(formats[0])}"
+            else f"remove the step with {dropped(next(iter(formats)))}"
         )
         yield (
             f"the code of {name} depends on the layout of tensors (view, as_strided, a custom kernel): "
             f"{repair}{remedy}"
         )
     yield "the model computes something else at every call, or one of its hooks changes gradients"
+
+
+def _without_convolutions(formats: Mapping[str, bool]) -> str:
+    """Return how the convolutions around a module stay as they were."""
+    for name in filter(formats.get, formats):
+        return f"exclude the convolutions around it with {option(name, 'exclude', [...])}"
+    return f"remove the step with {dropped(next(iter(formats)))}"
 
 
 def advise(causes: Iterable[str]) -> str:
@@ -348,7 +366,3 @@ def _keep(steps: Mapping[str, Any], name: str) -> str:
     if _half_dtype(steps.get(CAST_STEP)) == "float16":
         return f"{keep}, or use {option(CAST_STEP, 'dtype', 'bfloat16')}"
     return keep
-
-
-def _is_channels_last(options: Any) -> bool:
-    return str((options or {}).get("memory_format", "channels_last")).startswith("channels_last")

@@ -10,8 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.fx import Proxy
 from torch.nn import functional as F  # noqa: N812
 
+from prepare.core.model.fx_graphs import recorded_view
 from prepare.core.model.transforms import is_transformed
 from prepare.steps.keeping.memory_order import (
     alike_tensors,
@@ -47,6 +49,8 @@ def method(name: str) -> Callable[..., Any]:
     """Return a call of the method `name` of its first argument."""
 
     def call(receiver: Any, *args: Any, **kwargs: Any) -> Any:
+        if name == "view" and isinstance(receiver, Proxy):
+            return recorded_view(receiver, *args, **kwargs)
         return getattr(receiver, name)(*args, **kwargs)
 
     return call

@@ -9,6 +9,7 @@ from torch import nn
 from torch.fx import Proxy
 
 from prepare.core.model.forward_code import forward_code, torch_class
+from prepare.core.model.fx_graphs import reshape_for_view
 from prepare.core.model.generated_class import made_of, make_class
 from prepare.core.model.module_kinds import mark_repair
 from prepare.core.model.scripting import script_error
@@ -134,6 +135,7 @@ def _dispatched(keeping: Any) -> Callable[..., Any]:
         if not isinstance(x, Proxy) or x.tracer.root is self:  # type: ignore[attr-defined]
             return forward(self, *args, **kwargs)
         tracer: Any = x.tracer
+        reshape_for_view(tracer)
         return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
 
     dispatched.__module__ = __name__

@@ -19,10 +19,10 @@ from prepare.app.report.documents import answers, shown_of, verdict
 from prepare.app.report.pages.section import MALFORMED, drawn, has_content, sections, unexpected
 from prepare.app.report.render import render, template_text
 from prepare.app.report.run_documents import command, own_documents, training_code
-from prepare.app.report.sentences import convolutions_text, steps_text
+from prepare.app.report.sentences import bytes_text, convolutions_text, steps_text
 from prepare.core.document import Charts, Code, Facts
 from prepare.core.utils import files
-from prepare.core.utils.text import plural, size
+from prepare.core.utils.text import plural
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import PrepareError
 from prepare.stages.registry import ordered_stages
@@ -161,8 +161,7 @@ def _run_lead(run: SavedResults, documents: Iterable[Document]) -> list[list[Par
         facts.append(("Autocast", f"every forward in {amp}"))
     summary = run.audit.summary
     facts.append(("Convolutions", convolutions_text(summary["convolutions"], steps)))
-    before, after = summary["bytes_before"], summary["bytes_after"]
-    facts.append(("Memory", f"{size(before)} before, {size(after)} after"))
+    facts.append(("Memory", bytes_text(summary)))
     if seen := run.job.seen if run.job else None:
         facts.append(("Example", f"{seen['given']} -> {seen['gave']}"))
     # Code for a model that computes something else is not worth a place on the first screen.

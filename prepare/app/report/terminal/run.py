@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,8 @@ from prepare.app.report.documents import advice, shown_of, stage_documents
 from prepare.app.report.objects import changes_table
 from prepare.app.report.sentences import (
     by_remedy,
+    bytes_text,
+    changes_text,
     convolutions_text,
     declared_text,
     missed_notes,
@@ -23,7 +25,7 @@ from prepare.app.report.sentences import (
 from prepare.app.report.terminal.console import console, has_width
 from prepare.app.report.terminal.document import part_lines, show_document
 from prepare.app.report.training_code import recipe_call
-from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT
+from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Document
 from prepare.core.utils.text import line, output, plural, printable, size
 from prepare.core.utils.wording import step
 from prepare.stages.registry import ordered_stages
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from prepare.app.job.outcome import Outcome
     from prepare.app.job.results import Results
     from prepare.audit import Audit
-    from prepare.core.document import Answer, Document, Row
+    from prepare.core.document import Answer, Row
     from prepare.core.forward.run_example import LayoutCount
 
 # The width of the longest label: of the answers, and with `--verbose`.
@@ -56,13 +58,14 @@ class RunOutput:
     def show(self, results: Results) -> None:
         """Print what these results add to those that were shown."""
         if results.audit is not None:
-            self._show_answers(results, results.audit, self._documents(results))
+            documents = self._documents(results)
+            self._show_answers(self._document(results, documents, ended=False), documents)
 
     def end(self, outcome: Outcome) -> None:
         """Print the rest, or the errors of the run."""
         results = outcome.results
         if results is not None:
-            (self._show_all if self._verbose else self._show_rest)(results)
+            self._show_rest(results)
         if (asked := outcome.result.reason or "").startswith("fail_on="):
             line(printable(f"{asked}: {outcome.result.error}"), errors=True)
         elif results is None or outcome.result.status in ("failed", "interrupted"):
@@ -77,22 +80,54 @@ class RunOutput:
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name)  # noqa: PTH118  for reading, not for use
 
-    def _show_answers(
-        self, results: Results, audit: Audit, documents: Sequence[Document], *, ended: bool = False
-    ) -> None:
-        steps = results.pipeline.to_config()
+    def _document(
+        self, results: Results, documents: Sequence[Document], *, ended: bool = True
+    ) -> Document:
+        """Return what is shown of the run: a title, its answers as rows, and what follows them."""
+        audit, steps = results.audit, results.pipeline.to_config()
         rows = _answer_rows(documents, ended=ended)
-        if self._verbose:
-            counted = convolutions_text(audit.summary["convolutions"], steps)
-            rows = [("convolutions", counted), *(row for each in documents for row in each.rows)]
+        details = [(NEXT.lower(), text) for text in self._advice(results, documents) if ended]
+        notes = [*results.notes, *(note for each in documents for note in each.notes)]
+        if audit is not None:
+            title = title_text(results.model, steps, audit, results.amp)
+            missed = (r for r in audit.rows if self._verbose or r.status == "ineffective")
+            notes = [*missed_notes(missed), *notes]
+            if self._verbose:
+                counted = convolutions_text(audit.summary["convolutions"], steps)
+                rows = [
+                    ("convolutions", counted),
+                    *(row for each in documents for row in each.rows),
+                ]
+                details += _detail_rows(results, audit, documents)
+        else:
+            device = (steps.get("device") or {}).get("device")
+            devices = [device] if device else []
+            title = declared_text(results.model, steps, devices, results.amp)
+            if results.found:
+                title, rows = f"{title} is not prepared", [] if self._verbose else rows
+            else:
+                plan = results.plan.summary()
+                changes, rows = _plan_rows(plan, verbose=self._verbose)
+                title = f"{title}: {changes}, and nothing was changed"
+                details = [(NEXT.lower(), "leave out task=plan to prepare it")]
+        return Document(
+            name="run",
+            line=title,
+            rows=tuple(rows),
+            details=tuple(details),
+            notes=tuple(notes),
+            parts=lambda: () if audit or results.found else (changes_table(results.plan.tensors),),
+        )
+
+    def _show_answers(self, document: Document, documents: Sequence[Document]) -> None:
         if not self._shown:
-            for document in documents:
-                if self._verbose and document.is_whole:  # ran before the model was prepared
-                    show_document(document)
-            line(printable(title_text(results.model, steps, audit, results.amp)))
+            for each in documents:
+                if self._verbose and each.is_whole:  # ran before the model was prepared
+                    show_document(each)
+            line(printable(document.line))
         # A stage that ends later may stand before one that was shown.
-        _show_rows([row for row in rows if row not in self._shown], width=self._width)
-        self._shown = rows or [("", "")]
+        _show_rows([row for row in document.rows if row not in self._shown], width=self._width)
+        self._shown = list(document.rows) or [("", "")]
         sys.stdout.flush()
 
     @property
@@ -100,55 +135,35 @@ class RunOutput:
         return _LABELS if self._verbose else _LABEL
 
     def _show_rest(self, results: Results) -> None:
-        """Print the answers that are missing, what to do, the first warning or note, and the folder."""
-        documents, audit = self._documents(results), results.audit
-        notes = [*results.notes, *(note for each in documents for note in each.notes)]
-        rows = (
-            [] if results.stopped else [(NEXT.lower(), t) for t in self._advice(results, documents)]
-        )
-        if audit is not None:
-            self._show_answers(results, audit, documents, ended=True)
-            notes = [*missed_notes(r for r in audit.rows if r.status == "ineffective"), *notes]
-        elif results.found:
-            line(printable(f"{_declared(results)} is not prepared"))
-            rows = [*_answer_rows(documents, ended=True), *rows]
-        else:
-            plan = results.plan.summary()
-            changes = f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')} would change"
-            line(printable(f"{_declared(results)}: {changes}, and nothing was changed"))
-            rows = [
-                ("memory", _memory(plan, "now")),
-                (NEXT.lower(), "leave out task=plan to prepare it"),
-            ]
-        _show_rows(rows, width=_LABEL)
-        _show_first([f"warning: {text}" for text in results.warnings], notes)
-        _show_last("details", self._path("report.html"), width=_LABEL)
+        """Print the answers that are missing, what to do, notes and warnings, and the folder.
 
-    def _show_all(self, results: Results) -> None:
-        """Print all that is known."""
-        documents, audit = self._documents(results), results.audit
-        if audit is not None:
-            self._show_answers(results, audit, documents)
-            advised = [] if results.stopped else self._advice(results, documents)
-            _show_rows(_detail_rows(results, audit, documents, advised), width=_LABELS)
-            _show_last("details", self._folder, width=_LABELS)
-        elif results.found:
-            line(printable(f"{_declared(results)} is not prepared"))
-            for problem in results.notes:
-                line(printable(problem))
-            for document in documents:
-                show_document(document)
-            line(f"  details are in {printable(self._folder)}")
-        else:
-            _show_plan(results, self._folder)
+        Without `verbose` that is the first warning or note, with it all of them, and the documents.
+        """
+        documents, is_prepared = self._documents(results), results.audit is not None
+        document = self._document(results, documents)
+        self._show_answers(document, documents if is_prepared else ())
+        if not self._verbose:
+            _show_rows(document.details, width=_LABEL)
+            _show_first([f"warning: {text}" for text in results.warnings], document.notes)
+            _show_last("details", self._path("report.html"), width=_LABEL)
+            return
+        rows = [*document.details, *(("note", text) for text in document.notes)]
+        _show_rows(rows, width=_LABELS)
+        _show_last("details", self._folder, width=_LABELS)
+        for table in document.shown("terminal"):
+            if texts := list(part_lines(table)):
+                for text in ("", *texts, "plan.json has them all"):
+                    line(text)
         _show_warnings(results.warnings)
         before = {cls.name for cls in ordered_stages() if cls.choose is not Stage.choose}
-        for document in documents:
-            if document.is_whole and document.name not in before and audit is not None:
-                show_document(document)
+        for each in documents:
+            if not is_prepared or (each.is_whole and each.name not in before):
+                show_document(each)
 
     def _advice(self, results: Results, documents: Iterable[Document]) -> list[str]:
         """Return what to do as one sentence; for a recipe to use, the call and the words that apply it."""
+        if results.stopped:
+            return []
         plan, found = results.plan, advice(results, documents)
         text = f"{found.answer[0].lower()}{found.answer[1:]}"
         if found.section == "reproduce":
@@ -195,7 +210,7 @@ def _line(answer: Answer) -> str:
     return f"{text}: {answer.remark}" if answer.remark else text
 
 
-def _show_first(warnings: list[str], notes: list[str]) -> None:
+def _show_first(warnings: Sequence[str], notes: Sequence[str]) -> None:
     """Print the first warning with its remedy, or the first note, and how many more there are."""
     more = len(warnings) + len(notes) - 1
     rest = (
@@ -228,63 +243,31 @@ def shown_folder(folder: Path) -> str:
     return printable(folder.absolute() if outside else relative)
 
 
-def _show_plan(results: Results, folder: str) -> None:
-    """Print the plan of a pipeline and the first tensors that it would change."""
-    plan = results.plan.summary()
-    rows = [("to change", f"{plan['to_change']} of {plural(plan['tensors'], 'tensor')}")]
+def _plan_rows(plan: Mapping[str, Any], *, verbose: bool) -> tuple[str, list[Row]]:
+    """Return what a plan would change in a few words, and rows on it."""
+    memory = ("memory", bytes_text(plan, "now"))
+    if not verbose:
+        return changes_text(plan), [memory]
+    rows = [("to change", changes_text(plan).removesuffix(" would change"))]
     rows += [("wanted by", f"{name}: {count}") for name, count in plan["by_step"].items()]
-    rows.append(("memory", _memory(plan, "now")))
-    rows.append(("written", size(plan["bytes_written"])))
-    rows += [("note", problem) for problem in results.notes]
-    line(printable(f"{_declared(results)}: would be prepared, and nothing was changed"))
-    width = max(len(label) for label, _ in rows)
-    _show_rows(rows, width=width)
-    _show_last("details", folder, width=width)
-    table = changes_table(results.plan.tensors)
-    if table.rows:
-        line("")
-        for text in part_lines(table):
-            line(text)
-        if len(table.rows) > table.most:
-            line("plan.json has them all")
+    return "would be prepared", [*rows, memory, ("written", size(plan["bytes_written"]))]
 
 
-def _detail_rows(
-    results: Results, audit: Audit, documents: Sequence[Document], advised: Iterable[str]
-) -> list[Row]:
-    """Return what follows the answers: what to do, what was prepared, and the notes."""
+def _detail_rows(results: Results, audit: Audit, documents: Sequence[Document]) -> Iterator[Row]:
+    """Yield what was prepared, and what came of it."""
     summary = audit.summary
-    rows = [(NEXT.lower(), text) for text in advised]
-    rows.append(("tensors", _tensors(summary)))
-    rows.append(("memory", _memory(summary, "before")))
+    dtypes = ", ".join(f"{count} {name}" for name, count in summary["dtypes"].items())
+    yield "tensors", f"{summary['tensors']:,} parameters and buffers: {dtypes}"
+    yield "memory", bytes_text(summary)
     if results.example is None:
-        rows.append(("example", "not run; give one with input.shape=[...]"))
+        yield "example", "not run; give one with input.shape=[...]"
     else:
-        rows.append(("example", f"{results.example.inputs} -> {results.example.outputs}"))
+        yield "example", f"{results.example.inputs} -> {results.example.outputs}"
         ineffective = summary["convolutions"].get("ineffective", 0)
-        rows += [
-            ("outputs", _outputs(count, ineffective)) for count in results.example.convolutions
-        ]
-    rows += [row for document in documents for row in document.details]
-    said = [note for document in documents for note in document.notes]
-    notes = [*said, *results.notes, *missed_notes(audit.rows)]
-    return [*rows, *(("note", text) for text in notes)]
-
-
-def _declared(results: Results) -> str:
-    """Return the model, the device and what the steps make of it, for a model that is not prepared."""
-    steps = results.pipeline.to_config()
-    device = (steps.get("device") or {}).get("device")
-    return declared_text(results.model, steps, [device] if device else [], results.amp)
-
-
-def _memory(summary: Mapping[str, Any], first: str) -> str:
-    return f"{size(summary['bytes_before'])} {first}, {size(summary['bytes_after'])} after"
-
-
-def _tensors(audit: Mapping[str, Any]) -> str:
-    dtypes = ", ".join(f"{count} {name}" for name, count in audit["dtypes"].items())
-    return f"{audit['tensors']:,} parameters and buffers: {dtypes}"
+        for count in results.example.convolutions:
+            yield "outputs", _outputs(count, ineffective)
+    for document in documents:
+        yield from document.details
 
 
 def _outputs(count: LayoutCount, ineffective: int) -> str:
@@ -297,7 +280,7 @@ def _outputs(count: LayoutCount, ineffective: int) -> str:
     return text
 
 
-def _show_rows(rows: list[Row], *, width: int) -> None:
+def _show_rows(rows: Sequence[Row], *, width: int) -> None:
     """Print rows of label and text; in a pipe a line ends at a space only, as calls are copied."""
     width = max([width, *(len(label) for label, _ in rows)])
     room = max(console().width - width - 4, 20)

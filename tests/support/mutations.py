@@ -2,7 +2,8 @@
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,11 +15,11 @@ _ENDS = (0, -1)
 
 
 class Mutation(NamedTuple):
-    """A change of one file; `text` is its new content."""
+    """A change of one file; `text` returns its new content."""
 
     file: str
     what: str
-    text: str
+    text: Callable[[], str]
 
 
 def mutations(folder: Path) -> Iterator[Mutation]:
@@ -28,34 +29,39 @@ def mutations(folder: Path) -> Iterator[Mutation]:
             name, text = path.relative_to(folder).as_posix(), path.read_text()
             read, write = _FORMATS[path.suffix]
             tree = read(text)
-            for place in _places(tree, ()):
+            for place in places(tree, ()):
                 yield from _changed(name, tree, place, write)
             for cut in {0, 1, len(text) // 4, len(text) // 2, len(text) - 3}:
-                yield Mutation(name, f"cut at {cut}", text[:cut])
+                yield Mutation(name, f"cut at {cut}", partial(text.__getitem__, slice(cut)))
 
 
-def _places(tree: Any, above: tuple) -> Iterator[tuple]:
+def places(tree: Any, above: tuple) -> Iterator[tuple]:
     """Yield the keys that lead to each value."""
     items = tree.items() if isinstance(tree, dict) else ()
     if isinstance(tree, list):
         items = [(index, tree[index]) for index in _ENDS[: len(tree)]]
     for key, value in items:
         yield (*above, key)
-        yield from _places(value, (*above, key))
+        yield from places(value, (*above, key))
 
 
 def _changed(name: str, tree: Any, place: tuple, write: Any) -> Iterator[Mutation]:
     for value in (*WRONG, ...):
-        new = copy.deepcopy(tree)
-        inner = new
-        for key in place[:-1]:
-            inner = inner[key]
-        if value is ...:
-            del inner[place[-1]]
-        else:
-            inner[place[-1]] = value
         what = "left out" if value is ... else repr(value)[:20]
-        yield Mutation(name, f"{'.'.join(map(str, place))}: {what}", write(new))
+        text = partial(_with_value, tree, place, value, write)
+        yield Mutation(name, f"{'.'.join(map(str, place))}: {what}", text)
+
+
+def _with_value(tree: Any, place: tuple, value: Any, write: Any) -> str:
+    new = copy.deepcopy(tree)
+    inner = new
+    for key in place[:-1]:
+        inner = inner[key]
+    if value is ...:
+        del inner[place[-1]]
+    else:
+        inner[place[-1]] = value
+    return write(new)
 
 
 def _dumped(tree: Any) -> str:
