@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from prepare.core.model.module_kinds import is_rewritten
-
 # Sums of fewer numbers than this lose few digits, and below so many elements a few microseconds count.
 _MANY_ROWS, _LARGE_BATCH = 1 << 12, 1 << 17
 # Weights with fewer elements than this are cheap to reorder.
@@ -39,6 +37,8 @@ def is_narrow_strided(module: Any) -> bool:
 
 def is_kernel_stride(module: Any) -> bool:
     """Return whether a convolution runs as such with a kernel that is its stride, as a product can."""
+    from prepare.core.model.module_kinds import is_rewritten
+
     return (
         module.kernel_size == module.stride
         and prod(module.kernel_size) > 1
