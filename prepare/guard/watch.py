@@ -41,7 +41,7 @@ class Watched:
 
     def attach(self, guard: Any) -> None:
         """Give the calls of the module to `guard.acts`; `detach` ends that."""
-        hooks = [_Hook(*act, self.module) for act in guard.acts(self)]
+        hooks = [_Hook(act, running, self.module) for act, running in guard.acts(self)]
         if compiled := vars(self.module).get(
             _COMPILED
         ):  # it does not run hooks that are added later
@@ -151,7 +151,7 @@ class _Hook:
     def __reduce__(self) -> Any:
         return _Hook, ()
 
-    def __call__(self, module: nn.Module, args: Any, other: Any) -> Any:
+    def __call__(self, module: nn.Module | None, args: Any, other: Any) -> Any:
         if torch.compiler.is_compiling() or not self._running or module is not self.module:
             return None
         return self._act(args, other)
@@ -166,10 +166,10 @@ class _CompiledCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before, first, last = self._hooks
-        before(before.module, args, kwargs)
+        before(module := before.module, args, kwargs)
         output = self.compiled(*args, **kwargs)
-        changed = first(first.module, args, output)
-        last(last.module, args, output)
+        changed = first(module, args, output)
+        last(module, args, output)
         return output if changed is None else changed
 
 
