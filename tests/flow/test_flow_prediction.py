@@ -13,6 +13,7 @@ from flow_nets import KNOWN_DIFFERENCES, NETS, example_of, network
 from prepare.errors import ConfigError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import Flow, observe, predict
+from prepare.stages.flow.follow import WITHOUT_CUDNN
 
 
 def differences(name: str, *, backward: bool = False) -> list[str]:
@@ -150,3 +151,11 @@ def test_a_device_that_is_not_known_is_refused():
     ):
         with pytest.raises(error, match=text):
             predict(made_of_kernels(), cl(2, 3, 16, 16), device=device)
+
+
+def test_a_gpu_without_cudnn_is_not_predicted_without_a_note(monkeypatch):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3)).to(memory_format=torch.channels_last)
+    assert WITHOUT_CUDNN not in predict(model, torch.randn(1, 3, 8, 8), device="cuda").notes
+    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
+    assert WITHOUT_CUDNN in predict(model, torch.randn(1, 3, 8, 8), device="cuda").notes
+    assert WITHOUT_CUDNN not in predict(model, torch.randn(1, 3, 8, 8)).notes

@@ -39,6 +39,13 @@ if TYPE_CHECKING:
     from prepare.core.forward.autocast import Amp
 
 
+# pytorch#184013
+WITHOUT_CUDNN = (
+    "cuDNN is switched off: torch predicts channels-last outputs of convolutions whose kernels then return "
+    "contiguous ones; observe a forward on the GPU to be sure"
+)
+
+
 def predict(
     model: nn.Module,
     example: Any,
@@ -81,6 +88,8 @@ def predict(
         watcher.as_cuda, builder.device = target.is_elsewhere, str(target.device)
         if target.note:
             builder.add_note(target.note)
+        if target.device.type == "cuda" and not torch.backends.cudnn.enabled:
+            builder.add_note(WITHOUT_CUDNN)
         if name := lazy_parameter(model):
             reason = f"{name} has no shape yet; run one forward first"
             return builder.build(model, "predict", layouts, reason)
