@@ -24,6 +24,7 @@ from prepare.stages.tune import Tuning, tune
 from prepare.stages.tune.cache import Cache
 from prepare.step import ForRecipes, ModelStep, TensorStep
 from prepare.steps.compile import _LIMITS, _SWITCHES
+from prepare.steps.rewrites import rewrite_names
 from prepare.testing.networks import mixed
 
 WATCH = Watch()
