@@ -48,10 +48,8 @@ def test_the_search_of_the_site_finds_guides_and_no_decisions(site):
 def test_llms_txt_lists_the_guides_with_their_first_sentence(site):
     text = (site[0] / "llms.txt").read_text()
     rows = dict(re.findall(r"^- \[.+\]\((.+)\): (.+)$", text, re.MULTILINE))
-    assert (
-        rows["quickstart/"]
-        == "From a checkout to your own network, a recipe and a sweep, in five steps."
-    )
+    first = "From a clone to your own network, a recipe and a sweep, in five steps."
+    assert rows["quickstart/"] == first
     assert all((site[0] / address / "index.html").exists() for address in rows)
     assert not any(address.startswith(("reference/", "decisions/")) for address in rows)
     assert {"agents/", "configuration/", "."} <= set(rows)
