@@ -50,11 +50,14 @@ class Problem:
 
     def __str__(self) -> str:
         where, wrong = _cut(self.where, _LONGEST_PLACE), _cut(self.wrong, _LONGEST)
-        if not where.isprintable():  # a place is one line
-            where = where.encode("unicode_escape", "backslashreplace").decode()
+        where = "".join(map(_escaped, where))  # a place is one line
         text = f"{where}: {wrong}" if where else wrong
         text = f"{text}; {self.remedy}" if self.remedy else text
         return _COMMANDS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def _escaped(letter: str) -> str:
+    return letter if letter.isprintable() else letter.encode("unicode_escape").decode()
 
 
 def _cut(text: str, most: int) -> str:

@@ -73,11 +73,12 @@ def installed(wheel, tmp_path_factory) -> Path:
 def test_the_wheel_holds_the_package_and_all_configurations_only(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     configs = {f"prepare/conf/{path.relative_to(CONF).as_posix()}" for path in CONF.rglob("*.*")}
-    modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "prepare").rglob("*.py")}
+    code = (ROOT / folder for folder in ("prepare", "hydra_plugins"))
+    modules = {path.relative_to(ROOT).as_posix() for each in code for path in each.rglob("*.py")}
     assert len(configs) > 40
     package = ROOT / "prepare"
     data = [*(package / "app" / "report" / "templates").rglob("*.*"), package / "py.typed",
-            package / "core" / "model" / "known_issues.yaml"]  # fmt: skip
+            package / "core" / "model" / "known_issues.yaml", package / "stages" / "flow" / "published.yaml"]  # fmt: skip
     assert names == configs | modules | {path.relative_to(ROOT).as_posix() for path in data}
 
 

@@ -62,7 +62,9 @@ def prepared(
         wrong = (
             "give either model, a node that builds the network, or of, the name of what builds it"
         )
-        raise ConfigError("prepared", wrong, "name my.Net as of, with the arguments of my.Net beside it")
+        raise ConfigError(
+            "prepared", wrong, "name my.Net as of, with the arguments of my.Net beside it"
+        )
     network = get_object(of)(*args, **options) if of else model
     if not isinstance(network, nn.Module):
         wrong = f"{of or 'it'} is a {type(network).__name__} and not a module"

@@ -12,6 +12,7 @@ from typing import Any
 import hydra
 import pytest
 import torch
+from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
@@ -19,7 +20,6 @@ from omegaconf import DictConfig, OmegaConf
 
 import prepare.frameworks.hydra
 from paths import CONF
-from prepare.app.cli import main as cli
 from prepare.app.cli.compose_config import composing
 from prepare.core.utils.folders import STEP_GROUPS
 from prepare.errors import ConfigError
@@ -128,9 +128,14 @@ def test_registering_again_does_nothing_and_leaves_what_is_theirs(compose):
     }
 
 
-def test_our_own_command_line_has_its_groups_at_the_root_alone(capsys):
-    assert cli.run(["--info", "searchpath"]) == 0
-    assert "prepare://" not in capsys.readouterr().out
+def test_our_own_command_line_has_its_groups_at_the_root_alone():
+    from hydra_plugins.prepare_groups import PrepareSearchPath
+
+    for folder, providers in ((CONF, ["main"]), (PROJECT / "configs", ["main", "prepare"])):
+        path = ConfigSearchPathImpl()
+        path.append("main", f"file://{folder}")
+        PrepareSearchPath().manipulate_search_path(path)
+        assert [element.provider for element in path.get_path()] == providers
 
 
 def test_an_option_file_of_theirs_stands_beside_ours(compose, tmp_path):

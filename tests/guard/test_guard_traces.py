@@ -142,18 +142,16 @@ def test_an_interrupt_of_the_model_ends_the_look(where, training):
 
 
 def is_free(lock):
-    """Return whether another thread could hold the lock."""
-    found = []
+    """Return whether another thread can hold the lock."""
 
-    def ask():
-        found.append(lock.acquire(blocking=False))
-        if found[0]:
-            lock.release()
+    def hold():
+        with lock:
+            pass
 
-    thread = threading.Thread(target=ask)
+    thread = threading.Thread(target=hold, daemon=True)
     thread.start()
-    thread.join()
-    return found[0]
+    thread.join(10)
+    return not thread.is_alive()
 
 
 def test_two_threads_that_serve_are_both_right():

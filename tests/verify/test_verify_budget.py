@@ -83,7 +83,7 @@ def test_a_slow_batch_compares_gradients_of_one_sample(monkeypatch, fault):
 @pytest.mark.parametrize(("others", "threads"), [(0, 2), (1, 1), (9, 1)])
 def test_busy_cores_leave_one_thread_for_each_free_core(monkeypatch, others, threads):
     monkeypatch.setattr(check_model, "_other_runnable", lambda: others)
-    monkeypatch.setattr(check_model.os, "sched_getaffinity", lambda _: {0, 1}, raising=False)
+    monkeypatch.setattr(check_model, "usable_cores", lambda: {0, 1})
     torch.set_num_threads(2)
     try:
         with check_model._threads_for_free_cores():

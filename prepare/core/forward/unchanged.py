@@ -31,7 +31,7 @@ from prepare.core.forward.torch_state import isolated
 from prepare.core.model.devices import free_memory
 from prepare.core.model.tensors import is_plain, stored_values
 from prepare.core.utils.signals import held_interrupts
-from prepare.errors import GuardWarning, PrepareError, RefusedError
+from prepare.errors import GuardError, GuardWarning, RefusedError
 
 _T = TypeVar("_T")
 # Containers and objects below an attribute of a module; what is deeper belongs to something else.
@@ -89,13 +89,13 @@ def without_gradients(run: Callable[[], _T]) -> _T:
     try:
         with torch.no_grad():
             return run()
-    except (MemoryError, torch.OutOfMemoryError, PrepareError, GuardWarning):
+    except (MemoryError, torch.OutOfMemoryError, GuardError, GuardWarning):
         raise
     except Exception as error:
         try:
             with torch.enable_grad():
                 return run()
-        except (PrepareError, GuardWarning):
+        except (GuardError, GuardWarning):
             raise
         except Exception:
             raise error from None

@@ -64,7 +64,8 @@ def printable(text: Any) -> str:
     text = str(text)
     if text.isprintable():
         return text
-    return text.encode("unicode_escape", "backslashreplace").decode()
+    letters = (x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
+    return "".join(letters)
 
 
 def first_line(message: object) -> str:
