@@ -169,10 +169,18 @@ def own_states():
     forget()
 
 
+# Pages whose commands take long (the first of the README runs where a change lands), and the reasons of decisions, run in the full counts.
+LONG = ("README", "sweeps", "exporting", "reports", "tuning", "workload", "many-machines", "replay",
+        "inference", "timing", "doctor", "verification", "output")  # fmt: skip
+
+
 def with_warnings(page: Path) -> object:
-    """Return the page as a parameter; ignore warnings on pages about other packages."""
-    about_others = page.stem in ("frameworks", "exporting")
-    marks = pytest.mark.filterwarnings("ignore") if about_others else ()
+    """Return the page as a parameter; ignore warnings of other packages, and run long ones in the full counts."""
+    marks = []
+    if page.stem in ("frameworks", "exporting"):
+        marks.append(pytest.mark.filterwarnings("ignore"))
+    if page.stem in LONG or page.parent.name == "decisions":
+        marks.append(pytest.mark.slow)
     return pytest.param(page, marks=marks)
 
 

@@ -72,6 +72,7 @@ def test_help_knows_its_word_and_its_option(run):
     assert "depths.json, depths.svg" in out
 
 
+@pytest.mark.slow
 def test_a_sweep_has_its_column(run, tmp_path):
     words = ("memfmt=contiguous,channels_last", "bench=none", "verify=none", "task=depths")
     out = run("-m", *MODEL, *words, "hydra.sweep.dir=sweep")

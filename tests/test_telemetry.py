@@ -36,6 +36,7 @@ def refused_by(code: str, folder: Path) -> str:
     return log.read_text()
 
 
+@pytest.mark.slow
 @openvino
 def test_openvino_reports_nothing_where_a_model_is_exported(tmp_path):
     assert refused_by(EXPORTED, tmp_path) == ""

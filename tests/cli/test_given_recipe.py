@@ -118,6 +118,7 @@ def test_other_values_are_told_what_is_wrong(go, recipe):
     assert "recipe: takes" in go("-m", *QUICK, f"{word},other.yaml").err
 
 
+@pytest.mark.slow
 def test_a_sweep_takes_a_recipe_and_the_next_command_does_not(go, recipe):
     words = ("-m", *QUICK, recipe(RECIPE), "seed=1,2", "hydra.sweep.dir=sweep")
     ran = go(*words)

@@ -296,8 +296,8 @@ def train(folder: Path, *overrides: str) -> dict:
     ("overrides", "stride", "steps"),
     [
         (["+prepare=default", "prepare/memfmt=channels_last"], [9, 1, 3, 1], ["device", "conv2d_memory_format"]),
-        (["experiment=prepared"], [27, 1, 9, 3, 1],
-         ["device", "conv3d_memory_format", "half", "input_format"]),
+        pytest.param(["experiment=prepared"], [27, 1, 9, 3, 1],
+         ["device", "conv3d_memory_format", "half", "input_format"], marks=pytest.mark.slow),
     ],
     ids=["from the command line", "from an experiment of theirs"],
 )  # fmt: skip

@@ -47,6 +47,7 @@ def test_a_size_that_the_model_cannot_take_is_named(go):
     assert "1x3x8x8: RuntimeError: " in ran.err
 
 
+@pytest.mark.slow
 def test_workloads_and_their_parts_are_swept(go, tmp_path):
     words = ("--multirun", *NET, "task=plan", "isolate=false", "hydra.sweep.dir=sweep")
     words = (*words, "input.workload=[{shape: [1,1,8,8]},{}],[{shape: [4,1,8,8]},{}]")

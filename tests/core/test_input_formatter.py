@@ -406,7 +406,7 @@ def test_what_forward_writes_into_its_arguments_reaches_the_caller(kind, dtype, 
         assert torch.equal(x, numbers()), "a tensor that forward only reads is as it was"
 
 
-@pytest.mark.parametrize("dtype", [None, BFLOAT16])
+@pytest.mark.parametrize("dtype", [pytest.param(None, marks=pytest.mark.slow), BFLOAT16])
 @pytest.mark.parametrize("kind", ["dict", "list", "dataclass", "nested", "tensor"])
 def test_a_compiled_call_writes_into_the_arguments_too(kind, dtype):
     make, function = WRITES[kind]

@@ -138,7 +138,7 @@ print("lives")
 """
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
 def test_a_handler_of_c_code_outlives_an_apply(name):
     command = [sys.executable, "-c", C_HANDLERS, name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -132,6 +132,7 @@ def test_a_failure_of_any_call_of_the_system_is_one_line_and_exit_1(folder, caps
     assert points >= 5 * len(WRITTEN)
 
 
+@pytest.mark.slow
 def test_an_interrupt_at_write_n_exits_130_and_leaves_whole_files(folder, capsys):
     for n in range(1, 50):
         where = folder / f"run{n}"

@@ -9,6 +9,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 from prepare.app.cli import main as cli
 from prepare.audit import Audit
 from prepare.pipeline import Pipeline
@@ -77,6 +79,7 @@ def test_names_that_hold_anything_go_through_the_whole_command_line(folder, caps
     assert Pipeline.from_config(steps).to_config() == steps
 
 
+@pytest.mark.slow
 def test_a_plan_and_a_difference_show_names_that_hold_anything(folder, capsys):
     assert cli.run([*ODD, "task=plan", "hydra.run.dir=plan"]) == 0
     assert cli.run([*ODD, "hydra.run.dir=a"]) == 0
@@ -98,6 +101,7 @@ def test_an_error_in_a_module_with_an_odd_name_is_one_line(folder, capsys):
     assert json.loads((folder / "run" / "result.json").read_text())["reason"] == "model"
 
 
+@pytest.mark.slow
 def test_a_sweep_row_that_fails_in_an_oddly_named_module_is_shown(folder, capsys):
     words = [*ODD[1:], "model._target_=nets.odd,nets.broken", "hydra.sweep.dir=sweep"]
     assert cli.run(["--multirun", *words]) == 1
@@ -127,6 +131,7 @@ def test_no_utf_8_terminal_and_no_writable_home_are_needed(folder):
     check_odd_record(folder / "run")
 
 
+@pytest.mark.slow
 @posix
 def test_a_terminal_of_forty_columns_is_not_overrun(folder):
     import pty
@@ -151,6 +156,7 @@ def test_a_terminal_of_forty_columns_is_not_overrun(folder):
     assert max(map(len, lines[1:])) <= 40
 
 
+@pytest.mark.slow
 def test_a_recipe_gives_the_same_bytes_in_every_process(folder):
     words = [*SMALL, "precision=bfloat16", "steps.half.keep=[norms,'type:BatchNorm2d']"]
     words.append("verify=none")

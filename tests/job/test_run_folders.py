@@ -98,6 +98,7 @@ def check_together(folder: Path, runs: int, rounds: int) -> None:
     assert len(set(seconds)) < len(seconds)
 
 
+@pytest.mark.slow
 @posix
 def test_runs_and_sweeps_of_the_same_second_have_folders_of_their_own(folder):
     check_together(folder, runs=4, rounds=1)

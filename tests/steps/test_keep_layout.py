@@ -245,7 +245,10 @@ def named(model):
     return [call.name for module in model.modules() for call in find_calls(type(module))]
 
 
-@pytest.mark.parametrize("network", FOLDS)
+@pytest.mark.parametrize(
+    "network",
+    [pytest.param(n, marks=pytest.mark.slow if n == "folding" else ()) for n in FOLDS],
+)
 def test_dynamo_traces_it_without_a_graph_break(network):
     build, batch, calls = FOLDS[network]
     model = kept(build(), calls=calls or named(build()))

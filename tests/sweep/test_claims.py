@@ -192,6 +192,7 @@ def test_a_kill_at_any_moment_leaves_no_claim_without_a_process(tmp_path):
     assert moments[0] < moment < moments[-1]
 
 
+@pytest.mark.slow
 def test_filelock_alone_keeps_an_empty_claim_for_ever(tmp_path, fast):
     file_of(tmp_path / "claim").touch()
     with pytest.raises(Timeout):
@@ -343,7 +344,10 @@ def share_and_kill(folder: Path, kind: str, rng: random.Random, *, workers: int,
     assert jobs - len(killed) <= len(counts) <= jobs
 
 
-@pytest.mark.parametrize("kind", machines.KINDS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(k, marks=() if k == "locks" else pytest.mark.slow, id=k) for k in machines.KINDS],
+)
 def test_workers_that_share_a_sweep_do_each_job_once(tmp_path, kind):
     share_and_kill(tmp_path / "one", kind, random.Random(kind), workers=3, jobs=4)
 

@@ -105,6 +105,7 @@ def test_added_rows_run_and_old_ones_are_kept_under_new_numbers(sweep, folder):
     assert len(sweep("a,d", "resume=true").rows) == 2
 
 
+@pytest.mark.slow
 def test_a_failed_job_that_succeeds_under_a_new_number_is_one_row(sweep, folder):
     (folder / "b fails").touch()
     sweep("b,c")
@@ -134,6 +135,7 @@ def test_with_overwrite_every_job_in_an_old_folder_runs_again(sweep, folder):
     assert (ran.code, ran.statuses) == (1, ["failed", "ok"])
 
 
+@pytest.mark.slow
 def test_rows_of_another_sweep_are_ignored(sweep, folder):
     sweep("a,b,c")
     # The second was stopped before it did anything: what the first left does not count.
@@ -172,6 +174,7 @@ def test_a_duplicate_row_is_a_second_job(sweep, folder):
     assert number_duplicates(["x", None, "x", None, "x"]) == ["x", None, "x-2", None, "x-3"]
 
 
+@pytest.mark.slow
 def test_a_row_that_depends_on_its_number_runs_again(sweep, folder):
     number = "+model.slow='${hydra:job.num}'"
     ran = sweep("a", number, "seed=0,1")
@@ -339,7 +342,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 @pytest.mark.parametrize(
     ("number", "begun"),
-    [(signal.SIGTERM, False), (signal.SIGKILL, True)],
+    [pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow), (signal.SIGKILL, True)],
 )
 def test_a_sweep_stopped_at_any_moment_is_resumed(sweep, folder, number, begun):
     delay = random.Random(int(number)).uniform(0, 2)

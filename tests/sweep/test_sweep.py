@@ -40,6 +40,7 @@ def sweep(tmp_path, monkeypatch, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_a_row_without_effect_is_not_a_failure(sweep):
     ran = sweep(*UNET3D, "memfmt=contiguous,channels_last,channels_last_3d")
     assert ran.code == 0, ran.err

@@ -227,6 +227,7 @@ def test_the_test_network_holds_every_kind_and_is_reproducible():
     assert facts(copy.deepcopy(first)).keys() == facts(mixed()).keys()
 
 
+@pytest.mark.slow
 def test_the_example_plugin_passes_in_three_lines(tmp_path):
     """As its author would run it: the package installed, pytest in its own folder."""
     source, site = tmp_path / "example", tmp_path / "site"

@@ -80,6 +80,7 @@ def test_a_richer_recipe_wins_only_if_faster_by_over_two_percent(rich, winner):
     )
 
 
+@pytest.mark.slow
 def test_the_faster_of_two_recipes_needs_no_proof():
     times = {UNPREPARED: 1.0, "simple": 0.9, "rich": 0.8, **dict.fromkeys("abcdef", 0.9)}
     races = [
@@ -236,7 +237,7 @@ def test_a_difference_of_20_percent_is_found_with_slow_calls():
     assert all(each.name == "quick" for each in won)
 
 
-@quick_and_full((15, 14), (60, 56))
+@quick_and_full((6, 5), (60, 56))
 def test_few_rounds_do_not_make_a_winner_among_equals(races, least):
     times = dict.fromkeys((UNPREPARED, *"abcdefghij"), 1.0)
     for rounds in (3, 6, 9, 15):
