@@ -1,8 +1,10 @@
 """Guard what all threads of the process share: random numbers, warnings, patches, the garbage collector."""
 
 import gc
+import math
 import os
 import threading
+import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +23,16 @@ class ProcessLock:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._release_of_others)
 
-    def acquire(self) -> None:
+    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002  as a lock's
         """Take the lock; while another thread has it, Ctrl-C acts, also where it is deferred."""
-        while not self._lock.acquire(timeout=_PAUSE):
+        if not blocking:
+            return self._lock.acquire(blocking=False)
+        end = math.inf if timeout < 0 else time.monotonic() + timeout
+        while not self._lock.acquire(timeout=max(min(_PAUSE, end - time.monotonic()), 0)):
             act_on_interrupts()
+            if time.monotonic() >= end:
+                return False
+        return True
 
     def release(self) -> None:
         """Give the lock back."""
