@@ -40,6 +40,16 @@ def test_multiplications_are_counted_by_kind():
     }
 
 
+def test_a_convolution_that_runs_as_a_product_stays_one():
+    model = nn.Sequential(nn.Conv2d(8, 8, 3), nn.Conv2d(8, 64, 1), nn.Conv2d(64, 64, 1)).eval()
+    x = torch.randn(2, 8, 12, 12)
+    before = predict(model, x).work
+    Pipeline.from_config({"rewrite_conv": {"pointwise": ["1", "2"]}}).apply(model)
+    assert (
+        predict(model, x).work == before == {"convolution": 2 * 100 * (8 * 72 + 8 * 64 + 64 * 64)}
+    )
+
+
 def test_attention_counts_as_products():
     class Attention(nn.Module):
         def forward(self, x):

@@ -95,7 +95,10 @@ class OperatorWatcher(TorchDispatchMode):
             tensors = arguments["input"], arguments["weight"], output
             self.builder.add_convolution(site, tensors, backend)
         if phase == "forward":
-            self.builder.add_work(*multiplications(func, arguments, args, kwargs, output))
+            kind, count = multiplications(func, arguments, args, kwargs, output)
+            if kind == "product" and self.stack.is_in_convolution:
+                kind = "convolution"  # it was rewritten
+            self.builder.add_work(kind, count)
         operation = Operation(name, site, phase, backend, _is_view(func))
         for operand, tensor, layout in hidden_copies(name, arguments, memory_format):
             why = f"{operand} is {describe_layout(tensor)}, and the kernel works on {layout}"
