@@ -169,8 +169,8 @@ def own_states():
     forget()
 
 
-# Pages whose commands take long (the first of the README runs where a change lands), and the reasons of decisions, run in the full counts.
-LONG = ("README", "sweeps", "exporting", "reports", "tuning", "workload", "many-machines", "replay",
+# Pages whose commands take long, and the reasons of decisions, run in the full counts.
+LONG = ("sweeps", "exporting", "reports", "tuning", "workload", "many-machines", "replay",
         "inference", "timing", "doctor", "verification", "output")  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """The task flow: it prepares nothing, and follows the model as the declared steps would leave it."""
 
 import pytest
+import torch
 
 from prepare.app.cli import main as cli
 from prepare.stages.flow import Flow
@@ -58,3 +59,18 @@ def test_a_run_says_what_a_batch_of_two_would_do(tmp_path, capsys):
 def test_the_task_without_steps_says_that_nothing_was_asked_for(tmp_path, capsys):
     assert flow_of(tmp_path, "task=flow").summary["breaks"] == 0
     assert "not requested" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_rewrite_is_no_repair_of_the_layout(tmp_path, capsys):
+    flow_of(tmp_path, "memfmt=channels_last", "+steps.rewrite_conv={force: true}")
+    assert not (tmp_path / "flow_before.json").exists()
+    assert "add +steps.repair_layout={}" in capsys.readouterr().out
+
+
+def test_the_task_for_a_gpu_says_first_what_others_measured(tmp_path, capsys):
+    if torch.cuda.is_available():
+        pytest.skip("predicted for a GPU that is not here")
+    words = ("model.norm=batch", "model.depth=4", "memfmt=channels_last", "device=cuda")
+    assert flow_of(tmp_path, "task=flow", *words).device == "cuda"
+    out = " ".join(capsys.readouterr().out.split())
+    assert "note measured by others on convolutional networks" in out

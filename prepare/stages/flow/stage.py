@@ -72,7 +72,7 @@ class FlowStage(Stage):
             record = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
             work.notes += _batch_notes(work, record)
             if work.settings.task == "flow":
-                work.notes += expectations(record, training=work.training)
+                work.notes[:0] = expectations(record, training=work.training)  # shown first
             if not work.pipeline.steps:
                 return {"flow": record}
             records = {"flow": _with_remedy(work, record)}
@@ -173,7 +173,7 @@ def _with_remedy(work: StageContext, flow: Flow) -> Flow:
 def _without_repairs(work: StageContext) -> nn.Module | None:
     """Return a copy of the model without repairs and rewritten calls; None if it has neither."""
     structure = [step for step in work.pipeline.steps.values() if step.phase == "structure"]
-    if not any(step.can_undo() for step in structure):
+    if not any(step.only_layouts and step.can_undo() for step in structure):
         return None
     return bare_tree(work, "structure", "runtime")
 
