@@ -83,7 +83,7 @@ class ModuleStack:
 
     @property
     def is_in_convolution(self) -> bool:
-        """Whether the code of a convolution is running, whatever operation it runs as."""
+        """Tell whether the code of a convolution runs, whatever operation it runs as."""
         return bool(self._running) and isinstance(self._running[-1][0], nn.modules.conv._ConvNd)
 
     def name(self, module: nn.Module) -> str | None:
