@@ -19,7 +19,7 @@ from prepare.app.job.build_model import (
     too_large,
 )
 from prepare.app.job.model_target import locate_named, without_method
-from prepare.app.job.results import ExampleRun, Results
+from prepare.app.job.results import ExampleRun, Results, Show
 from prepare.audit import audit
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
@@ -28,6 +28,7 @@ from prepare.core.forward.nested import arguments
 from prepare.core.forward.run_example import count_layouts, own_changes, run_example
 from prepare.core.forward.workload import Workload, head_of, naming, sizes_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.utils.progress import Stage as Progress
 from prepare.core.utils.progress import stage_if
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
@@ -36,9 +37,7 @@ from prepare.stages.registry import stages_of, tasks
 from prepare.stages.stage import Stage, StageContext
 
 if TYPE_CHECKING:
-    from prepare.app.job.results import Show
     from prepare.app.job.settings import Settings
-    from prepare.core.utils.progress import Stage as Progress
 
 
 def run_stages(

@@ -7,22 +7,18 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prepare import recipe
 from prepare.app.job.headline import CONVOLUTIONS, BenchFigures, Headline, headline
 from prepare.app.job.record import without_result
-from prepare.app.job.results import read_results
+from prepare.app.job.results import SavedResults, read_results
 from prepare.app.report.sentences import timing_text, verified_text
-from prepare.audit import Audit
+from prepare.audit import Audit, AuditRow, Difference
 from prepare.core.document import Document, Folded, Table, Text
 from prepare.core.utils import files
 from prepare.core.utils.text import counts, plural, size
 from prepare.errors import ConfigError, FileError
-
-if TYPE_CHECKING:
-    from prepare.app.job.results import SavedResults
-    from prepare.audit import AuditRow, Difference
 
 # Each kind of path on the command line, as messages name it.
 _KINDS = {"run": "the record of a run", "audit": "an audit", "recipe": "a recipe"}

@@ -7,14 +7,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prepare.core.document import Document, Items, ReportContext, Table
+from prepare.core.document import Document, Items, Part, ReportContext, Table
 from prepare.core.utils.text import line, output_to, plural, printable
 from prepare.stages.registry import ordered_stages
-
-if TYPE_CHECKING:
-    from prepare.core.document import Part
 
 _LONGEST = 160
 # What only the script of a page can show.

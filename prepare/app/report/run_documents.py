@@ -20,8 +20,8 @@ from prepare.app.report.sentences import (
     outputs_sentence,
 )
 from prepare.app.report.training_code import training_code as code_for_recipe
-from prepare.audit import STATUSES, AuditRow
-from prepare.core.document import Code, Document, Facts, Folded, Items, Table, Text
+from prepare.audit import STATUSES, Audit, AuditRow
+from prepare.core.document import Code, Document, Facts, Folded, Items, Part, Table, Text
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import plural, size
 from prepare.stages.registry import ordered_stages
@@ -29,8 +29,6 @@ from prepare.stages.stage import Stage
 
 if TYPE_CHECKING:
     from prepare.app.job.results import SavedResults
-    from prepare.audit import Audit
-    from prepare.core.document import Part
 
 # More reasons, and longer commands, are not read.
 _LIMIT, _LETTERS = 2000, 4000

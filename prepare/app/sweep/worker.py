@@ -18,9 +18,9 @@ from dataclasses import replace
 from functools import cache
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prepare.app.job.execute import run_job
+from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, Outcome, failure, write_result
 from prepare.app.job.record import KEPT, Job, Record, Result
 from prepare.app.sweep.locks import ClaimLost, claim
@@ -30,9 +30,6 @@ from prepare.core.utils.child_process import signal_name
 from prepare.core.utils.folders import ask_server
 from prepare.core.utils.signals import Stopped
 from prepare.errors import FileError
-
-if TYPE_CHECKING:
-    from prepare.app.job.execute import JobSpec
 
 # Launchers whose jobs go on after the command line that started them has ended.
 OUTLIVE_COMMAND = ("submitit_slurm",)

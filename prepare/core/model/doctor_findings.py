@@ -6,7 +6,7 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,6 @@ from prepare.core.utils.json_records import LIMIT, parse_json
 from prepare.errors import FileError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from torch import Tensor, nn
 
 

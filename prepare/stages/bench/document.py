@@ -18,6 +18,7 @@ from prepare.core.document import (
     Document,
     Folded,
     Items,
+    Part,
     ReportContext,
     Table,
     Text,
@@ -36,14 +37,11 @@ from prepare.core.utils.numbers import (
 )
 from prepare.core.utils.sizes import is_mixed, verdicts_text
 from prepare.core.utils.text import capitalized, plural, printable, size
-from prepare.stages.bench.records import PREPARED, Bench, Comparison
+from prepare.stages.bench.records import PREPARED, Bench, Case, Comparison, Control, VariantResult
 
 if TYPE_CHECKING:
-    from prepare.core.document import Part
-    from prepare.stages.bench.records import Case, Control, VariantResult
     from prepare.stages.verify.records import Verification
 
-_SECTION = "bench"
 _MARKS = {"baseline": "baseline", "faster": "better", "slower": "worse"}
 _SAYS = {"unclear": "Speed unclear", "no difference": "No faster"}
 _KINDS = {"faster": "good", "slower": "bad", "unclear": "warn"}
@@ -56,17 +54,14 @@ def bench_document(shown: ReportContext) -> Document | None:
         if not shown.had("bench"):
             return None
         remark = UNCHANGED if shown.unchanged else shown.without("bench")
-        sentence = "Speed not measured"
-        missing = Answer(
-            question=FASTER, kind="plain", answer=NOT_MEASURED, remark=remark, sentence=sentence
-        )
-        return Document(name=_SECTION, place=50, answers=(missing,))
+        missing = Answer(FASTER, "plain", NOT_MEASURED, remark, sentence="Speed not measured")
+        return Document(name="bench", place=50, answers=(missing,))
     if isinstance(bench, Comparison):
         return comparison_document(bench)
     wrong, busy = is_wrong(verification), bench.busy
     wrong_text = "; but its outputs are wrong" if wrong else ""
     return Document(
-        name=_SECTION,
+        name="bench",
         title=FASTER,
         place=50,
         line="; ".join(map(case_sentence, bench.cases)),
@@ -105,7 +100,7 @@ def comparison_document(comparison: Comparison) -> Document:
     verdicts = ", ".join(f"{row.name} {doubt(row.verdict)}" for row in comparison.rows)
     table = Table(label="Times", columns=titles, rows=rows, most=len(rows), where="terminal")
     return Document(
-        name=_SECTION,
+        name="bench",
         title="Times",
         line=f"{verdicts}; {plural(comparison.repeats, 'round')}",
         head="compared",
@@ -174,15 +169,7 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
         line += "; but its outputs are wrong" if wrong else ""
         sentence = _SAYS.get(row.verdict, answer)
         sentence += f". {capitalized(busy)}" if busy else ""
-    return Answer(
-        question=FASTER,
-        kind=kind,
-        answer=answer,
-        remark=remark,
-        section=_SECTION,
-        sentence=sentence,
-        line=line,
-    )
+    return Answer(FASTER, kind, answer, remark, sentence=sentence, line=line)
 
 
 def _by_size(case: Case, comparison: Comparison, busy: str, *, wrong: bool) -> Answer:
@@ -190,15 +177,11 @@ def _by_size(case: Case, comparison: Comparison, busy: str, *, wrong: bool) -> A
     text, row = verdicts_text(comparison.verdicts), case.row
     remark = f"{speed_text(row.verdict, row.ratio, row.ratio_interval)} for all sizes together"
     slower = any(v.verdict == "slower" and v.size.weight for v in comparison.verdicts)
-    return Answer(
-        question=FASTER,
-        kind="plain" if wrong else "warn" if slower else _KINDS.get(row.verdict, "plain"),
-        answer=capitalized(text),
-        remark=f"{remark}; but the outputs are wrong" if wrong else remark,
-        section=_SECTION,
-        sentence=f"{capitalized(text)}. {capitalized(busy)}" if busy else "",
-        line=text,
-    )
+    kind = "plain" if wrong else "warn" if slower else _KINDS.get(row.verdict, "plain")
+    remark += "; but the outputs are wrong" if wrong else ""
+    answer = capitalized(text)
+    sentence = f"{answer}. {capitalized(busy)}" if busy else ""
+    return Answer(FASTER, kind, answer, remark, sentence=sentence, line=text)
 
 
 def _sizes(case: Case, where: Where) -> Iterator[Part]:
@@ -236,8 +219,7 @@ def _advice(bench: Bench) -> Iterator[Advice]:
         "failed": (75, "warn", "Time it before you use it", printable(row.reason)),
     }.get(row.verdict)
     if found:
-        rank, kind, answer, remark = found
-        yield Advice(rank=rank, kind=kind, answer=answer, remark=remark, section=_SECTION)
+        yield Advice(*found)
 
 
 def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,10 +20,7 @@ from prepare.stages.bench import statistics
 from prepare.stages.bench.peak_memory import seconds_per_page_fault
 from prepare.stages.bench.records import Comparison, Control, Progress
 from prepare.stages.bench.samples import SampleSet, Series
-from prepare.stages.bench.variant import batch_size
-
-if TYPE_CHECKING:
-    from prepare.stages.bench.variant import Clock, Variant
+from prepare.stages.bench.variant import Clock, Variant, batch_size
 
 _MAX_ROUNDS = 1000
 # Stopping at the first narrow interval would favour intervals that are narrow by chance. So precision

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.forward.autocast import device_of
+from prepare.core.forward.autocast import Amp, device_of
 from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.workload import for_each_size
 from prepare.core.utils.text import first_line, plural
@@ -22,7 +22,6 @@ from prepare.stages.verify.inputs import format_call, resized
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
     from prepare.stages.stage import Level, Mode
 

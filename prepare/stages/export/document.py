@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from prepare.core.document import Advice, Answer, Document, Facts, Items, ReportContext, Table, Text
+from prepare.core.document import (
+    Advice,
+    Answer,
+    Document,
+    Facts,
+    Items,
+    Part,
+    ReportContext,
+    Table,
+    Text,
+)
 from prepare.core.utils.numbers import doubt, seconds, small, verdict_text
 from prepare.core.utils.text import plural, size
-from prepare.stages.export.records import ARTEFACT
-
-if TYPE_CHECKING:
-    from prepare.core.document import Part
-    from prepare.stages.export.records import Export, TakenOut
-
-_SECTION = "export"
+from prepare.stages.export.records import ARTEFACT, Export, TakenOut
 
 
 def export_document(shown: ReportContext) -> Document | None:
@@ -24,10 +27,10 @@ def export_document(shown: ReportContext) -> Document | None:
         return None
     taken_out = tuple(map(_taken_out, export.taken_out))
     return Document(
-        name=_SECTION,
+        name="export",
         title="Exported",
         place=20,
-        line="; inputs ".join(filter(None, (export_sentence(export), _layouts(export)))),
+        line=_line(export),
         head="exported",
         answers=(_answer(export),),
         advice=tuple(_advice(export)),
@@ -45,6 +48,10 @@ def export_sentence(export: Export) -> str:
     if export.status != "fail" and (worst := export.worst) is not None:
         text += f"; largest error {worst.error:.2g}, tolerance {worst.allowed:.2g}"
     return f"{text}; {export.reason}" if export.reason else text
+
+
+def _line(export: Export) -> str:
+    return "; inputs ".join(filter(None, (export_sentence(export), _layouts(export))))
 
 
 def _size_rows(export: Export) -> Iterator[tuple[str, str]]:
@@ -73,14 +80,7 @@ def _answer(export: Export) -> Answer:
     remark = export.reason or f"{export.artefact}, {size(export.bytes)}"
     if "wrong" in export.contract.layouts.values():
         remark = f"inputs {_layouts(export)}"
-    return Answer(
-        question="Exported",
-        kind=kind,
-        answer=answer,
-        remark=remark,
-        section=_SECTION,
-        line="; inputs ".join(filter(None, (export_sentence(export), _layouts(export)))),
-    )
+    return Answer("Exported", kind, answer, remark, line=_line(export))
 
 
 def _advice(export: Export) -> Iterator[Advice]:
@@ -90,8 +90,7 @@ def _advice(export: Export) -> Iterator[Advice]:
         "pass": (95, "good", f"Use {export.artefact}", "with the inputs that export.json lists"),
     }
     if export.status in known:
-        rank, kind, answer, remark = known[export.status]
-        yield Advice(rank=rank, kind=kind, answer=answer, remark=remark, section=_SECTION)
+        yield Advice(*known[export.status])
 
 
 def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:

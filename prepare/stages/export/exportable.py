@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.compiled import is_compiled
-from prepare.core.forward.input_formatter import FormatHook
+from prepare.core.forward.input_formatter import FormatHook, Formatter
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.replaced_method import replaced_methods
@@ -22,7 +22,6 @@ from prepare.stages.export.records import TakenOut
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
-    from prepare.core.forward.input_formatter import Formatter
     from prepare.pipeline import Pipeline
     from prepare.stages.export.exporter import Exporter
 

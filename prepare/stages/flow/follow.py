@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from prepare.core.forward.autocast import autocast, check_amp, device_of
+from prepare.core.forward.autocast import Amp, autocast, check_amp, device_of
 from prepare.core.forward.compiled import eager_if_compiled, is_compiled
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import arguments, tensors_in
@@ -34,10 +34,6 @@ from prepare.stages.flow.layout_states import LayoutStates
 from prepare.stages.flow.layouts import choose_target_layouts, layout_of
 from prepare.stages.flow.operator_watcher import OperatorWatcher, is_followed
 from prepare.stages.flow.records import NOT_ASKED, Flow
-
-if TYPE_CHECKING:
-    from prepare.core.forward.autocast import Amp
-
 
 # pytorch#184013
 WITHOUT_CUDNN = (

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from prepare.stages.flow.call_sites import CallSite, ModuleStack
 from prepare.stages.flow.fake_tensors import correct_strides
-from prepare.stages.flow.layout_states import Operand, Operation
+from prepare.stages.flow.layout_states import LayoutStates, Operand, Operation
 from prepare.stages.flow.layouts import describe_layout, dimension_order, layout_of
 from prepare.stages.flow.torch_operators import (
     PARAMETERS,
@@ -28,7 +28,6 @@ from prepare.stages.flow.torch_operators import (
 
 if TYPE_CHECKING:
     from prepare.stages.flow.flow_builder import FlowBuilder
-    from prepare.stages.flow.layout_states import LayoutStates
 
 
 # Operators of these namespaces take every layout.

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prepare.core.forward.autocast import device_of
+from prepare.core.forward.autocast import Amp, device_of
 from prepare.core.model.known_issues import standing
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
@@ -31,7 +31,6 @@ from prepare.step import Step
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.core.forward.autocast import Amp
 
 AS_DECLARED = "as declared"
 _FLAT = "contiguous"

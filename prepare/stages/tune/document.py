@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from prepare.core.document import (
     FASTER,
@@ -21,6 +21,7 @@ from prepare.core.document import (
     Document,
     Folded,
     Items,
+    Part,
     Plane,
     Point,
     ReportContext,
@@ -43,13 +44,8 @@ from prepare.core.utils.numbers import (
 )
 from prepare.core.utils.sizes import place
 from prepare.core.utils.text import capitalized, plural, printable, size
-from prepare.stages.tune.records import UNPREPARED
+from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 
-if TYPE_CHECKING:
-    from prepare.core.document import Part
-    from prepare.stages.tune.records import CandidateResult, Tuning
-
-_SECTION = "tune"
 _MARKS = {"winner": "better", "wrong": "wrong"}
 _KINDS = {"faster": "good", "slower": "bad"}
 # What the statuses of recipes mean; others say it themselves.
@@ -88,7 +84,7 @@ def tune_document(shown: ReportContext) -> Document | None:
     if tuning is None:
         return None
     return Document(
-        name=_SECTION,
+        name="tune",
         title="Recipes",
         place=10,
         line=tune_sentence(tuning),
@@ -164,15 +160,7 @@ def _faster(tuning: Tuning) -> Answer:
         remark = f"{remark}; {cached}"
     if (busy := busy_sentence(tuning.environment, tuning.noise)) and not tuning.better:
         sentence = f"{sentence or answer}. {capitalized(busy)}"
-    return Answer(
-        question=FASTER,
-        kind=kind,
-        answer=answer,
-        remark=remark,
-        section=_SECTION,
-        sentence=sentence,
-        line=line,
-    )
+    return Answer(FASTER, kind, answer, remark, sentence=sentence, line=line)
 
 
 def _right(tuning: Tuning) -> Answer:
@@ -186,20 +174,16 @@ def _right(tuning: Tuning) -> Answer:
     else:
         kind, answer, sentence = "warn", UNCLEAR, "Unclear if right"
         remark = doubt(row.verified) or "not measured"
-    return Answer(
-        question=RIGHT, kind=kind, answer=answer, remark=remark, section=_SECTION, sentence=sentence
-    )
+    return Answer(RIGHT, kind, answer, remark, sentence=sentence)
 
 
 def _advice(tuning: Tuning) -> Iterator[Advice]:
     if tuning.winner != UNPREPARED and tuning.holds:
         yield replace(USE_RECIPE, rank=65)
     elif not tuning.is_clear:
-        answer, remark = "Tune it longer with tune.budget", "best on an idle machine"
-        yield Advice(rank=80, kind="warn", answer=answer, remark=remark, section=_SECTION)
+        yield Advice(80, "warn", "Tune it longer with tune.budget", "best on an idle machine")
     else:
-        answer, remark = "Leave the model as it is", "no correct recipe is faster"
-        yield Advice(rank=90, kind="plain", answer=answer, remark=remark, section=_SECTION)
+        yield Advice(90, "plain", "Leave the model as it is", "no correct recipe is faster")
 
 
 def _in_terminal(tuning: Tuning, shown: ReportContext) -> Iterator[Part]:

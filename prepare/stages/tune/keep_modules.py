@@ -24,7 +24,7 @@ from prepare.patterns import NORMS, exactly
 from prepare.pipeline import Pipeline
 from prepare.stages.tune.candidates import Candidate
 from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
-from prepare.stages.tune.records import KeptModule
+from prepare.stages.tune.records import KeptModule, Steps
 from prepare.stages.verify.execution.determinism import (
     DeterministicMode,
     make_deterministic,
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from prepare.core.utils.progress import Stage
     from prepare.stages.bench.variant import Clock
     from prepare.stages.tune.candidate_run import PreparedCandidate
-    from prepare.stages.tune.records import Steps
 
 # The parts of the time for the search, and for measuring what each module costs.
 _SEARCH_PART, _COST_PART = 0.8, 0.2

@@ -32,7 +32,7 @@ from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.stages.bench import statistics
-from prepare.stages.bench.variant import make_pool
+from prepare.stages.bench.variant import Clock, make_pool
 from prepare.stages.tune.cache import Cache, age, conditions
 from prepare.stages.tune.candidate_run import PreparedCandidate, capacity
 from prepare.stages.tune.candidates import Candidate, calls_to_keep, candidates
@@ -51,7 +51,6 @@ from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
     from prepare.core.utils.progress import Stage
-    from prepare.stages.bench.variant import Clock
     from prepare.stages.tune.stage import TuneStage
     from prepare.stages.verify.metric import Limit
 

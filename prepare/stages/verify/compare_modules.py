@@ -33,7 +33,12 @@ from prepare.stages.verify.execution.module_calls import (
     LoneRun,
     RecordedCall,
 )
-from prepare.stages.verify.execution.runner import CannotTellError, raise_if_out_of_memory
+from prepare.stages.verify.execution.runner import (
+    CannotTellError,
+    ModelPair,
+    Runner,
+    raise_if_out_of_memory,
+)
 from prepare.stages.verify.inputs import RETRIES, jittered, nudged
 from prepare.stages.verify.static_checks import cast_losses
 from prepare.stages.verify.tolerance import (
@@ -47,7 +52,6 @@ from prepare.stages.verify.tolerance import (
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
-    from prepare.stages.verify.execution.runner import ModelPair, Runner
     from prepare.stages.verify.execution.single_run import RunResult
 
 # The kinds of tensors that are compared, and the fields of RunResult that hold each.

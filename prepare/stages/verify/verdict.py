@@ -9,7 +9,7 @@ from torch import nn
 
 from prepare.core.forward.float32_calls import CAST_STEP, keep_option
 from prepare.core.model.doctor_findings import CallIssues, describe
-from prepare.core.model.known_issues import REPAIR_STEP, issues
+from prepare.core.model.known_issues import REPAIR_STEP, Issue, issues
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
 from prepare.core.utils.wording import dropped, option, step
@@ -21,7 +21,6 @@ from prepare.stages.verify.records import Check, Lost, Verification
 if TYPE_CHECKING:
     import torch
 
-    from prepare.core.model.known_issues import Issue
     from prepare.stages.verify.compare_case import CaseComparison
     from prepare.stages.verify.execution.budget import Budget
     from prepare.stages.verify.execution.runner import ModelPair

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from markupsafe import Markup
 
 from prepare import recipe
-from prepare.app.job.results import read_results
+from prepare.app.job.results import SavedResults, read_results
 from prepare.app.report.documents import answers, shown_of, verdict
 from prepare.app.report.pages.section import MALFORMED, drawn, has_content, sections, unexpected
 from prepare.app.report.render import render, template_text
 from prepare.app.report.run_documents import command, own_documents, training_code
 from prepare.app.report.sentences import bytes_text, convolutions_text, steps_text
-from prepare.core.document import Charts, Code, Facts
+from prepare.core.document import Answer, Charts, Code, Document, Facts, Part
 from prepare.core.utils import files
 from prepare.core.utils.text import plural
 from prepare.core.utils.wording import command_line_words
@@ -28,12 +28,8 @@ from prepare.errors import PrepareError
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from prepare.app.job.record import Result
-    from prepare.app.job.results import SavedResults
     from prepare.app.report.compare_runs import Differences
-    from prepare.core.document import Answer, Document, Part
 
 NAME = "report.html"
 T = TypeVar("T")

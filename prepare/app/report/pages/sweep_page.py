@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote
 
 from prepare import recipe
@@ -27,7 +27,7 @@ from prepare.app.report.sweep_table import (
 )
 from prepare.app.report.training_code import training_code
 from prepare.app.sweep.ranking import RankedGroup, Ranking, command, first_timing, rank
-from prepare.app.sweep.summary import UNENDED
+from prepare.app.sweep.summary import UNENDED, Summary, SweepRow
 from prepare.core.document import (
     LAYOUT,
     RIGHT,
@@ -40,6 +40,7 @@ from prepare.core.document import (
     Document,
     Folded,
     Items,
+    Part,
     Plane,
     Point,
     Table,
@@ -48,10 +49,6 @@ from prepare.core.document import (
 from prepare.core.utils import files
 from prepare.core.utils.text import plural, size, times
 from prepare.errors import PrepareError
-
-if TYPE_CHECKING:
-    from prepare.app.sweep.summary import Summary, SweepRow
-    from prepare.core.document import Part
 
 # More planes, or more points in one, are not readable; the table has all rows.
 _PLANES, _POINTS = 4, 200
@@ -257,13 +254,9 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     statuses = Counter(row.status for row in rows)
     ok = statuses.pop("ok", 0)
     others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
-    yield Answer(
-        question="Did all rows end well?",
-        kind="good" if ok == len(rows) else "warn",
-        answer=f"{ok:,} of {len(rows):,} ok",
-        remark=others,
-        section="failures" if others else "rows",
-    )
+    kind, section = "good" if ok == len(rows) else "warn", "failures" if others else "rows"
+    answer = f"{ok:,} of {len(rows):,} ok"
+    yield Answer("Did all rows end well?", kind, answer, others, section=section)
 
 
 def _best(summary: Summary, groups: list[RankedGroup]) -> Answer:
@@ -284,13 +277,7 @@ def _best(summary: Summary, groups: list[RankedGroup]) -> Answer:
         remark = single if len(groups) == 1 else "; ".join(remarks)
         if tied := [row.number for group in groups for row in group.ties]:
             remark += f"; not told apart from {numbered(tied)}"
-    return Answer(
-        question="Which is best?",
-        kind=kind,
-        answer=answer,
-        remark=remark,
-        section="recommendation",
-    )
+    return Answer("Which is best?", kind, answer, remark, section="recommendation")
 
 
 def _values_of(row: SweepRow, keys: Iterable[str], about: str) -> str:
@@ -311,15 +298,12 @@ def _judged(row: SweepRow) -> Iterator[Answer]:
     kinds = {"pass": ("good", "Right"), "fail": ("bad", "Wrong")}
     kind, answer = kinds.get(verified.status if verified else "", ("warn", "Not verified"))
     remark = verified_text(verified)
-    yield Answer(question=RIGHT, kind=kind, answer=answer, remark=remark, section="rows")
-    if lost:
-        yield Answer(
-            question=LAYOUT,
-            kind="bad" if lost.breaks else "good",
-            answer=f"Lost {times(lost.breaks)}" if lost.breaks else "Never lost",
-            remark=f"{size(lost.copied_bytes)} copied in each forward" if lost.breaks else "",
-            section="layout",
-        )
+    yield Answer(RIGHT, kind, answer, remark, section="rows")
+    if lost and lost.breaks:
+        remark = f"{size(lost.copied_bytes)} copied in each forward"
+        yield Answer(LAYOUT, "bad", f"Lost {times(lost.breaks)}", remark, section="layout")
+    elif lost:
+        yield Answer(LAYOUT, "good", "Never lost", section="layout")
 
 
 def _counted(rows: Iterable[SweepRow]) -> Iterator[Answer]:
@@ -330,16 +314,13 @@ def _counted(rows: Iterable[SweepRow]) -> Iterator[Answer]:
         kind = "bad" if checked["fail"] else "good" if set(checked) == {"pass"} else "warn"
         others = ", ".join(f"{n:,} {status}" for status, n in checked.items() if status != "pass")
         answer = f"{checked['pass']:,} of {checked.total():,} are right"
-        yield Answer(question=RIGHT, kind=kind, answer=answer, remark=others, section="rows")
+        yield Answer(RIGHT, kind, answer, others, section="rows")
     followed = [row.headline.lost.breaks for row in rows if row.headline.lost]
     if followed:
         kept = followed.count(0)
-        yield Answer(
-            question=LAYOUT,
-            kind="good" if kept == len(followed) else "bad",
-            answer=f"Kept in {kept:,} of {len(followed):,} rows",
-            section="layout",
-        )
+        kind = "good" if kept == len(followed) else "bad"
+        answer = f"Kept in {kept:,} of {len(followed):,} rows"
+        yield Answer(LAYOUT, kind, answer, section="layout")
 
 
 def _title(summary: Summary) -> str:

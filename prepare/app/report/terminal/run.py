@@ -25,7 +25,7 @@ from prepare.app.report.sentences import (
 from prepare.app.report.terminal.console import console, has_width
 from prepare.app.report.terminal.document import part_lines, show_document
 from prepare.app.report.training_code import recipe_call
-from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Document
+from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Answer, Document, Row
 from prepare.core.utils.text import line, output, plural, printable, size
 from prepare.core.utils.wording import step
 from prepare.stages.registry import ordered_stages
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from prepare.app.job.outcome import Outcome
     from prepare.app.job.results import Results
     from prepare.audit import Audit
-    from prepare.core.document import Answer, Row
     from prepare.core.forward.run_example import LayoutCount
 
 # The width of the longest label: of the answers, and with `--verbose`.
