@@ -15,7 +15,7 @@ from prepare.app.job.record import without_result
 from prepare.app.job.results import SavedResults, read_results
 from prepare.app.report.sentences import timing_text, verified_text
 from prepare.audit import Audit, AuditRow, Difference
-from prepare.core.document import Document, Folded, Table, Text
+from prepare.core.document import Document, Folded, Table, Text, columns
 from prepare.core.utils import files
 from prepare.core.utils.text import counts, plural, size
 from prepare.errors import ConfigError, FileError
@@ -313,12 +313,11 @@ def _speed(first: BenchFigures | None, second: BenchFigures) -> str:
 def _document(
     name: str, title: str, changes: Iterable[Change], every: Sequence[Change] = ()
 ) -> Document:
-    side = (("A", "prose"), ("B", "prose"))
-    columns = (("Item", "name"), *side, ("Difference", "word"), ("Note", "prose"))
+    titles = columns("Item name, A prose, B prose, Difference word, Note prose")
     shown, each = (
         Table(
             label=label,
-            columns=columns,
+            columns=titles,
             rows=[(c.name, c.first, c.second, c.word, c.note) for c in found],
             form="stacked sides",
         )

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from prepare.core.document import Document, Items, Part, ReportContext, Table
+from prepare.core.document import Document, Items, Part, ReportContext, Table, columns
 from prepare.core.utils.text import line, output_to, plural, printable
 from prepare.stages.registry import ordered_stages
 
@@ -137,8 +137,8 @@ def changes_table(tensors: Iterable[Any]) -> Table:
         for plan in tensors
         if plan.changes
     ]
-    columns = (("tensor", "name"), ("shape", "text"), ("change", "text"), ("wanted by", "text"))
-    return Table(label="Changes", columns=columns, rows=rows, noun="tensor", file="plan.json")
+    titles = columns("tensor name, shape text, change text, wanted by text")
+    return Table(label="Changes", columns=titles, rows=rows, noun="tensor", file="plan.json")
 
 
 def _changes(plan: Any) -> Iterable[str]:

@@ -21,7 +21,7 @@ from prepare.app.report.sentences import (
 )
 from prepare.app.report.training_code import training_code as code_for_recipe
 from prepare.audit import STATUSES, Audit, AuditRow
-from prepare.core.document import Code, Document, Facts, Folded, Items, Part, Table, Text
+from prepare.core.document import Code, Document, Facts, Folded, Items, Part, Table, Text, columns
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.text import plural, size
 from prepare.stages.registry import ordered_stages
@@ -72,16 +72,15 @@ def _tensors(audit: Audit) -> tuple[Text, Table, Folded]:
     text = f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor"
     text += f": {by_status}" if is_judged(audit) else ""
     note = Text(text=text, kind="note")
-    reasons = [("Status", "word"), ("Reason", "prose"), ("Tensors", "number")]
-    columns = (*reasons, ("First tensor", "code"))
+    titles = columns("Status word, Reason prose, Tensors number, First tensor code")
     title = "Not converted, or only in part"
-    why = Table(label="Not converted", title=title, columns=columns, rows=_reasons(audit.rows))
-    tensors = [("Tensor", "name"), ("Module", "text"), ("Status", "word"), ("Shape", "number")]
-    tensors += [("Strides", "number"), ("Type", "text"), ("Device", "text")]
-    tensors += [("Strides before", "number"), ("Before", "text"), ("Reason", "prose")]
+    why = Table(label="Not converted", title=title, columns=titles, rows=_reasons(audit.rows))
     every = Table(
         label="All tensors with their status",
-        columns=tuple(tensors),
+        columns=columns(
+            "Tensor name, Module text, Status word, Shape number, Strides number, Type text, Device text, "
+            "Strides before number, Before text, Reason prose"
+        ),
         rows=list(map(_tensor, sorted(audit.rows, key=_worst_first))),
         file="audit.csv",
     )

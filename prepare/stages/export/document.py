@@ -14,6 +14,7 @@ from prepare.core.document import (
     ReportContext,
     Table,
     Text,
+    columns,
 )
 from prepare.core.utils.numbers import doubt, seconds, small, verdict_text
 from prepare.core.utils.text import plural, size
@@ -102,20 +103,15 @@ def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
     took = [
         (each.name, doubt(each.status), seconds(each.seconds), each.note) for each in export.stages
     ]
-    yield _table("Stages of the export", "Stage Verdict #Time ~Note", took)
+    yield _table("Stages of the export", "Stage head, Verdict text, Time number, Note prose", took)
     checks = [
         (
-            c.layout,
-            c.size or c.batch or "",
-            doubt(c.answer),
-            doubt(c.status),
-            small(c.error),
-            small(c.allowed),
-            c.note,
+            *(c.layout, c.size or c.batch or "", doubt(c.answer), doubt(c.status)),
+            *(small(c.error), small(c.allowed), c.note),
         )
         for c in export.checks
     ]
-    titles = "Input #Batch Answer Verdict #Error #Tolerance ~Note"
+    titles = "Input head, Batch number, Answer text, Verdict text, Error number, Tolerance number, Note prose"
     yield _table("Answers of the artefact in another process", titles, checks)
     inputs = [
         (
@@ -126,7 +122,7 @@ def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
         )
         for each in export.contract.inputs
     ]
-    yield _table("Inputs that it takes", "Name Shape Type Strides", inputs)
+    yield _table("Inputs that it takes", "Name head, Shape text, Type text, Strides text", inputs)
     times = [
         (
             f"{row.name}, {each.size.name}" if each.size else row.name,
@@ -136,16 +132,12 @@ def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
         for each in ((export.time, *export.time.sizes) if export.time else ())
         for row in each.rows
     ]
-    yield _table("Time of one call", "Variant #Time #Against", times)
+    yield _table("Time of one call", "Variant head, Time number, Against number", times)
     yield Items(texts=taken_out, title="Steps that do not go along", kind="note", where="page")
 
 
-def _table(title: str, columns: str, rows: list[tuple]) -> Table:
-    """Return a table; `#` before a column says that it holds numbers, `~` that it holds sentences."""
-    kinds = {"#": "number", "~": "prose"}
-    named = [(text.lstrip("#~"), kinds.get(text[0], "text")) for text in columns.split()]
-    named[0] = (named[0][0], "head")
-    return Table(label=title, title=title, columns=tuple(named), rows=rows, where="page")
+def _table(title: str, titles: str, rows: list[tuple]) -> Table:
+    return Table(label=title, title=title, columns=columns(titles), rows=rows, where="page")
 
 
 def _facts(export: Export) -> Iterator[tuple[str, str]]:

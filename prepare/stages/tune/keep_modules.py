@@ -31,6 +31,7 @@ from prepare.stages.verify.execution.determinism import (
     training_flags,
 )
 from prepare.stages.verify.execution.module_calls import CallInterceptor
+from prepare.stages.verify.tolerance import largest_error
 
 if TYPE_CHECKING:
     from prepare.core.utils.progress import Stage
@@ -275,11 +276,15 @@ def measure_modules(
 
     def measure(name: str, module: nn.Module, arguments: Call, output: Any) -> None:
         expected = [tensor.clone() for tensor in tensors_in(output)]
+
+        def error_of(result: Any) -> float:
+            return largest_error(zip(expected, tensors_in(result), strict=True))
+
         kept = map_tensors(rounded, _called(module, arguments.map(exact)))
-        error = ModuleError(math.inf, _error(expected, kept))
+        error = ModuleError(math.inf, error_of(kept))
         with suppress(Exception):  # no kernel in 16 bits, or float32 tensors of its own
             in_low = _called(low_modules[name], arguments.map(torch.clone))
-            error = replace(error, low=_error(expected, in_low))
+            error = replace(error, low=error_of(in_low))
         before = errors.get(name, ModuleError())
         errors[name] = ModuleError(max(before.low, error.low), max(before.kept, error.kept))
 
@@ -318,14 +323,3 @@ def worth_keeping(errors: Mapping[str, ModuleError]) -> list[str]:
 
 def _called(module: nn.Module, call: Call) -> Any:
     return module(*call.args, **call.kwargs)
-
-
-def _error(exact: list[Tensor], result: Any) -> float:
-    """Return the largest error of the tensors in a result, each as a fraction of its scale."""
-    worst = 0.0
-    for expected, actual in zip(exact, tensors_in(result), strict=True):
-        if expected.is_floating_point() and expected.numel() and bool(expected.isfinite().all()):
-            error = float((actual.double() - expected.double()).abs().max())
-            scale = float(expected.double().abs().max())
-            worst = max(worst, error / (scale or 1.0) if math.isfinite(error) else math.inf)
-    return worst

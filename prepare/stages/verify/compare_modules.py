@@ -47,6 +47,7 @@ from prepare.stages.verify.tolerance import (
     Deviation,
     compare,
     first_non_finite,
+    largest_error,
     rounding_floor,
 )
 
@@ -279,12 +280,7 @@ class ModuleComparer:
             self._in_float64(call, kind).run(call, backward=False).outputs.values()
             for kind in kinds
         )
-        worst = 0.0
-        for expected, actual in zip(right, rounded, strict=True):
-            if expected is not None and actual is not None and expected.numel():
-                error = float((expected - actual).abs().max()) / float(expected.abs().max() or 1)
-                worst = max(worst, error if math.isfinite(error) else math.inf)
-        return worst
+        return largest_error(zip(right, rounded, strict=True))
 
     def _in_float64(self, call: RecordedCall, weight: Callable[[Tensor], Tensor]) -> LoneRun:
         def stand_in(tensor: Tensor) -> Tensor:

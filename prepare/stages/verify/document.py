@@ -20,6 +20,7 @@ from prepare.core.document import (
     ReportContext,
     Table,
     Text,
+    columns,
 )
 from prepare.core.utils.numbers import doubt, share_text, small, tolerance_text
 from prepare.core.utils.text import capitalized, plural, printable
@@ -207,10 +208,11 @@ def _advice(verification: Verification) -> Iterator[Advice]:
 def _in_terminal(verification: Verification, shown: ReportContext) -> Iterator[Part]:
     serious = [check for check in verification.checks if check.status in _SERIOUS]
     serious.sort(key=lambda check: _SERIOUS.index(check.status))
-    titles = ("status", "what", "case", "worst", "error", "tolerance")
     yield Table(
         label="Checks that did not pass",
-        columns=tuple((title, "text") for title in titles),
+        columns=columns(
+            "status text, what text, case text, worst text, error text, tolerance text"
+        ),
         rows=list(map(_serious, serious)),
         noun="check",
         where="terminal",
@@ -232,15 +234,16 @@ def _on_page(verification: Verification) -> Iterator[Part]:
     if verification.advice:
         yield Text(text=verification.advice, where="page")
     yield Items(texts=tuple(text for _, text in _size_rows(verification)), where="page")
-    columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
-    columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Tolerance", "number")]
-    columns += [("Of the tolerance", "number")]
     bad, fine = (
         [_check(check) for check in verification.checks if (check.status in _SERIOUS) is serious]
         for serious in (True, False)
     )
     about = Text(text=_ABOUT_ERRORS, kind="note", where="page")
-    checks = Table(label="Checks", columns=tuple(columns), rows=fine)
+    titles = columns(
+        "Status text, Compared text, Mode text, Batch number, Inputs text, Worst code, Error number, "
+        "Tolerance number, Of the tolerance number"
+    )
+    checks = Table(label="Checks", columns=titles, rows=fine)
     if bad:
         yield replace(checks, rows=bad, where="page")
         yield about
@@ -248,12 +251,12 @@ def _on_page(verification: Verification) -> Iterator[Part]:
     counted = [f"{plural(len(fine) - skipped, 'check')} passed"]
     counted += [f"{skipped} skipped"] if skipped else []
     yield Folded(title=", ".join(counted), parts=(checks, *(() if bad else (about,))))
-    losses = [("Tensor", "code"), ("Before", "text"), ("After", "text"), ("Overflowed", "number")]
-    losses += [("Flushed to zero", "number"), ("Rounded", "number")]
     yield Table(
         label="Losses of casts",
         title="Losses of casts, the worst tensor first",
-        columns=tuple(losses),
+        columns=columns(
+            "Tensor code, Before text, After text, Overflowed number, Flushed to zero number, Rounded number"
+        ),
         rows=[
             (loss.tensor, loss.before, loss.after, loss.overflowed, loss.flushed, loss.rounded)
             for loss in verification.lost[:_LOSSES]
@@ -263,20 +266,9 @@ def _on_page(verification: Verification) -> Iterator[Part]:
 
 
 def _check(check: Check) -> tuple[object, ...]:
-    case = (
-        doubt(check.status),
-        check.what,
-        check.mode,
-        check.batch or "",
-        check.inputs,
-        check.worst,
-    )
-    return (
-        *case,
-        small(check.error),
-        small(check.allowed),
-        "" if check.part is None else share_text(check.part),
-    )
+    part = "" if check.part is None else share_text(check.part)
+    case = doubt(check.status), check.what, check.mode, check.batch or "", check.inputs, check.worst
+    return *case, small(check.error), small(check.allowed), part
 
 
 def _serious(check: Check) -> tuple[str, ...]:

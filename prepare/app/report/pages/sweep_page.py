@@ -46,6 +46,7 @@ from prepare.core.document import (
     Table,
     Text,
 )
+from prepare.core.document import columns as titles_of
 from prepare.core.utils import files
 from prepare.core.utils.text import plural, size, times
 from prepare.errors import PrepareError
@@ -126,9 +127,8 @@ class _Sweep:
         if failed:
             yield Table(
                 label="Failures",
-                columns=(
-                    *(("Status", "word"), ("Reason", "prose"), ("Rows", "number")),
-                    *(("Numbers", "text"), ("First row", "link")),
+                columns=titles_of(
+                    "Status word, Reason prose, Rows number, Numbers text, First row link"
                 ),
                 rows=[
                     (
