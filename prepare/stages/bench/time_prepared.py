@@ -15,8 +15,9 @@ from prepare.core.utils.text import first_line, plural
 from prepare.core.utils.user_code import is_out_of_memory
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
-from prepare.stages.bench import BUDGET, compare
+from prepare.stages.bench.compare_variants import compare
 from prepare.stages.bench.records import PREPARED, UNPREPARED, Bench, Case, Progress
+from prepare.stages.bench.stage import BUDGET
 from prepare.stages.verify.inputs import format_call, resized
 
 if TYPE_CHECKING:
