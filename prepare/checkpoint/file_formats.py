@@ -61,7 +61,7 @@ _LARGEST_PICKLE, _LONGEST_ORDER = 1 << 25, 16
 _MOST_TENSORS, _MOST_RECORDS, _LARGEST_LIST = 20_000, 50_000, 5_000_000
 # Operations of a pickle: of anything, and of each record of the archive; a tensor has a record and takes 32.
 _OPERATIONS, _OPERATIONS_EACH = 100_000, 100
-# Values that are hashed: a tuple of the same tuple twice, sixty times over, has 2**60.
+# The most values that hashing may visit: a tuple of the same tuple twice, sixty times over, has 2**60.
 _MOST_HASHED = 4_000_000
 # What the operations of a pickle without code take off the stack, for one value each; marks are apart.
 _TAKEN = {"BINPERSID": 1, "NEWOBJ": 2, "REDUCE": 2, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}

@@ -34,8 +34,8 @@ _OPENVINO = "openvino"  # refused: with this torch it silently compiles with ind
 _BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager", "openxla", "tvm")
 _PACKAGES = {"openxla": "torch_xla", "tvm": "tvm"}
 _FROZEN = "turns the weights into constants, which cannot be trained"
-# What a recipe may set in `options` of inductor: switches, and numbers up to a limit. It has 600 more, among
-# them compilers to run, paths, functions, caches in a network, and switches that dump files (trace.enabled).
+# What a recipe may set in `options` of inductor: switches, and numbers up to a limit. Inductor has 600
+# more: compilers to run, paths, functions, caches in a network, switches that dump files (trace.enabled).
 _SWITCHES = (
     *("aggressive_fusion", "combo_kernels", "conv_1x1_as_mm", "coordinate_descent_tuning"),
     *("coordinate_descent_check_all_directions", "deterministic", "emulate_precision_casts"),

@@ -67,7 +67,7 @@ class StepContract:
         model = self.model()
         before = facts(model)
         first, second = (self._pipeline().plan(model).to_dict() for _ in range(2))
-        for plan in (first, second):  # what other programs do meanwhile is not the step's
+        for plan in (first, second):  # a warning about this machine is not about the step
             plan["warnings"] = [
                 text for text in plan["warnings"] if not text.startswith("this machine: ")
             ]

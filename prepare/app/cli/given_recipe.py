@@ -86,12 +86,12 @@ def steps_of(path: str) -> dict[str, Any]:
 def _steps_by_option(composer: Composer, group: str) -> dict[str, Mapping[str, Any]]:
     """Return the steps that each option of a group adds."""
     others = [f"~{other}" for other in STEP_GROUPS if other not in (group, "memfmt")]
-    found: dict[str, Mapping[str, Any]] = {}
+    steps_of: dict[str, Mapping[str, Any]] = {}
     for option in composer.groups[group]:
         with suppress(*ERRORS):
             composed = composer.compose([*others, f"{group}={option}"])
-            found[option] = plain_mapping(composed)["steps"]
-    return found
+            steps_of[option] = plain_mapping(composed)["steps"]
+    return steps_of
 
 
 def _contradictions(

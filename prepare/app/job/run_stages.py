@@ -86,7 +86,7 @@ def _begun(
     batch = min((size for size in batches if size is not None), default=None)
     with stage_if(applies, progress, "planning"):
         plan = plan_of(settings, model, declared, batch)
-    # Without `strict` only the errors that are known to give wrong numbers.
+    # Without `strict` only known wrong numbers are errors.
     if errors := [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]:
         raise combined(errors)
     if plan.steps != declared.to_config():  # with the repairs of what would end the process

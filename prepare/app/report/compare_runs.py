@@ -318,10 +318,10 @@ def _document(
         Table(
             label=label,
             columns=titles,
-            rows=[(c.name, c.first, c.second, c.word, c.note) for c in found],
+            rows=[(c.name, c.first, c.second, c.word, c.note) for c in listed],
             form="stacked sides",
         )
-        for label, found in ((title, changes), ("Each difference", every))
+        for label, listed in ((title, changes), ("Each difference", every))
     )
     fold = f"Each tensor: {plural(len(every), 'difference')}"
     parts = (shown, Folded(title=fold, parts=(each,)))

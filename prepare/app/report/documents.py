@@ -81,23 +81,23 @@ def shown_of(run: Results | SavedResults, folder: str = "") -> ReportContext:
 
 def stage_documents(shown: ReportContext) -> list[Document]:
     """Return the documents of the stages in the order of a run."""
-    found = (cls.document(shown) for cls in ordered_stages())
-    return [document for document in found if document is not None]
+    documents = (cls.document(shown) for cls in ordered_stages())
+    return [document for document in documents if document is not None]
 
 
 def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
     """Return the answers that the record of a run gives, what to do last."""
     if run.result is not None and run.result.error and run.audit is None:
         return _failure_answers(run.result)
-    found = _by_question(documents)
-    return [*found.values(), _card(advice(run, documents))] if found else []
+    by_question = _by_question(documents)
+    return [*by_question.values(), _card(advice(run, documents))] if by_question else []
 
 
 def cards_of(documents: Iterable[Document]) -> list[Answer]:
     """Return the answers of documents without a run, and what to do if they say so."""
     documents = list(documents)
-    found = [each for document in documents for each in document.advice]
-    return [*_by_question(documents).values(), *map(_card, _best(found, documents))]
+    advised = [each for document in documents for each in document.advice]
+    return [*_by_question(documents).values(), *map(_card, _best(advised, documents))]
 
 
 def _card(advised: Advice) -> Answer:
@@ -106,11 +106,11 @@ def _card(advised: Advice) -> Answer:
 
 def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
     """Return one answer to each question, that of the document with the lowest place."""
-    found: dict[str, Answer] = {}
+    by_question: dict[str, Answer] = {}
     for document in sorted(documents, key=lambda each: each.place):
         for answer in document.answers:
-            found.setdefault(answer.question, answer)
-    return found
+            by_question.setdefault(answer.question, answer)
+    return by_question
 
 
 def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
@@ -121,10 +121,10 @@ def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
     stopped = ""
     if run.is_stopped and result is not None and result.error:
         stopped = f"Interrupted: {first_line(result.error)}. "
-    found = [answer for answer in answers(run, documents) if answer.question != NEXT]
-    if not found and run.plan is not None and run.audit is None:
+    given = [answer for answer in answers(run, documents) if answer.question != NEXT]
+    if not given and run.plan is not None and run.audit is None:
         return f"Planned only: {changes_text(run.plan['summary'])}."
-    return stopped + " ".join(f"{answer.sentence or answer.answer}." for answer in found)
+    return stopped + " ".join(f"{answer.sentence or answer.answer}." for answer in given)
 
 
 def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice:
@@ -133,7 +133,7 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
     A recipe is not advised as long as an answer is open.
     """
     documents = list(documents)
-    found = [each for document in documents for each in document.advice]
+    advised = [each for document in documents for each in document.advice]
     holds = {
         "problems": run.has_problems,
         "ineffective": run.audit and run.audit.summary["convolutions"].get("ineffective"),
@@ -142,11 +142,13 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
         "example": not run.has_example,
         "use": True,
     }
-    found += [each for key, each in _DEFAULTS.items() if holds[key]]
+    advised += [each for key, each in _DEFAULTS.items() if holds[key]]
     if remedy := next(filter(None, by_remedy(run.troubles)), ""):
         read = _DEFAULTS["problems"].answer
-        found = [replace(a, answer=capitalized(remedy)) if a.answer == read else a for a in found]
-    return _best(found, documents)[0]
+        advised = [
+            replace(a, answer=capitalized(remedy)) if a.answer == read else a for a in advised
+        ]
+    return _best(advised, documents)[0]
 
 
 def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:

@@ -91,12 +91,12 @@ def _audit_document(audit: Any) -> Document:
     from prepare.app.report.run_documents import audit_parts
     from prepare.app.report.sentences import audited_text, is_judged, missed_notes
 
-    found = f"convolutions: {audited_text(audit)}" if is_judged(audit) else audited_text(audit)
+    counted = f"convolutions: {audited_text(audit)}" if is_judged(audit) else audited_text(audit)
     return Document(
         name="result",
         title="Tensors",
         place=80,
-        line=f"{plural(audit.summary['tensors'], 'tensor')}; {found}",
+        line=f"{plural(audit.summary['tensors'], 'tensor')}; {counted}",
         head="audit",
         parts=lambda: (
             *audit_parts(audit),

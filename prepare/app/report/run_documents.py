@@ -45,18 +45,18 @@ def own_documents() -> Iterator[tuple[str, Callable[[SavedResults], Document | N
         ("reproduce", "Reproduce", 90, _reproduce),
         ("environment", "Environment", 95, lambda run: _environment(run.environment or {})),
     )
-    for name, title, place, found in parts:
-        yield title, partial(_document, name, title, place, found)
+    for name, title, place, make in parts:
+        yield title, partial(_document, name, title, place, make)
 
 
 def _document(
     name: str,
     title: str,
     place: int,
-    found: Callable[[SavedResults], Iterable[Part]],
+    make: Callable[[SavedResults], Iterable[Part]],
     run: SavedResults,
 ) -> Document | None:
-    parts = tuple(found(run))
+    parts = tuple(make(run))
     return Document(name=name, title=title, place=place, parts=lambda: parts) if parts else None
 
 
@@ -67,8 +67,8 @@ def audit_parts(audit: Audit) -> Iterator[Part]:
 
 
 def _tensors(audit: Audit) -> tuple[Text, Table, Folded]:
-    found = audit.summary["status"]
-    by_status = ", ".join(f"{found.get(status, 0):,} {status}" for status in STATUSES)
+    counts = audit.summary["status"]
+    by_status = ", ".join(f"{counts.get(status, 0):,} {status}" for status in STATUSES)
     text = f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor"
     text += f": {by_status}" if is_judged(audit) else ""
     note = Text(text=text, kind="note")

@@ -142,8 +142,8 @@ def _speed(case: Case, confidence: float | None) -> str:
 def _repeats(bench: Bench) -> Iterator[str]:
     """Yield which models returned other values for the same input, of the first case that shows any."""
     cases = [case.comparison for case in bench.cases if case.comparison]
-    found = ([f"the {r.name} model: {r.repeats}" for r in c.rows if r.repeats] for c in cases)
-    yield from next(filter(None, found), [])
+    sentences = ([f"the {r.name} model: {r.repeats}" for r in c.rows if r.repeats] for c in cases)
+    yield from next(filter(None, sentences), [])
 
 
 def is_wrong(verification: Verification | None) -> bool:
@@ -211,15 +211,15 @@ def _remark(row: VariantResult) -> str:
 
 def _advice(bench: Bench) -> Iterator[Advice]:
     row = bench.headline
-    found = {
+    advised = {
         "slower": (60, "bad", "Leave the model unprepared", "it is slower"),
         "unclear": (70, "warn", "Time it longer with bench=full", "best on an idle machine"),
         "no difference": (75, "plain", "Leave the model unprepared", "it is not faster"),
         "not compared": (75, "warn", "Time it before you use it", printable(row.reason)),
         "failed": (75, "warn", "Time it before you use it", printable(row.reason)),
     }.get(row.verdict)
-    if found:
-        yield Advice(*found)
+    if advised:
+        yield Advice(*advised)
 
 
 def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:

@@ -376,9 +376,9 @@ def _control(counted: Sequence[Comparison]) -> Control | None:
     controls = [each.aa for each in counted if each.aa]
     if len(controls) < len(counted):
         return None
-    found = combined([Estimate(c.ratio, c.interval) for c in controls], _amounts(counted))
-    noise = finite(statistics.noise(found))
-    return Control(ratio=found.value, interval=found.interval, noise=noise)
+    ratio = combined([Estimate(c.ratio, c.interval) for c in controls], _amounts(counted))
+    noise = finite(statistics.noise(ratio))
+    return Control(ratio=ratio.value, interval=ratio.interval, noise=noise)
 
 
 def _weight(comparison: Comparison) -> float:

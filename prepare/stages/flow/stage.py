@@ -114,7 +114,7 @@ def _is_for_absent_cuda(work: StageContext) -> bool:
 
 
 def _with_steps(work: StageContext) -> StageContext:
-    """Return the work of a copy of the model to which the declared steps are applied, but on its device."""
+    """Return the context with a copy of the model to which the declared steps are applied, on its device."""
     from prepare.core.model.module_tree import clone_of, copy_tree
     from prepare.pipeline import Pipeline
 

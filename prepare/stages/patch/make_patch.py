@@ -130,7 +130,7 @@ def patched_source(source: str, calls: list[CodeCall]) -> str:
     definitions = _definitions({*helpers, *(call.operator for call in calls)})
     written = "".join(f"{name} = {value}\n" for name, value in used.items())
     edits.append((at, at, f"{head}{_HEADER}\n\n{definitions}\n\n\n{written}".encode()))
-    # Begins at the end, so that the places of the other calls stay; at one place the inner call comes first.
+    # The last edit first, so that the places of the others stay; of two at one place the inner call.
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     ast.parse(text.decode())

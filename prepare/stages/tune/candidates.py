@@ -77,17 +77,17 @@ class Candidate:
 
     @property
     def precision(self) -> str | None:
-        """The dtype that it casts to, or None."""
+        """The dtype that the recipe casts to, or None."""
         return next((each.get("dtype") for each in self.part("precision").values()), None)
 
     @cached_property
     def compiler(self) -> str:
-        """A key of its compiler and options."""
+        """The steps that compile, with their options, as one text."""
         return json.dumps(self.part("compiler"))
 
     @cached_property
     def eager(self) -> str:
-        """A key of its other steps: the same for candidates that differ only in the compiler."""
+        """The other steps as one text: the same for candidates that differ only in the compiler."""
         compiler = self.part("compiler")
         rest = {name: options for name, options in self.steps.items() if name not in compiler}
         return json.dumps(rest, sort_keys=True)

@@ -128,7 +128,7 @@ def better_text(tuning: Tuning) -> str:
 
 def kept_rows(tuning: Tuning) -> list[KeptRow]:
     """Return a row for each module that stays in float32; recipes of one dtype keep the same modules."""
-    found: dict[tuple[str, str], KeptRow] = {}
+    rows_by_module: dict[tuple[str, str], KeptRow] = {}
     for row in tuning.rows:
         dtype = str(next((o["dtype"] for o in row.steps.values() if "keep" in o), ""))
         for each in row.kept:
@@ -136,8 +136,8 @@ def kept_rows(tuning: Tuning) -> list[KeptRow]:
             ratio = each.time_ratio
             cost = "" if ratio is None else f"{100 * (ratio - 1):+.0f} %"
             kept = KeptRow(each.module, dtype, low, f"{each.kept_error:.2g}", cost)
-            found.setdefault((dtype, each.module), kept)
-    return list(found.values())
+            rows_by_module.setdefault((dtype, each.module), kept)
+    return list(rows_by_module.values())
 
 
 def _faster(tuning: Tuning) -> Answer:

@@ -133,19 +133,19 @@ class KeepInFloat32:
         if can_measure := has_time():
             with self.progress(f"measuring the error of each module in {dtype}"):
                 errors = self.measure(candidate)
-        found = search_fewest(worth_keeping(errors), attempt, has_time)
-        if found.modules is None:
+        search = search_fewest(worth_keeping(errors), attempt, has_time)
+        if search.modules is None:
             none = "no set of modules in float32 makes it right"
             late = "no time was left to find the modules that have to stay in float32"
-            return none if found.is_complete and can_measure else late, (), None
-        costs = self._costs(candidate, found.modules, _COST_PART * seconds)
+            return none if search.is_complete and can_measure else late, (), None
+        costs = self._costs(candidate, search.modules, _COST_PART * seconds)
         kept = tuple(
             KeptModule(module, finite(errors[module].low), errors[module].kept, cost)
-            for module, cost in zip(found.modules, costs, strict=True)
+            for module, cost in zip(search.modules, costs, strict=True)
         )
-        modules, fewest = ", ".join(found.modules), "; no time was left to try fewer"
-        reason = f"it is right with {modules} in float32{'' if found.is_complete else fewest}"
-        return reason, kept, found.checked
+        modules, fewest = ", ".join(search.modules), "; no time was left to try fewer"
+        reason = f"it is right with {modules} in float32{'' if search.is_complete else fewest}"
+        return reason, kept, search.checked
 
     def _costs(
         self, candidate: Candidate, modules: tuple[str, ...], seconds: float
@@ -308,7 +308,7 @@ def measure_modules(
 
 
 def worth_keeping(errors: Mapping[str, ModuleError]) -> list[str]:
-    """Return the modules whose error keeping them avoids, the largest error first.
+    """Return the modules that lose precision in 16 bits and not in float32, the largest error first.
 
     A module whose error is that of one module in it comes after all others.
     """

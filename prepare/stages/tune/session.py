@@ -112,11 +112,11 @@ class TuningSession:
             if not correct.may_help(checked):
                 reason = checked.reason or "it is right with norms in float32 alone"
                 return Keep(dtype=dtype, status=checked.status, reason=reason)
-            found = correct(candidate, self.options.budget)
-        assert found is not None
-        reason = found.reason if found.kept else f"{checked.reason}; {found.reason}"
-        status = "pass" if found.kept else checked.status
-        return Keep(dtype=dtype, status=status, reason=reason, kept=found.kept)
+            corrected = correct(candidate, self.options.budget)
+        assert corrected is not None
+        reason = corrected.reason if corrected.kept else f"{checked.reason}; {corrected.reason}"
+        status = "pass" if corrected.kept else checked.status
+        return Keep(dtype=dtype, status=status, reason=reason, kept=corrected.kept)
 
     def _corrector(
         self, pools: list[list[Any]], start: Callable[[Candidate], PreparedCandidate]

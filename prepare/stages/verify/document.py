@@ -38,7 +38,7 @@ _HIDDEN = 0.1
 _NOISES = {"bfloat16": "bf16", "float16": "fp16"}
 _LIMITS = ("verify.seconds", "verify.memory")
 _SERIOUS = ("fail", "wrong", "cannot tell")
-# Most losses of casts say the same.
+# The most rows of losses by casts on a page: more of them say the same.
 _LOSSES = 2000
 _ABOUT_ERRORS = (
     "An error is the largest difference from the exact result, relative to the size of the tensor. Its "
@@ -131,7 +131,7 @@ def skipped_outputs(verification: Verification) -> str:
 def sensitivity_text(verification: Verification) -> str:
     """Return `0.0043 % in outputs, 3.5 % in gradients`, and where more hides; empty if not measured."""
     measured = [(kind, verification.sensitivity(kind)) for kind in ("outputs", "gradients")]
-    kinds = {kind: found for kind, found in measured if found}
+    kinds = {kind: measure for kind, measure in measured if measure}
     text = ", ".join(f"{_percent(least)} in {kind}" for kind, (least, _) in kinds.items())
     least, place = max(kinds.values(), default=(0.0, ""))
     if least > _BLIND and place:

@@ -172,8 +172,8 @@ def _formats(steps: Mapping[str, Any], model: nn.Module | None) -> dict[str, boo
     from prepare.pipeline.collect_wants import format_steps
 
     made = Pipeline.from_config(steps).steps
-    found = format_steps(made.values(), model)
-    wanted = (name for name, formats in found.items() if {*formats.values()} - {"contiguous"})
+    requested = format_steps(made.values(), model)
+    wanted = (name for name, formats in requested.items() if {*formats.values()} - {"contiguous"})
     return {name: "exclude" in made[name].to_options() for name in wanted}
 
 

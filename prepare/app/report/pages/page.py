@@ -113,16 +113,16 @@ def page(
     tables has one script, which sorts and searches them, and forbids every other script.
     """
     problems = list(problems)
-    found = list(sections(documents, problems))
+    drawn_sections = list(sections(documents, problems))
     columns = []
     with suppress(*MALFORMED):  # a section says so
         columns = [drawn(parts, f"lead-{at}", level=2) for at, parts in enumerate(lead)]
-    has_tables = any(_SORTED in section.body for section in found)
+    has_tables = any(_SORTED in section.body for section in drawn_sections)
     return render(
         "page.html",
         title=title,
-        sections=found,
-        anchors={section.name for section in found},
+        sections=drawn_sections,
+        anchors={section.name for section in drawn_sections},
         cards=list(cards),
         verdict=verdict,
         lead=columns,

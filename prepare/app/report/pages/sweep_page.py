@@ -147,15 +147,15 @@ class _Sweep:
     def matrix(self) -> Iterator[Part]:
         """Yield the matrix; nothing if no choice varies, or for a column of statuses, as in the table."""
         timed = any(map(first_timing, self.summary.rows))
-        found = list(matrices_of(self.summary, self.ranking, self._page))
-        if not found or not (timed or " by " in found[0].caption):
+        matrices = list(matrices_of(self.summary, self.ranking, self._page))
+        if not matrices or not (timed or " by " in matrices[0].caption):
             return
         text = "Blue is faster than the unprepared model, orange slower; below it, whether it is right."
         untimed = (
             "Each cell shows the status of its row, and the verification of outputs and gradients."
         )
         yield Text(text=text if timed else untimed)
-        yield from found
+        yield from matrices
 
     def layout(self) -> Iterator[Part]:
         """Yield the breaks of each row as bars, the most first; nothing if no row loses the layout."""
@@ -208,7 +208,7 @@ class _Sweep:
             links=[*map(self._page, rows)],
         )
         ended = (row for row in self.summary.rows if row.status in ("ok", *UNENDED))
-        why = [f"{numbered(found)}: {reason}" for found, reason in reasons(ended)]
+        why = [f"{numbered(numbers)}: {reason}" for numbers, reason in reasons(ended)]
         if len(why) > _REASONS:
             why[_REASONS:] = [f"{plural(len(why) - _REASONS, 'reason')} more in summary.csv"]
         parts = (Items(texts=tuple(why), kind="note"),)
@@ -263,16 +263,16 @@ def _best(summary: Summary, groups: list[RankedGroup]) -> Answer:
     """Return the best rows of the groups by their values, or why there is none."""
     # What could not be told apart is no success.
     kind, remark = "plain" if any(group.ties for group in groups) else "good", ""
-    found = [(group, group.best) for group in groups[:_FEW] if group.best]
-    if not found:
+    named = [(group, group.best) for group in groups[:_FEW] if group.best]
+    if not named:
         any_timed = any(map(first_timing, summary.rows))
         answer = "None was shown to be faster" if any_timed else "No row was timed"
         kind = "plain"
     else:
-        names = dict.fromkeys(_values_of(row, summary.varying, group.about) for group, row in found)
+        names = dict.fromkeys(_values_of(row, summary.varying, group.about) for group, row in named)
         answer = " and ".join(names)
-        remarks = (f"{group.about}: {verdict_of(row)}" for group, row in found)
-        timed = first_timing(found[0][1])
+        remarks = (f"{group.about}: {verdict_of(row)}" for group, row in named)
+        timed = first_timing(named[0][1])
         single = timing_text(timed) if timed else ""
         remark = single if len(groups) == 1 else "; ".join(remarks)
         if tied := [row.number for group in groups for row in group.ties]:

@@ -163,9 +163,9 @@ class RunOutput:
         """Return what to do as one sentence; for a recipe to use, the call and the words that apply it."""
         if results.stopped:
             return []
-        plan, found = results.plan, advice(results, documents)
-        text = f"{found.answer[0].lower()}{found.answer[1:]}"
-        if found.section == "reproduce":
+        plan, advised = results.plan, advice(results, documents)
+        text = f"{advised.answer[0].lower()}{advised.answer[1:]}"
+        if advised.section == "reproduce":
             path = self._path("recipe.yaml")
             call = recipe_call(path, repairs=plan.training_steps, errors=bool(plan.training_errors))
             added = [step(name, **options) for name, options in (plan.training_steps or {}).items()]
@@ -176,12 +176,12 @@ class RunOutput:
             return [f"{call}, or {command}{note}"]
         said = [text for each in documents for _, text in each.rows]
         said += [each.remark for document in documents for each in document.answers]
-        if not found.remark or any(
-            found.answer[1:] in each or found.remark in each for each in said
+        if not advised.remark or any(
+            advised.answer[1:] in each or advised.remark in each for each in said
         ):
             return [text]
-        joint = ", " if found.remark.partition(" ")[0].strip(",") in _JOINED else "; "
-        return [f"{text}{joint}{found.remark}"]
+        joint = ", " if advised.remark.partition(" ")[0].strip(",") in _JOINED else "; "
+        return [f"{text}{joint}{advised.remark}"]
 
 
 def _answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
@@ -189,16 +189,16 @@ def _answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
 
     Until the run has `ended`, an answer waits for those that stand before it.
     """
-    found: dict[str, list[Row]] = {}
+    rows_of: dict[str, list[Row]] = {}
     for document in sorted(documents, key=lambda each: each.place):
         if document.title or ended:
             for answer in document.answers:
-                found.setdefault(answer.question, [(answer.question.lower(), _line(answer))])
+                rows_of.setdefault(answer.question, [(answer.question.lower(), _line(answer))])
             if not document.answers:
-                found[document.name] = list(document.rows)
-    ranked = [*_ORDER, *(word for word in found if word not in _ORDER)]
-    known = ranked if ended else takewhile(found.__contains__, ranked)
-    return [row for word in known for row in found.get(word, ())]
+                rows_of[document.name] = list(document.rows)
+    ranked = [*_ORDER, *(word for word in rows_of if word not in _ORDER)]
+    known = ranked if ended else takewhile(rows_of.__contains__, ranked)
+    return [row for word in known for row in rows_of.get(word, ())]
 
 
 def _line(answer: Answer) -> str:
