@@ -13,10 +13,6 @@ if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
     from prepare.stages.bench.records import Case, Comparison
 
-# Seconds for each case: a `full` case stops there, a `short` one once its verdict is settled. A `short` case
-# ends within 10 s of its start: its last call may exceed the budget by what it took longer than expected.
-BUDGET = {"short": 9.0, "full": 60.0}
-
 
 @stage("bench")
 class BenchStage(Stage):
@@ -50,7 +46,11 @@ class BenchStage(Stage):
     @property
     def budget(self) -> float:
         """The seconds of one comparison; 0 if nothing is timed."""
-        return 0.0 if self.level == "none" else self.seconds or BUDGET[self.level]
+        if self.level == "none":
+            return 0.0
+        from prepare.stages.bench.time_prepared import BUDGET
+
+        return self.seconds or BUDGET[self.level]
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None:
