@@ -181,7 +181,7 @@ def test_the_audit_reads_the_values_in_a_sparse_tensor():
     assert rows["graph"].status == "ineffective"
 
 
-@pytest.mark.parametrize("depth, place", [(0, "DataParallel"), (1, "0")])
+@pytest.mark.parametrize(("depth", "place"), [(0, "DataParallel"), (1, "0")])
 def test_a_wrapped_module_is_named_by_its_place(depth, place):
     model = nn.DataParallel(nn.Conv2d(2, 2, 3))
     with pytest.raises(RefusedError, match=f"^{place}: "):
