@@ -183,6 +183,7 @@ def test_an_internal_error_is_raised_but_out_of_memory_is_reported(monkeypatch):
     assert timed().headline.reason.startswith("out of memory: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1e-4, 0.01, 0.1, 0.3, 0.5, 0.8, 1.5, 2.9])
 @pytest.mark.parametrize("slowdown", [0.1, 1.0, 3.0])
 def test_a_short_bench_ends_within_10_seconds_or_is_refused(monkeypatch, seconds, slowdown):

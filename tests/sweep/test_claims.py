@@ -178,6 +178,7 @@ claim.acquire()
 """
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_no_claim_without_a_process(tmp_path):
     moments = range(1, 40)
     for moment in moments:
@@ -256,6 +257,7 @@ def test_an_id_that_another_process_has_now_is_not_the_claimant(tmp_path):
     assert Claim(held.path).acquire(watch=False)
 
 
+@pytest.mark.slow
 def test_a_job_whose_claim_is_lost_ends_and_writes_nothing(tmp_path):
     process = start(NET + "waits", "seed=0", "resume=true", cwd=tmp_path)
     wait_for((tmp_path / "began").exists)
