@@ -37,7 +37,7 @@ from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.outcome import FAILED, INTERRUPTED, WRONG, Outcome
 from prepare.app.job.record import Job, leads_out, used_folder
 from prepare.app.report.pages.write_pages import write_pages
-from prepare.app.report.terminal.console import stage
+from prepare.app.report.terminal.console import announce, stage
 from prepare.app.report.terminal.run import RunOutput, shown_folder
 from prepare.app.report.terminal.sweep_progress import SweepProgress
 from prepare.app.sweep.coordinator import Coordinator
@@ -96,7 +96,8 @@ def _run_single(config: DictConfig, about: DictConfig) -> None:
     held = state is not None and state.held is not None
     with nullcontext() if held else claimed(spec.folder, overwrite=overwrite, begun=True):
         output = RunOutput(spec.folder, verbose=is_verbose())
-        outcome = run_job(spec, stage=no_stage if is_quiet() else stage, show=output.show)
+        shown = {"stage": no_stage} if is_quiet() else {"stage": stage, "announce": announce}
+        outcome = run_job(spec, show=output.show, **shown)
         output.end(outcome)
         tell(**_told(outcome, spec.folder))
     raise SystemExit(outcome.code)

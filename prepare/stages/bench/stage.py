@@ -52,6 +52,15 @@ class BenchStage(Stage):
         """The seconds of one comparison; 0 if nothing is timed."""
         return 0.0 if self.level == "none" else self.seconds or BUDGET[self.level]
 
+    def longest(self, work: StageContext) -> float:
+        if work.reference is None or isinstance(work.reference, str):
+            return 0.0
+        from prepare.stages.bench.time_prepared import time_limit
+
+        is_short = self.level == "short" and self.seconds is None
+        steps = work.step_seconds()
+        return sum(time_limit(self.budget, step) if is_short else self.budget for step in steps)
+
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None:
             return {}

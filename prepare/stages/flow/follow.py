@@ -93,9 +93,7 @@ def predict(
         if name := lazy_parameter(model):
             reason = f"{name} has no shape yet; run one forward first"
             return builder.build(model, "predict", layouts, reason)
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        # The cache is global to the process, and a convolution's strides depend on the number of threads.
-        fake.cache_enabled = False
+        watcher.fake = fake = FakeTensorMode(allow_non_fake_inputs=True)
 
         def stand_in(tensor: Tensor) -> Tensor:
             if device is None and not tensor.is_meta:
