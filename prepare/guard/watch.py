@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -42,26 +42,23 @@ class Watched:
     def attach(self, guard: Any) -> None:
         """Give the calls of the module to `guard.acts`; `detach` ends that."""
         hooks = [_Hook(act, running, self.module) for act, running in guard.acts(self)]
-        if compiled := vars(self.module).get(
-            _COMPILED
-        ):  # it does not run hooks that are added later
+        if compiled := vars(self.module).get(_COMPILED):  # it runs no hooks that are added later
             vars(self.module)[_COMPILED] = _CompiledCall(compiled, *hooks)
             return
         before, first, last = hooks
         # The last sees what later hooks return; hooks that the user had may change the output.
-        own = map(type, self.module._forward_hooks.values())
-        is_last = all(hook.__module__.startswith("prepare.") for hook in own)
+        own = self.module._forward_hooks.values()
+        self._is_last = all(type(hook).__module__.startswith("prepare.") for hook in own)
         self.handles = [
             self.module.register_forward_pre_hook(before, with_kwargs=True),
-            self.module.register_forward_hook(last, prepend=not is_last),
+            self.module.register_forward_hook(last, prepend=not self._is_last),
             self.module.register_forward_hook(first, prepend=True),
         ]
-        self.hooks = set(_hooks(self.module))
-        self._is_last = is_last
+        self.hooks = _hooks(self.module)
 
     def has_later_hooks(self) -> bool:
         """Return whether hooks were added since the guard was made, and see what these return."""
-        if not self.handles or self.hooks.issuperset(_hooks(self.module)):
+        if not self.handles or self.hooks >= _hooks(self.module):
             return False
         if self._is_last:
             self.module._forward_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]
@@ -127,9 +124,8 @@ class WatchedCall:
         for name, before in old.items() if not self.is_changed else ():
             after, is_output = new[name], values[0] is not self._given
             self.is_changed |= self.grad and before.requires_grad and not after.requires_grad
-            if (
-                is_output or before.data_ptr() != after.data_ptr()
-            ):  # its code may change an argument
+            # Its code may change an argument.
+            if is_output or before.data_ptr() != after.data_ptr():
                 self.pairs.append([copies[name], copy_once({}, after)])
             is_replaced = is_output and after is not before and not self.key
             if is_replaced and before.requires_grad and after.requires_grad:
@@ -211,7 +207,6 @@ def _numbers() -> Tensor:
     return state
 
 
-def _hooks(module: nn.Module) -> Iterator[int]:
-    tables = (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks)
-    for table in (*tables, module._backward_pre_hooks):
-        yield from table
+def _hooks(module: nn.Module) -> set[int]:
+    forward = *module._forward_pre_hooks, *module._forward_hooks
+    return {*forward, *module._backward_hooks, *module._backward_pre_hooks}
