@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.nested import map_tensors, named_tensors_in, tensors_in
+from prepare.core.forward.nested import named_tensors_in, tensors_in
 from prepare.core.model.module_tree import remove_hooks
 from prepare.guard.snapshot import copied
-from prepare.stages.verify.execution.module_calls import RecordedCall
+from prepare.stages.verify.execution.module_calls import (
+    Copies,
+    RecordedCall,
+    copy_once,
+    keep_gradient,
+)
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
@@ -82,7 +87,7 @@ class WatchedCall:
 
     def __init__(self, watched: Watched, key: Hashable, call: Call, amp: str, found: int) -> None:
         self.watched, self.key, self.amp = watched, key, amp
-        self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._copies: Copies = {}
         self.call = RecordedCall("", call.map(partial(copy_once, self._copies)))
         self.before, self.is_compiled = copied(watched.module), watched.kind == "compiled"
         for part in self.before.modules():
@@ -98,11 +103,8 @@ class WatchedCall:
     def end(self, output: Any) -> None:
         """Record what the module's own code returns, and the gradients of that when they arrive."""
         self.is_exact = torch.equal(self._numbers, _numbers())
-        self.call.outputs = map_tensors(partial(copy_once, self._copies), output)
-        if not self.key:
-            for index, tensor in enumerate(tensors_in(output)):
-                if tensor.requires_grad:
-                    tensor.register_hook(partial(_keep, self.call.output_gradients, index))
+        keep = partial(copy_once, self._copies)
+        self.call.keep_outputs(output, keep, gradients=not self.key)
         self._raw = output
 
     def follow(self, args: Any, output: Any) -> None:
@@ -131,8 +133,8 @@ class WatchedCall:
             if is_replaced and before.requires_grad and after.requires_grad:
                 pair: list[Tensor | None] = [None, None]
                 self.pairs.append(pair)
-                before.register_hook(partial(_keep, pair, 0))
-                after.register_hook(partial(_keep, pair, 1))
+                before.register_hook(partial(keep_gradient, pair, 0))
+                after.register_hook(partial(keep_gradient, pair, 1))
 
     def _keep_passed(self, into: Any, out: Any) -> None:
         self.pairs += [[a, b] for a, b in zip(into, out, strict=True) if b is not None]
@@ -184,19 +186,6 @@ def key_of(module: nn.Module, args: Any, kwargs: Any) -> Hashable:
         autocast = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind)
         found += (shape, tensor.dtype, tensor.device, autocast)
     return tuple(found)
-
-
-def copy_once(copies: dict[tuple[int, int], tuple[Tensor, Tensor]], tensor: Tensor) -> Tensor:
-    """Return a copy without a graph; the same for the same tensor, unless it was changed in place."""
-    with torch.inference_mode(mode=False):
-        copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    if tensor.is_inference():  # it has no version: each time another copy
-        return copy
-    return copies.setdefault((id(tensor), tensor._version), (tensor, copy))[1]
-
-
-def _keep(gradients: Any, key: Any, gradient: Tensor) -> None:
-    gradients[key] = gradient.detach().clone()
 
 
 def _numbers() -> Tensor:
