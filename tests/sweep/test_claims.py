@@ -31,6 +31,7 @@ from prepare.app.sweep.manifest import (
 )
 from prepare.app.sweep.summary import read_summary
 from prepare.core.utils import files
+from prepare.errors import ConfigError
 from sweeps import NET, finish, processes_in, start, wait_for
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
@@ -282,6 +283,16 @@ def _until(process, word: str) -> str:
         said += (line := process.stderr.readline())
         assert line, said
     return said
+
+
+def test_a_coordinator_claims_nothing_through_a_link(tmp_path):
+    folder, outside = tmp_path / "swept", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (folder / ".locks").symlink_to(outside)
+    with pytest.raises(ConfigError, match="holds a link out of it: .locks"):
+        Coordinator(folder, rows=[["seed=0"]], identities=["row"], resume=False)
+    assert not list(outside.iterdir())
 
 
 def test_a_command_waits_for_a_row_that_is_claimed_anew(tmp_path, monkeypatch):

@@ -191,7 +191,6 @@ class Checks(Callback):
             _exit_if_any(resume_problems(config, sweep=True))
             identities = number_duplicates(_identity(composer.compose(row)) for row in rows)
             folder = Path(config.hydra.sweep.dir).resolve()
-            _exit_if_any(leads_out(folder, "hydra.sweep.dir", sweep=True))
             resume = config.get("resume") is True
             coordinator = Coordinator(
                 folder,
