@@ -46,6 +46,7 @@ class _RewriteConv(ForChannelsLast):
     complexity = 2
     keeps_tensors: ClassVar[bool] = True
     only_layouts = False
+    measures = True
     include: Patterns = ()
     exclude: Patterns = ()
     force: bool = False

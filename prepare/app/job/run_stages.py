@@ -165,7 +165,7 @@ def _for_example(work: StageContext) -> Pipeline:
             except CopyError as error:
                 work.notes.append(f"steps.{step.name}.{step.without_example()}: {error}")
                 continue
-            found, notes = work.pipeline.step_for(step, copied, work.example, work.amp)
+            found, notes = work.pipeline.step_for(step, copied, work.needed_workload(), work.amp)
             config[step.name] = found.to_options()
             work.notes += notes
     if config == work.pipeline.to_config():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from prepare.core.forward.autocast import Amp, autocast, device_of
 from prepare.core.forward.nested import arguments
 from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.workload import sizes_of
 from prepare.core.model.module_kinds import reads_contiguous
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.text import first_line, plural
@@ -40,12 +42,19 @@ _FEW, _MUCH = 3, 0.9
 
 @dataclass
 class _Recorded:
-    """A call of a convolution: its input, how often it came, and the seconds that it took."""
+    """A call of a convolution: its input, how often it came at which size, and the seconds that it took."""
 
     x: Tensor
     needs_grad: bool
-    count: int = 0
+    size: int = 0
+    times: int = 0
+    weight: float = 1.0
     seconds: float = 0.0
+
+    @property
+    def count(self) -> float:
+        """The calls of this kind in the whole of a workload."""
+        return self.times * self.weight
 
 
 @dataclass
@@ -88,7 +97,8 @@ def choose_rewrites(
     """Return the rewrites that are faster beyond noise for the calls of `example`; changes no module.
 
     `model` is prepared but for this step. Calls of the same sizes of the same kind of convolution are timed
-    once; the longest come first, until the time is over.
+    once; the longest come first, until the time is over. With a Workload a rewrite has to be faster for the
+    weighted whole, and slower at none of its sizes.
     """
     start = time.perf_counter()
     if not tried:
@@ -149,15 +159,22 @@ def unserved_calls(
 def _record(
     model: nn.Module, example: Any, names: Mapping[str, Any], *, backward: bool, amp: Amp
 ) -> tuple[dict[str, list[_Recorded]], float]:
-    """Return the calls of the named convolutions in a call of the model, and the seconds of that."""
-    calls: dict[str, dict[Any, _Recorded]] = {}
-    args, kwargs = arguments(example)
-    cast = autocast(amp, device_of([model]))
-    with _recording(model, names, calls), torch.set_grad_enabled(backward), cast:
-        start = time.perf_counter()
-        model(*args, **kwargs)
-    found = {name: list(by_size.values()) for name, by_size in calls.items()}
-    return found, time.perf_counter() - start
+    """Return the calls of the named convolutions in a call of the model with each size, and its seconds."""
+    found: dict[str, list[_Recorded]] = {}
+    seconds = 0.0
+    for number, (size, batch) in enumerate(sizes_of(example)):
+        calls: dict[str, dict[Any, _Recorded]] = {}
+        args, kwargs = arguments(batch)
+        cast = autocast(amp, device_of([model]))
+        with _recording(model, names, calls), torch.set_grad_enabled(backward), cast:
+            start = time.perf_counter()
+            model(*args, **kwargs)
+        seconds += time.perf_counter() - start
+        for name, by_kind in calls.items():
+            for call in by_kind.values():
+                call.size, call.weight = number, size.weight
+                found.setdefault(name, []).append(call)
+    return found, seconds
 
 
 @contextmanager
@@ -175,7 +192,7 @@ def _recording(model: nn.Module, names: Mapping[str, Any], calls: dict[str, Any]
             start = time.perf_counter()
             y = run(x, weight, bias)
             _wait(x.device)
-            by_size[key].count += 1
+            by_size[key].times += 1
             by_size[key].seconds = time.perf_counter() - start
             return y
 
@@ -205,6 +222,7 @@ class _Timer:
     ) -> tuple[Rewrite | None, float, float] | None:
         """Return the best rewrite or None, with the seconds before and after; None if no time is left."""
         totals = dict.fromkeys(rewrites, 0.0)
+        lost = {rewrite: Counter[int]() for rewrite in rewrites}
         before = 0.0
         for call in calls:
             key = (*map(str, _signature(module, call)), *(each.name for each in rewrites))
@@ -215,9 +233,11 @@ class _Timer:
             seconds, ratios = self.known[key]
             before += call.count * seconds
             for rewrite in rewrites:
-                totals[rewrite] += call.count * seconds * ratios[rewrite.name]
-        best = min(rewrites, key=lambda rewrite: totals[rewrite])
-        is_faster = totals[best] < _LEAST * before
+                ratio = ratios[rewrite.name]
+                totals[rewrite] += call.count * seconds * ratio
+                lost[rewrite][call.size] += call.times * seconds * (ratio - 1)
+        best = min(rewrites, key=lambda rewrite: (max(lost[rewrite].values()) > 0, totals[rewrite]))
+        is_faster = totals[best] < _LEAST * before and max(lost[best].values()) <= 0
         return (best if is_faster else None), before, totals[best]
 
     def timed(
