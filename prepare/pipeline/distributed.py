@@ -63,7 +63,8 @@ def on_rank_zero(work: Callable[[], _Result]) -> _Result:
         raise KeyboardInterrupt(f"rank 0 was stopped: {message[1]}")
     if message[1] is not None:
         raise RefusedError("rank 0", message[1], "see the output of rank 0")
-    return message[0]
+    result: _Result = message[0]
+    return result
 
 
 def same_on_all_ranks(model: nn.Module, *, group: ProcessGroup | None = None) -> None:

@@ -310,8 +310,8 @@ class Pipeline:
 
     def _choose(self, model: nn.Module, example: Any, amp: Amp) -> None:
         """Replace the steps that ask for an example by those with the options that it leads to."""
-        is_one = not isinstance(example, Workload)
-        given = _as_example(example) if is_one else example.each(_as_example)
+        several = isinstance(example, Workload)
+        given = example.each(_as_example) if several else _as_example(example)
         for step in [step for step in self.steps.values() if step.without_example()]:
             chosen, notes = self.step_for(step, copy_tree(model, clone_of), given, amp)
             for note in notes:
@@ -330,13 +330,13 @@ class Pipeline:
         others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
-        is_one = not isinstance(example, Workload)
-        formatted = others.formatted(example) if is_one else example.each(others.formatted)
+        change = others.formatted
+        given = example.each(change) if isinstance(example, Workload) else change(example)
         if not step.measures:
-            return step.for_example(copied, formatted, backward=backward, amp=amp)
+            return step.for_example(copied, given, backward=backward, amp=amp)
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
         raise_problems(RefusedError, module_problems(copied))
-        return on_rank_zero(lambda: step.for_example(copied, formatted, backward=backward, amp=amp))
+        return on_rank_zero(lambda: step.for_example(copied, given, backward=backward, amp=amp))
 
     def _by_phase(self) -> Phases:
         return Phases.of(step.bind(self.steps.values()) for step in self.steps.values())

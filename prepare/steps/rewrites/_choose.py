@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -222,7 +222,7 @@ class _Timer:
     ) -> tuple[Rewrite | None, float, float] | None:
         """Return the best rewrite or None, with the seconds before and after; None if no time is left."""
         totals = dict.fromkeys(rewrites, 0.0)
-        lost = {rewrite: Counter[int]() for rewrite in rewrites}
+        lost: dict[Rewrite, dict[int, float]] = {each: defaultdict(float) for each in rewrites}
         before = 0.0
         for call in calls:
             key = (*map(str, _signature(module, call)), *(each.name for each in rewrites))
