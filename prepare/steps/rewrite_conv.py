@@ -105,7 +105,8 @@ class _RewriteConv(ForChannelsLast):
             return
         tried = [name for name in self.tried(model) if not is_rewritten(model.get_submodule(name))]
         if tried:
-            names = ", ".join(tried[:_SHOWN]) + (", ..." if len(tried) > _SHOWN else "")
+            shown = [name or type(model).__name__ for name in tried[:_SHOWN]]
+            names = ", ".join(shown) + (", ..." if len(tried) > _SHOWN else "")
             wrong = f"an example would time {plural(len(tried), 'more convolution')} ({names})"
             yield Problem(f"steps.{self.name}", wrong, "give one, or name them")
 
@@ -127,7 +128,10 @@ class _RewriteConv(ForChannelsLast):
             remedy = "give other sizes, exclude the module, or leave out force"
             raise_problems(
                 ConfigError,
-                [Problem(where, f"{name} cannot run as {why}", remedy) for name, why in problems],
+                [
+                    Problem(where, f"{name or type(model).__name__} cannot run as {why}", remedy)
+                    for name, why in problems
+                ],
             )
             return self, []
         choice = choose_rewrites(
@@ -193,7 +197,8 @@ class _RewriteConv(ForChannelsLast):
                     problems.append(Problem(where, wrong, "name a convolution that it fits"))
                 for name in fitting:
                     if wanted.setdefault(name, rewrite) is not rewrite:
-                        wrong = f"{name} is named for {wanted[name].name} too"
+                        where_named = name or type(model).__name__
+                        wrong = f"{where_named} is named for {wanted[name].name} too"
                         problems.append(Problem(where, wrong, "name it once"))
         raise_problems(ConfigError, problems)
         return wanted

@@ -1,12 +1,14 @@
 """The step rewrite_conv: what it takes, what it refuses, its choice by an example, layouts, and its undo."""
 
 import copy
+import json
 
 import pytest
 import torch
 from torch import nn
 
-from prepare import Workload, predict
+from prepare import Workload, predict, verify
+from prepare.app.cli import main as cli
 from prepare.audit import Audit, audit
 from prepare.errors import ConfigError, PatternError
 from prepare.pipeline import Pipeline
@@ -385,3 +387,62 @@ def test_what_loses_at_one_size_of_a_workload_is_left_alone(large, kept, monkeyp
     sizes = [torch.randn(1, 4, 4, 4), torch.randn(4, 4, 4, 4)]
     pipeline({"keep_layout": {}}).apply(model, example=Workload(sizes, weights=[100, 0]))
     assert (type(model[0]) is not nn.Conv2d) == kept
+
+
+CONV = (
+    "model._target_=torch.nn.Conv2d",
+    *("+model.in_channels=3", "+model.out_channels=8", "+model.kernel_size=4", "+model.stride=4"),
+    *("device=cpu", "flow=none", "bench=none"),
+)
+
+
+def run(folder, *words):
+    """Return the exit code of a run."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*CONV, f"hydra.run.dir={folder}", *words])
+    return ended.value.code
+
+
+WRONG = {
+    "+steps.rewrite_conv={linear: [nothing]}": (
+        "steps.rewrite_conv.linear: 'nothing' matches no module of Conv2d; modules: type:Conv2d"
+    ),
+    "+steps.rewrite_conv={pointwise: ['type:Conv2d']}": (
+        "steps.rewrite_conv.pointwise: it does not fit Conv2d: kernel (4, 4) is not one pixel; "
+        "name a convolution that it fits"
+    ),
+    "+steps.rewrite_conv={linaer: [nothing]}": (
+        "steps.rewrite_conv.linaer: no such option; did you mean 'linear'? options: include, exclude, "
+        "force, linear, lower_rank, one_frame, one_position, pointwise"
+    ),
+    "+steps.rewrite_conv={force: true}": (
+        "steps.rewrite_conv.force: Conv2d cannot run as linear: (8, 10) is not a multiple of the kernel (4, 4); "
+        "give other sizes, exclude the module, or leave out force"
+    ),
+}
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_a_wrong_run_ends_in_one_line_with_code_2(word, tmp_path, capsys):
+    assert run(tmp_path, "input.shape=[2,3,8,10]", "verify=none", word) == 2
+    assert " ".join(capsys.readouterr().err.split()) == WRONG[word]
+
+
+def test_a_run_says_and_counts_what_runs_otherwise(tmp_path, capsys):
+    words = ("input.shape=[2,3,8,8]", "+steps.rewrite_conv={force: true}", "verify=none")
+    assert run(tmp_path, *words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "rewrite_conv: 1 convolution, 1 runs as linear layout" in out
+    assert "nothing was asked" not in out
+    figures = json.loads((tmp_path / "result.json").read_text())["figures"]
+    assert figures["convolutions_rewritten"] == 1
+
+
+def test_a_wrong_product_fails_the_verification(monkeypatch):
+    model = nn.Sequential(nn.Conv2d(3, 8, 4, 4)).eval()
+    step, x = pipeline(linear=["0"]), torch.randn(2, 3, 8, 8)
+    prepared = step.apply(copy.deepcopy(model))
+    assert verify(model, prepared, x, pipeline=step).status == "pass"
+    right = LinearConv2d._compute
+    monkeypatch.setattr(LinearConv2d, "_compute", lambda *args: 1.01 * right(*args))
+    assert verify(model, prepared, x, pipeline=step).status == "fail"
