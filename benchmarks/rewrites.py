@@ -71,13 +71,13 @@ def fitting(module: nn.Module) -> str:
 
 
 def rounds(calls: dict[str, Any], seconds: float) -> dict[str, list[float]]:
-    """Return the times of every call in each round, for about that many seconds, at least 5 rounds."""
+    """Return the times of every call in each round, for about that many seconds, at least 3 rounds."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     order, times = random.Random(0), {name: [] for name in calls}
     for call in calls.values():
         call()
     start = time.perf_counter()
-    while len(next(iter(times.values()))) < 5 or time.perf_counter() - start < seconds:
+    while len(next(iter(times.values()))) < 3 or time.perf_counter() - start < seconds:
         for name in order.sample([*calls], len(calls)):
             begin = clock()
             calls[name]()
@@ -214,9 +214,9 @@ def caller(model: Any, example: Any, change: Any) -> Any:
 def networks(seconds: float = 20.0) -> Iterator[dict[str, Any]]:
     """Yield whole networks: unprepared, compiled, formats, and rewrites, each chosen for the example."""
     for build, dtype in (
-        (tower, torch.float32),
         (wan, torch.float32),
         (wan, torch.bfloat16),
+        (tower, torch.float32),
     ):
         model, example = build(dtype)
         calls = {"unprepared": caller(model, example, lambda given: given)}
@@ -301,7 +301,7 @@ def write(part: str, rows: Iterator[dict[str, Any]]) -> None:
     for row in rows:
         print(row, flush=True)
         found[part]["rows"].append(row)
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def table(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> list[str]:

@@ -323,8 +323,6 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "sensitivity": sensitivity_table,
     "replay": lambda found: replay_zoo.table(found["rows"]),
     "rewrites layers": rewrites.table_of_layers,
-    "rewrites networks": rewrites.table_of_networks,
-    "rewrites choices": rewrites.table_of_choices,
     "published": published.table,
     "published kinds": published.table_of_kinds,
     "published errors": published.table_of_errors,

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from prepare.errors import ConfigError, PatternError
 from prepare.pipeline import Pipeline
 from prepare.stages.tune.candidates import candidates
 from prepare.steps import repair_layout, rewrite_conv
-from prepare.steps.rewrites import _choose, rewrite_names
+from prepare.steps.rewrites import _choose, find_rewrite, rewrite_names
 from prepare.steps.rewrites.linear import LinearConv2d, LinearConv3d
 from rewritten_modules import Causal, Served
 
@@ -33,6 +34,13 @@ class Tower(nn.Module):
 
     def forward(self, x):
         return self.head(self.proj(x.view(-1, 3, *PATCH)).view(-1, 16))
+
+
+class Instant(SimpleNamespace):
+    """A call that takes no time."""
+
+    def __call__(self):
+        pass
 
 
 def pipeline(steps=None, **options):
@@ -149,6 +157,26 @@ def test_the_choice_ends_when_its_time_is_over(clock, monkeypatch, caplog):
     pipeline().apply(model, example=patches())
     assert type(model.proj) is nn.Conv3d
     assert "1 not in the time for it" in caplog.text
+
+
+@pytest.mark.parametrize(("ratios", "known"), [([0.5, 0.5, 0.95, 0.5], 0.5), ([0.95, 1.05], 1.0)])
+def test_a_large_win_is_settled_when_the_time_is_over(ratios, known, monkeypatch):
+    rounds = {True: [], False: []}
+
+    def seconds(run, repeats, clock):
+        rounds[run.is_product].append(1)
+        return ratios[len(rounds[True]) % len(ratios)] if run.is_product else 1.0
+
+    def caller(timer, module, call):
+        return Instant(is_product=isinstance(module, LinearConv2d))
+
+    monkeypatch.setattr(_choose, "_seconds", seconds)
+    monkeypatch.setattr(_choose._Timer, "_caller", caller)
+    timer = _choose._Timer({}, limit=0.0, backward=False, amp="none")
+    call = _choose._Recorded(torch.randn(1, 3, 4, 4), needs_grad=False)
+    _, found = timer.timed(nn.Conv2d(3, 4, 2, 2), call, [find_rewrite("linear")])
+    assert found == {"linear": known}
+    assert len(rounds[True]) <= _choose._LOOKS[0]
 
 
 def test_calls_are_really_timed_with_their_backward(monkeypatch):

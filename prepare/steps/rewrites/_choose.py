@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -265,10 +266,12 @@ class _Timer:
         while len(samples[""]) < _LOOKS[-1]:
             for name in shuffled.sample([*run], len(run)):
                 samples[name].append(_seconds(run[name], repeats, clock))
-            if len(samples[""]) in _LOOKS and "unclear" not in _verdicts(samples, ratios):
-                break
             is_late = time.perf_counter() > self.limit
             if len(samples[""]) >= _FEW and _is_hopeless(samples, is_late=is_late):
+                break
+            # The last look, when the time is over, takes the place of those that would have followed.
+            is_look = len(samples[""]) in _LOOKS or (is_late and len(samples[""]) > _LOOKS[0])
+            if is_look and ("unclear" not in _verdicts(samples, ratios) or is_late):
                 break
         return statistics.estimate(samples[""], _CONFIDENCE).value, ratios
 
@@ -301,10 +304,10 @@ def _signature(module: Any, call: _Recorded) -> tuple[Any, ...]:
 
 
 def _is_hopeless(samples: Mapping[str, list[float]], *, is_late: bool) -> bool:
-    """Return whether no rewrite was ever faster; if it is late, whether none was always much faster."""
+    """Return whether no rewrite was ever faster; if it is late, whether none is much faster."""
     pairs = [statistics.ratios(times, samples[""]) for name, times in samples.items() if name]
-    if is_late:
-        return len(samples[""]) >= _LOOKS[0] or not any(max(each) < _MUCH for each in pairs)
+    if is_late and len(samples[""]) < _LOOKS[0]:
+        return not any(median(each) < _MUCH for each in pairs)
     return all(min(each) >= 1 for each in pairs)
 
 
