@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -313,7 +314,8 @@ class Pipeline:
         several = isinstance(example, Workload)
         given = example.each(_as_example) if several else _as_example(example)
         for step in [step for step in self.steps.values() if step.without_example()]:
-            chosen, notes = self.step_for(step, copy_tree(model, clone_of), given, amp)
+            copied = copy_tree(model, cache(clone_of))  # a shared tensor stays one
+            chosen, notes = self.step_for(step, copied, given, amp)
             for note in notes:
                 _log.warning("%s", note)
             self.steps[step.name] = chosen.settle()
@@ -330,7 +332,7 @@ class Pipeline:
         others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
-        change = others.formatted
+        step, change = step.bind(steps), others.formatted
         given = example.each(change) if isinstance(example, Workload) else change(example)
         if not step.measures:
             return step.for_example(copied, given, backward=backward, amp=amp)

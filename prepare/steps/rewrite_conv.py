@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -148,13 +149,25 @@ class _RewriteConv(ForChannelsLast):
     def tried(self, model: torch.nn.Module) -> dict[str, list[Rewrite]]:
         """Return the rewrites that an example would be timed with, for each convolution."""
         tried: dict[str, list[Rewrite]] = {}
+        shared = self._shared(model)
         for name, module in model.named_modules():
+            if module in shared:
+                continue
             fitting = [each for each in _all() if not each.never_loses and each.fits(module)]
             skipped = any(matches(each, name, module) for each in self.exclude)
             kept = not self.include or any(matches(each, name, module) for each in self.include)
             if fitting and kept and not skipped:
                 tried[name] = fitting
         return tried
+
+    def _shared(self, model: torch.nn.Module) -> set[torch.nn.Module]:
+        """Return the modules that share their weight, where a format is requested: it can have one only."""
+        holders = defaultdict[Any, set["torch.nn.Module"]](set)
+        if self.formats(model):
+            for module in model.modules():
+                holders[module._parameters.get("weight")].add(module)
+        found = (each for weight, each in holders.items() if weight is not None and len(each) > 1)
+        return set().union(*found)
 
     @property
     def _is_auto(self) -> bool:
@@ -165,7 +178,10 @@ class _RewriteConv(ForChannelsLast):
         if not self._is_auto:
             return self._named(model)
         wanted: dict[str, Rewrite] = {}
+        shared = self._shared(model)
         for name, module in model.named_modules():
+            if module in shared:
+                continue
             done = next((each for each in _all() if each.is_repaired(module)), None)
             fitting = (each for each in _all() if self.force or each.never_loses)
             fit = next((each for each in fitting if each.fits(module)), None)

@@ -159,6 +159,37 @@ def test_the_choice_ends_when_its_time_is_over(clock, monkeypatch, caplog):
     assert "1 not in the time for it" in caplog.text
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("train", [True, False])
+def test_a_weight_that_a_hook_computes_is_timed(train, monkeypatch):
+    times = []
+    monkeypatch.setattr(_choose, "_seconds", lambda run, *_: times.append(run()) or 1.0)
+    model = nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 4, 2, 2))).train(train)
+    pipeline().apply(model, example=torch.randn(1, 3, 4, 4))
+    assert len(times) > _choose._FEW
+
+
+class Tied(nn.Module):
+    """Two convolutions with one weight, of which a rewrite fits the first only."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.overlapping = nn.Conv2d(3, 4, 2, 2), nn.Conv2d(3, 4, 2)
+        self.overlapping.weight = self.patches.weight
+
+    def forward(self, x):
+        return self.patches(x).sum() + self.overlapping(x).sum()
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_a_shared_weight_is_in_one_format(force, clock):
+    for steps, kind in (({"conv2d_memory_format": {}}, nn.Conv2d), ({}, LinearConv2d)):
+        model = Tied()
+        pipeline(steps, force=force).apply(model, example=torch.randn(1, 3, 4, 4))
+        assert type(model.patches) is kind
+        assert model.patches.weight is model.overlapping.weight
+
+
 @pytest.mark.parametrize(("ratios", "known"), [([0.5, 0.5, 0.95, 0.5], 0.5), ([0.95, 1.05], 1.0)])
 def test_a_large_win_is_settled_when_the_time_is_over(ratios, known, monkeypatch):
     rounds = {True: [], False: []}

@@ -279,16 +279,20 @@ class _Timer:
         """Return a function that runs one call, with its backward in training."""
         backward = self.backward
         x = call.x.clone().requires_grad_(call.needs_grad and backward)
-        leaves = [each for each in (x, *module.parameters()) if each.requires_grad]
-        given: list[Tensor] = []
+        # As leaves: a weight that a hook computes belongs to the graph of a call that is over.
+        given = [module.weight, *([] if module.bias is None else [module.bias])]
+        weights = [each.detach().requires_grad_(each.requires_grad and backward) for each in given]
+        weight, bias = (*weights, None)[:2]
+        leaves = [each for each in (x, *weights) if each.requires_grad]
+        grad: list[Tensor] = []
 
         def run() -> None:
             with torch.set_grad_enabled(backward):
                 with autocast(self.amp, x.device):
-                    y = module._conv_forward(x, module.weight, module.bias)
+                    y = module._conv_forward(x, weight, bias)
                 if backward and leaves:
-                    given[:] = given or [torch.randn_like(y)]
-                    torch.autograd.grad(y, leaves, given[0])
+                    grad[:] = grad or [torch.randn_like(y)]
+                    torch.autograd.grad(y, leaves, grad[0])
             _wait(x.device)
 
         return run
