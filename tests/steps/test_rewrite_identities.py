@@ -345,6 +345,10 @@ STRUCTURES = {
     "one_frame": [
         (nn.Conv3d(3, 4, (1, 3, 3)), "kernel (1, 3, 3) has one tap in time"),
         (nn.Conv3d(3, 4, 3, dilation=2), "dilation (2, 2, 2) is not 1 in time"),
+        (
+            nn.Conv3d(3, 4, (3, 1, 1), (1, 2, 1)),
+            "stride (1, 2, 1) is not 1 where the kernel is one pixel",
+        ),
         (nn.Conv3d(3, 4, 3, padding="same"), "padding same with zeros is not a number of zeros"),
     ],
 }
