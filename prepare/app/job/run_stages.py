@@ -181,7 +181,7 @@ def _for_example(work: StageContext) -> Pipeline:
             except CopyError as error:
                 work.notes.append(f"steps.{step.name}.{step.without_example()}: {error}")
                 continue
-            found, notes = work.pipeline.step_for(step, copied, work.example, work.amp)
+            found, notes = work.pipeline.step_for(step, copied, work.needed_workload(), work.amp)
             config[step.name] = found.to_options()
             work.notes += notes
     if config == work.pipeline.to_config():
@@ -317,7 +317,8 @@ def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | Non
 
 def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
     """Return a note if nothing was asked of the model's convolutions."""
-    if format_steps(pipeline.steps.values(), model):
+    steps = pipeline.steps.values()
+    if format_steps(steps, model) or any(step.measures for step in steps):
         return []
     flat, deep = (
         any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)
