@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fuse_checks import FUSE, Net, lively
+from prepare.guard.apart import is_fx_traced
 from prepare.steps.fusion import symbolic_trace
 from small_nets import facts
 
@@ -50,7 +51,7 @@ def test_a_trace_is_not_seen_by_other_threads():
     seen = []
 
     def look(net, x):
-        seen.append(torch.fx._symbolic_trace._is_fx_tracing_flag)
+        seen.append(is_fx_traced())
         return net.bn(net.conv(x))
 
     assert planned(lively(Net(look))) == ["bn", "conv"]
