@@ -35,7 +35,7 @@ class FlowStage(Stage):
             prepares=False,
         )
     }
-    files: ClassVar[tuple[str, ...]] = ("flow.svg",)
+    files: ClassVar[tuple[str, ...]] = ("flow.svg", "flow.sarif")
     fails: ClassVar[tuple[str, ...]] = ("breaks",)
 
     level: Level = key("predict", "find where activations lose the layout")
@@ -58,8 +58,16 @@ class FlowStage(Stage):
         return why_not_kept(found.get("flow"))
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
-        if work.settings.task == "flow":
-            work = _with_steps(work)
+        if work.settings.task != "flow":
+            return self._follow(work)
+        from prepare.stages.flow.sarif import write_sarif
+
+        records = self._follow(_with_steps(work))
+        if "flow" in records:
+            write_sarif(records["flow"], work.folder / "flow.sarif")
+        return records
+
+    def _follow(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or not work.formatted:
             return {}
         from prepare.stages import flow
