@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from prepare.app.cli import main as cli
+from prepare.app.job.record import files_in
 from prepare.stages.flow import Flow
 from prepare.stages.flow.sarif import sarif_log
 
@@ -34,6 +35,7 @@ def test_the_task_follows_the_model_with_the_steps_of_a_run(level, tmp_path, cap
     assert flow == flow_of(tmp_path / "run", *words)
     assert json.loads((tmp_path / "task" / "flow.sarif").read_text()) == sarif_log(flow)
     assert not (tmp_path / "run" / "flow.sarif").exists()
+    assert "flow.sarif" in files_in(tmp_path)
     out = " ".join(capsys.readouterr().out.split())
     assert "conv2d_memory_format" in out
     assert "to a copy" in out

@@ -12,12 +12,16 @@ from prepare.stages.registry import stage
 from prepare.stages.stage import Stage, StageContext, Task, key
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
     from prepare.core.document import Document, ReportContext
     from prepare.stages.flow.records import Flow
 
 Level = Literal["none", "predict", "observe"]
+# Written by `task=flow` alone.
+_SARIF = "flow.sarif"
 
 
 @stage("flow")
@@ -35,7 +39,7 @@ class FlowStage(Stage):
             prepares=False,
         )
     }
-    files: ClassVar[tuple[str, ...]] = ("flow.svg", "flow.sarif")
+    files: ClassVar[tuple[str, ...]] = ("flow.svg",)
     fails: ClassVar[tuple[str, ...]] = ("breaks",)
 
     level: Level = key("predict", "find where activations lose the layout")
@@ -45,6 +49,10 @@ class FlowStage(Stage):
         from prepare.stages.flow.records import Flow
 
         return {"flow.json": Flow, "flow_before.json": Flow}
+
+    @classmethod
+    def files_in(cls, folder: Path) -> Iterable[str]:
+        return (*super().files_in(folder), _SARIF)
 
     def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
         if config.get("task") == "flow" and self.level == "none":
@@ -64,7 +72,7 @@ class FlowStage(Stage):
 
         records = self._follow(_with_steps(work))
         if "flow" in records:
-            write_sarif(records["flow"], work.folder / "flow.sarif")
+            write_sarif(records["flow"], work.folder / _SARIF)
         return records
 
     def _follow(self, work: StageContext) -> Mapping[str, Any]:
