@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 import prepare.frameworks.hydra
 from paths import CONF
 from prepare.app.cli.compose_config import composing
+from prepare.app.cli.resolve_config import choices_in
 from prepare.core.utils.folders import STEP_GROUPS
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
@@ -131,11 +132,58 @@ def test_registering_again_does_nothing_and_leaves_what_is_theirs(compose):
 def test_our_own_command_line_has_its_groups_at_the_root_alone():
     from hydra_plugins.prepare_groups import PrepareSearchPath
 
-    for folder, providers in ((CONF, ["main"]), (PROJECT / "configs", ["main", "prepare"])):
+    added = {CONF: f"prepare-words://{CONF}", PROJECT / "configs": "prepare://"}
+    for folder, source in added.items():
         path = ConfigSearchPathImpl()
         path.append("main", f"file://{folder}")
         PrepareSearchPath().manipulate_search_path(path)
-        assert [element.provider for element in path.get_path()] == providers
+        assert [element.path for element in path.get_path()] == [f"file://{folder}", source]
+
+
+SYNONYMS = [
+    *(("precision", said, "bfloat16") for said in ("bf16", "BF16", "torch.bfloat16")),
+    *(("precision", said, "half") for said in ("fp16", "float16")),
+    ("precision", "fp32", "float32"),
+    *(("memfmt", said, "channels_last") for said in ("nhwc", "cl")),
+    *(("memfmt", said, "channels_last_3d") for said in ("ndhwc", "cl3")),
+    *(("memfmt", said, word) for said, word in (("both", "by_rank"), ("nchw", "contiguous"))),
+    ("device", "gpu", "cuda"),
+]
+
+
+@pytest.mark.parametrize(("group", "said", "word"), SYNONYMS)
+def test_a_synonym_of_an_option_is_understood_in_every_program(group, said, word):
+    from hydra_plugins.prepare_groups import PrepareGroups, PrepareWords
+
+    theirs, ours = PrepareGroups("", "prepare://"), PrepareWords("", f"prepare-words://{CONF}")
+    for source, path in ((theirs, f"prepare/{group}"), (ours, group)):
+        assert source.is_config(f"{path}/{said}")
+        assert not source.is_config(f"{path}/{said}x")
+        found, meant = (source.load_config(f"{path}/{name}") for name in (said, word))
+        assert (found.config, found.header) == (meant.config, meant.header)
+        assert said not in source.list(path, None)
+
+
+def test_a_synonym_gives_the_same_run_as_the_word_itself(compose):
+    theirs = compose("+prepare=default", "prepare/precision=bf16", "prepare/memfmt=nhwc")
+    assert list(theirs.prepare.steps) == ["device", "half", "conv2d_memory_format"]
+    with composing() as composer:
+        ours = composer.compose(["device=gpu", "precision=bf16", "memfmt=nhwc"])
+    assert ours.steps.device.device == "cuda"
+    assert ours.steps.half == theirs.prepare.steps.half
+    chosen = {"device": "cuda", "precision": "bfloat16", "memfmt": "channels_last"}
+    assert choices_in(ours.hydra).items() >= chosen.items()
+
+
+def test_a_synonym_in_the_file_of_an_experiment_is_understood(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndefaults:\n  - override /memfmt: ndhwc\n"
+    (tmp_path / "experiment" / "fast.yaml").write_text(text)
+    with composing(str(tmp_path)) as composer:
+        assert list(composer.compose(["+experiment=fast"]).steps) == [
+            "device",
+            "conv3d_memory_format",
+        ]
 
 
 def test_an_option_file_of_theirs_stands_beside_ours(compose, tmp_path):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 import torch
 from torch import nn
 
-from prepare.core.forward.autocast import Amp, check_amp
+from prepare.core.forward.autocast import Amp, read_amp
 from prepare.core.utils.suggest import choose
 from prepare.errors import PrepareError, RefusedError
 from prepare.stages.tune.session import TuningSession
@@ -103,7 +103,7 @@ def tune(
         True
         >>> prepared = tuning.pipeline.apply(model)
     """
-    check_amp(amp)
+    amp = read_amp(amp)
     options = {
         "allow": allow if isinstance(allow, str) else list(allow),
         "budget": budget,
