@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
 import prepare.frameworks.hydra
 from paths import CONF
@@ -24,6 +26,7 @@ from prepare.app.cli.compose_config import composing
 from prepare.app.cli.resolve_config import choices_in
 from prepare.core.utils.folders import STEP_GROUPS
 from prepare.errors import ConfigError
+from prepare.frameworks._recipe import NetworkRecipe, child_network
 from prepare.pipeline import Pipeline
 from small_nets import small_2d
 
@@ -389,6 +392,73 @@ def test_a_program_without_a_line_of_ours_prepares_its_network(tmp_path):
     assert run().startswith("(27, 9, 3, 1)")
     target = ["net._target_=prepare.frameworks.hydra.prepared", "+net.of=torch.nn.Conv2d"]
     assert "\n(27, 1, 9, 3)" in run(*asked, *target, "+net.steps=${prepare.steps}")
+
+
+@pytest.fixture
+def strangers(compose, monkeypatch):
+    """Trains by the code and the configuration of a stranger, with words of the command line."""
+    folder = Path(__file__).parent / "hydra_stranger"
+    monkeypatch.syspath_prepend(str(folder))
+
+    def trained(*words: str) -> tuple[nn.Module, list[float]]:
+        with hydra.initialize_config_dir(str(folder / "configs"), **BASE):
+            cfg = hydra.compose("train", list(words))
+        return hydra.utils.get_method("template.train")(cfg)
+
+    yield trained
+    assert not [
+        file for file in folder.rglob("*.*") if "prepare" in file.read_text(errors="ignore")
+    ]
+
+
+ASKED = ["+prepare=default", "prepare/memfmt=nhwc", "~prepare/device"]
+OURS_BUILDS = [
+    "model.net._target_=prepare.frameworks.hydra.prepared",
+    "+model.net.steps=${prepare.steps}",
+]
+CALLBACK = [
+    "+callbacks.prepare._target_=theirs_prepare.Prepare",
+    "+callbacks.prepare.recipe=${prepare.steps}",
+]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*OURS_BUILDS, "+model.net.of=template.Net"],
+        ["model=created", *OURS_BUILDS, "+model.net.of=template.create_model"],
+        CALLBACK,
+    ],
+    ids=["a class", "a factory as timm's create_model", "a callback"],
+)
+def test_the_code_of_a_stranger_trains_prepared_as_it_is(strangers, monkeypatch, words):
+    class Prepare:
+        """What `prepare.frameworks.lightning.Prepare` does in `setup`, without the import of Lightning."""
+
+        def __init__(self, recipe):
+            self.recipe = NetworkRecipe(recipe)
+
+        def setup(self, trainer, module, stage):
+            self.recipe.apply(child_network(module, None))
+
+    monkeypatch.setitem(sys.modules, "theirs_prepare", types.SimpleNamespace(Prepare=Prepare))
+    plain, losses = strangers("model=created" if "model=created" in words else "model=lit")
+    assert plain.layers[0].weight.stride() == (27, 9, 3, 1)
+    net, found = strangers(*ASKED, *words)
+    assert net.layers[0].weight.stride() == (27, 1, 9, 3)
+    assert net(torch.randn(1, 3, 6, 6)).is_contiguous(memory_format=torch.channels_last)
+    assert found == pytest.approx(losses, rel=1e-4)
+
+
+def test_a_partial_of_prepared_takes_the_network_it_is_called_with():
+    node = {
+        "_target_": "prepare.frameworks.hydra.prepared",
+        "_partial_": True,
+        "steps": {"conv2d_memory_format": {}},
+    }
+    conv = nn.Conv2d(3, 4, 3)
+    assert hydra.utils.instantiate(node)(conv) is conv
+    assert conv.weight.stride() == (27, 1, 9, 3)
 
 
 def test_a_network_of_a_configuration_comes_prepared(compose):
