@@ -161,9 +161,7 @@ class Checks(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if the configuration is wrong."""
         with _exit_on_errors():
-            groups = group_problems(**_launching(config))
-            problems = [*groups, *folder_problems(config), *Composer().problems(config)]
-            _exit_if_any([*problems, *resume_problems(config, sweep=False)])
+            _exit_if_any(run_problems(config, Composer()))
             # Hydra writes its own files before the task begins.
             if (folder := run_folder(config)) is not None:
                 claims = ExitStack()
@@ -208,6 +206,13 @@ class Checks(Callback):
                         folder, coordinator.manifest, verbose=is_verbose()
                     )
                     state.progress.start()
+
+
+def run_problems(config: DictConfig, composer: Composer) -> list[Problem]:
+    """Return every problem of the composed configuration of a single run."""
+    groups = group_problems(**_launching(config))
+    problems = [*groups, *folder_problems(config), *composer.problems(config)]
+    return [*problems, *resume_problems(config, sweep=False)]
 
 
 def _launching(config: DictConfig) -> dict[str, Any]:
