@@ -1,7 +1,7 @@
-"""Write the JSON Schemas of the configuration, for editors and check-jsonschema: `python docs/make_schema.py`.
+"""Write the JSON Schemas of the configuration, for editors and checks: `python docs/make_schema.py`.
 
-They are made of the dataclasses that check a run, and stand in conf/schema: `config.json` for what a file sets
-at the root, and one for each group whose files hold the keys of one mapping.
+They are made of the dataclasses that check a run, and stand in conf/schema: `config.json` for what a file
+sets at the root, and one for each group whose files hold the keys of one mapping.
 """
 
 from __future__ import annotations
