@@ -23,6 +23,7 @@ from torch import nn
 import prepare.frameworks.hydra
 from paths import CONF
 from prepare.app.cli.compose_config import composing
+from prepare.app.cli.hydra_app import listed_targets
 from prepare.app.cli.resolve_config import choices_in
 from prepare.core.utils.folders import STEP_GROUPS
 from prepare.errors import ConfigError
@@ -206,6 +207,17 @@ def test_it_may_be_composed_where_hydra_is_initialized_already(compose):
         pipeline = Pipeline.from_config(found.prepare.steps)
         assert "conv2d_memory_format" in pipeline.to_config()
         assert GlobalHydra.instance().is_initialized()
+
+
+def test_only_what_the_words_of_the_model_name_may_be_called():
+    model = {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "collections.OrderedDict"}, {"_target_": "shutil.rmtree"},
+             {"_target_": "no.such"}]}  # fmt: skip
+    assert listed_targets(model) == [
+        "torch.nn.Sequential",
+        "torch.nn.modules.container.Sequential",  # under which Hydra 1.4 finds it
+        "collections.OrderedDict",
+        "collections.OrderedDict",
+    ]
 
 
 def test_registering_loads_no_torch_and_nothing_of_the_command_line():
