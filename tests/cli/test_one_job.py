@@ -299,6 +299,25 @@ def composed(go, *argv):
     return yaml.safe_load(ran.out)
 
 
+REFUSED = [
+    ("strict=maybe", "strict: 'maybe' is not allowed; give true or false"),
+    (
+        "memfmt=chanels_last",
+        "memfmt: 'chanels_last' is not an option; did you mean 'channels_last'?",
+    ),
+    ("resume=true", "resume: resumes a sweep, and this is a single run"),
+    ("~model", "model: no model is chosen"),
+]
+
+
+@pytest.mark.parametrize(("word", "said"), REFUSED)
+def test_cfg_refuses_what_a_run_refuses_and_prints_nothing(go, tmp_path, word, said):
+    ran = go("model=unet3d", word, "--cfg", "job")
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert list(tmp_path.rglob("*")) == []
+
+
 def test_the_steps_stand_in_one_order_whatever_the_order_of_the_words(go):
     words = ["memfmt=by_rank", "precision=half", "device=cpu", "model=unet3d"]
     expected = ["device", "half", "conv2d_memory_format", "conv3d_memory_format"]

@@ -146,7 +146,7 @@ def test_a_gpu_that_is_not_here_is_predicted_by_rules(device):
 
 def test_a_device_that_is_not_known_is_refused():
     for device, error, text in (
-        ("gpu", ConfigError, "device: 'gpu' is not a device; write cpu or cuda"),
+        ("gpuu", ConfigError, "device: 'gpuu' is not a device; write cpu or cuda"),
         ("xpu", RefusedError, "device: there is no xpu here, and its layouts are not known"),
     ):
         with pytest.raises(error, match=text):

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.core.forward.autocast import Amp, check_amp
+from prepare.core.forward.autocast import Amp, read_amp
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.pipeline.distributed import on_rank_zero
@@ -101,7 +101,7 @@ def tune(
         True
         >>> prepared = tuning.pipeline.apply(model)
     """
-    check_amp(amp)
+    amp = read_amp(amp)
     options = {
         "allow": allow if isinstance(allow, str) else list(allow),
         "budget": budget,

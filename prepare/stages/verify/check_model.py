@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.autocast import Amp, autocast, check_amp, device_of
+from prepare.core.forward.autocast import Amp, autocast, device_of, read_amp
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.stand_ins import lazy_parameter
@@ -123,7 +123,7 @@ def verify(
     if not isinstance(reference, nn.Module):
         reference = reference()
     _check_arguments(reference, prepared, level=level, mode=mode, gradients=gradients)
-    check_amp(amp)
+    amp = read_amp(amp)
     autocast(amp, device_of([prepared]))  # raises if the device has none
     memory = memory or default_memory(prepared)
     budget = Budget(seconds or SECONDS[level], memory, longest=0.0 if seconds else _LONGEST)
