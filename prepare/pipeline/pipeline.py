@@ -403,14 +403,18 @@ class Pipeline:
         )
 
     def format(self, batch: Any) -> Any:
-        """Return the batch as the prepared model expects it; without an input step, the same object.
+        """Return the batch as the prepared model expects it; the same object if nothing changes.
 
-        So with `half` or `device`, add the step `"input_format": {}` to the pipeline, or the model raises
-        because its input and its weights differ.
+        Without an input step that is the device and the floating-point dtype that the steps give to the
+        weights, without which the model raises; the step `input_format` gives the memory format too.
         """
-        for step in self._phases.inputs:
+        for step in self._phases.inputs or self._needed_format():
             batch = step.format(batch)
         return batch
+
+    def _needed_format(self) -> list[InputFormat]:
+        needed = replace(InputFormat().bind(self.steps.values()), memory_format=None)
+        return [needed] if needed.device or needed.dtype else []
 
     def formatted(self, example: Example) -> Example:
         """Return the example as `input_format` formats it."""

@@ -67,7 +67,7 @@ def test_the_page_recommends_the_best_row(swept):
         "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16",
         "The recipe, in 4-row/recipe.yaml",
         "dtype: bfloat16",
-        'Pipeline.load("recipe.yaml", steps={"input_format": {}})',
+        'pipeline = Pipeline.load("recipe.yaml")',
         "Right Right pass 0.004",
     ):
         assert phrase in found.text, phrase

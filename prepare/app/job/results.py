@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -128,7 +128,7 @@ class Results(Analyses):
             if (found := self.found.get(Path(file).stem)) is not None:
                 found.save(record.folder / file)
         record.write_environment(environment())
-        record.write_job(job)
+        record.write_job(replace(job, seen=self.seen(), model=self.model))
 
     def seen(self) -> dict[str, Any] | None:
         """Return the example run as it is written to `job.json`."""
@@ -191,8 +191,10 @@ class SavedResults(Analyses):
 
     @property
     def model(self) -> str:
-        """The option chosen in the group `model`, else the model's `_target_`, else its class in the flow."""
+        """The class of the model and its method; of an older record the option or `_target_` of `model`."""
         job = self.job or Job(None, None, [], {})
+        if job.model:
+            return job.model
         option = job.choices.get("model")
         if option and option != "custom":
             return str(option)

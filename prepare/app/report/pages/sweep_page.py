@@ -7,14 +7,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from prepare import recipe
-from prepare.app.job.results import read_plan
+from prepare.app.job.results import read_results
 from prepare.app.report.pages.page import NAME, page
 from prepare.app.report.pages.sweep_matrix import matrices_of
 from prepare.app.report.render import short
+from prepare.app.report.run_documents import training_code
 from prepare.app.report.sentences import timing_text, verified_text
 from prepare.app.report.sweep_table import (
     choices,
@@ -25,7 +26,6 @@ from prepare.app.report.sweep_table import (
     shared_rows,
     verdict_of,
 )
-from prepare.app.report.training_code import training_code
 from prepare.app.sweep.ranking import RankedGroup, Ranking, command, first_timing, rank
 from prepare.app.sweep.summary import UNENDED
 from prepare.core.document import (
@@ -109,7 +109,7 @@ class _Sweep:
         """Yield behind a line the code for the best row of each field, and its recipe."""
         for row in self._best():
             if (steps := _recipe(self.folder, row)) is not None:
-                code = training_code(_plan(self.folder, row))
+                code = _code(self.folder, row)
                 file = f"The recipe, in {row.folder}/recipe.yaml:"
                 parts = (Code(text=code, title="In training code:"), Code(text=steps, title=file))
                 yield Folded(title=self._named(row), parts=parts)
@@ -359,10 +359,10 @@ def _recipe(folder: Path, row: SweepRow) -> str | None:
     return None
 
 
-def _plan(folder: Path, row: SweepRow) -> dict[str, Any] | None:
+def _code(folder: Path, row: SweepRow) -> str:
     with suppress(PrepareError):
-        return read_plan(folder / (row.folder or ""))
-    return None
+        return training_code(read_results(folder / (row.folder or "")))
+    return ""
 
 
 def _plane(title: str, points: Iterable[Point]) -> Plane:

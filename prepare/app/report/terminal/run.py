@@ -24,8 +24,9 @@ from prepare.app.report.sentences import (
 )
 from prepare.app.report.terminal.console import console, has_width
 from prepare.app.report.terminal.document import part_lines, show_document
-from prepare.app.report.training_code import recipe_call
+from prepare.app.report.training_code import one_line
 from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Document
+from prepare.core.utils.machine import how_threads_wait, how_threads_waited
 from prepare.core.utils.text import line, output, plural, printable, size
 from prepare.core.utils.wording import step
 from prepare.stages.registry import ordered_stages
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from prepare.audit import Audit
     from prepare.core.document import Answer, Row
     from prepare.core.forward.run_example import LayoutCount
+    from prepare.pipeline import Pipeline
 
 # The width of the longest label: of the answers, and with `--verbose`.
 _LABEL, _LABELS = 8, 12
@@ -168,12 +170,21 @@ class RunOutput:
         text = f"{found.answer[0].lower()}{found.answer[1:]}"
         if found.section == "reproduce":
             path = self._path("recipe.yaml")
-            call = recipe_call(path, repairs=plan.training_steps, errors=bool(plan.training_errors))
+            method, formats = results.model.partition(".")[2], _is_formatted(results.pipeline)
+            training = {
+                "training_steps": plan.training_steps,
+                "training_errors": plan.training_errors,
+            }
+            call = one_line(path, training, method=method, formats=formats)
+            if (waiting := _waiting()) and results.figures().get("time_ratio"):
+                call += f" in a program started with {waiting}"
             added = [step(name, **options) for name, options in (plan.training_steps or {}).items()]
             command = f"by command {' '.join([f'recipe={path}', *added])}"
             note = (
                 "; training needs what is added to the recipe, which was not timed" if added else ""
             )
+            if results.amp != "none":
+                note += f"; call it under torch.autocast to {results.amp}"
             return [f"{call}, or {command}{note}"]
         said = [text for each in documents for _, text in each.rows]
         said += [each.remark for document in documents for each in document.answers]
@@ -183,6 +194,21 @@ class RunOutput:
             return [text]
         joint = ", " if found.remark.partition(" ")[0].strip(",") in _JOINED else "; "
         return [f"{text}{joint}{found.remark}"]
+
+
+def _waiting() -> str:
+    """Return the variables with which this process has made its times."""
+    import torch
+
+    return how_threads_waited({"waiting": how_threads_wait(), "threads": torch.get_num_threads()})
+
+
+def _is_formatted(pipeline: Pipeline) -> bool:
+    """Return whether the user has to format a batch, as it is not the model that does."""
+    given = pipeline.input_format()
+    formats = given.dtype or given.device not in (None, "cpu")
+    formats = formats or any(step.phase == "inputs" for step in pipeline.steps.values())
+    return bool(formats) and not given.attach
 
 
 def _answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
