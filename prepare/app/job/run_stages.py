@@ -118,8 +118,10 @@ def _begun(
     work.formatted = formatted = (
         work.pipeline.formatted(example) if example and formats else example
     )
+    # As in a timing, which formats the strides of a batch only by a step for it.
     same = not (example and formatted) or (
-        formatted.args is example.args and formatted.kwargs is example.kwargs
+        work.pipeline.format(example.args) is example.args
+        and work.pipeline.format(example.kwargs) is example.kwargs
     )
     work.unchanged = applies and not work.plan and same
     return work

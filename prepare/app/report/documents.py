@@ -162,10 +162,23 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
         "use": True,
     }
     found += [each for key, each in _DEFAULTS.items() if holds[key]]
+    if run.unchanged and run.audit and (asked := run.audit.summary.get("format_steps")):
+        found.append(_compared_with_contiguous(asked))
     if remedy := next(filter(None, by_remedy(run.troubles)), ""):
         read = _DEFAULTS["problems"].answer
         found = [replace(a, answer=capitalized(remedy)) if a.answer == read else a for a in found]
     return _best(found, documents)[0]
+
+
+def _compared_with_contiguous(steps: Iterable[str]) -> Advice:
+    """Return the advice for a model that had the memory format already."""
+    word = "channels_last_3d" if all("3d" in name for name in steps) else "channels_last"
+    return replace(
+        _DEFAULTS["unchanged"],
+        rank=91,
+        answer="Compare two memory formats",
+        remark=f"in a sweep, as in -m memfmt=contiguous,{word}",
+    )
 
 
 def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
