@@ -15,10 +15,11 @@ from markupsafe import Markup
 
 from prepare import recipe
 from prepare.app.job.results import read_results
-from prepare.app.report.documents import answers, shown_of, verdict
+from prepare.app.report.documents import answers, cards_of, sentences_of, shown_of, verdict
+from prepare.app.report.objects import DEFAULT, documents_of
 from prepare.app.report.pages.section import MALFORMED, drawn, has_content, sections, unexpected
 from prepare.app.report.render import render, template_text
-from prepare.app.report.run_documents import command, own_documents, training_code
+from prepare.app.report.run_documents import audit_facts, command, own_documents, training_code
 from prepare.app.report.sentences import bytes_text, convolutions_text, steps_text
 from prepare.core.document import Charts, Code, Facts
 from prepare.core.utils import files
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from prepare.app.job.record import Result
     from prepare.app.job.results import SavedResults
+    from prepare.app.model_report import Report
     from prepare.app.report.compare_runs import Differences
     from prepare.core.document import Answer, Document, Part
 
@@ -73,6 +75,22 @@ def run_page(folder: str | Path, *, result: Result | None = None) -> str:
             about=("report of a run", _known(_day, run) or ""),
             command=_known(command, run) or "",
         )
+
+
+def model_page(report: Report) -> str:
+    """Return the page of a report on a model, in the words of Python."""
+    documents = documents_of(report)
+    cards = cards_of(documents, DEFAULT)
+    facts = [("Steps", steps_text(report.steps))] if report.steps else []
+    done = Facts(rows=(*facts, *audit_facts(report.audit)), title="What was done")
+    return page(
+        report.model,
+        documents,
+        cards=cards,
+        verdict=sentences_of(cards),
+        lead=[[done], [part for document in documents for part in document.lead]],
+        about=("report on a model",),
+    )
 
 
 def run_documents(run: SavedResults, problems: list[str]) -> Iterator[Document]:

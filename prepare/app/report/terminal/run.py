@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.report.documents import advice, shown_of, stage_documents
+from prepare.app.report.documents import advice, advice_in, shown_of, stage_documents
 from prepare.app.report.objects import changes_table
 from prepare.app.report.sentences import (
     by_remedy,
@@ -35,8 +35,9 @@ from prepare.stages.stage import Stage
 if TYPE_CHECKING:
     from prepare.app.job.outcome import Outcome
     from prepare.app.job.results import Results
+    from prepare.app.model_report import Report
     from prepare.audit import Audit
-    from prepare.core.document import Answer, Row
+    from prepare.core.document import Advice, Answer, Row
     from prepare.core.forward.run_example import LayoutCount
     from prepare.pipeline import Pipeline
 
@@ -209,6 +210,18 @@ def _is_formatted(pipeline: Pipeline) -> bool:
     formats = given.dtype or given.device not in (None, "cpu")
     formats = formats or any(step.phase == "inputs" for step in pipeline.steps.values())
     return bool(formats) and not given.attach
+
+
+def show_report(report: Report, documents: Sequence[Document], default: Iterable[Advice]) -> None:
+    """Print a report on a model as a run is: a title, its answers, what to do, and the first note."""
+    title = title_text(report.model, report.steps or {}, report.audit, "none")
+    rows = _answer_rows(documents, ended=True)
+    for found in advice_in(documents, default):
+        answer = f"{found.answer[0].lower()}{found.answer[1:]}"
+        rows.append((NEXT.lower(), "; ".join(filter(None, (answer, found.remark)))))
+    line(printable(title))
+    _show_rows(rows, width=_LABEL)
+    _show_first([], [note for each in documents for note in each.notes])
 
 
 def _answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
