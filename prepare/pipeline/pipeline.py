@@ -160,7 +160,8 @@ class Pipeline:
         """Return what `apply` would do to `model`; changes nothing, and works on the meta device.
 
         What `apply` would raise for a known issue of torch is in the plan's `errors`, and what it would warn
-        of in its `warnings`; `known_issues` and `amp` are as there. `batch` is the number of samples of a
+        of in its `warnings`, of a model in evaluation mode without what only a backward meets, which is in
+        `training_errors`; `known_issues` and `amp` are as there. `batch` is the number of samples of a
         call: what is wrong at batch 1 only is a warning for more, and an error if it is not known.
 
         Raises:
@@ -178,6 +179,7 @@ class Pipeline:
                 match.problem()
                 for match in work.issues
                 if not match.is_error
+                and match.is_met
                 and (REPAIR_STEP in self.steps or match.unreached is None or match.is_wrong)
             ]
             unfit = [problem for step in self.steps.values() for problem in step.in_training()]

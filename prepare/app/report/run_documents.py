@@ -101,6 +101,9 @@ def issues(plan: Mapping[str, Any]) -> Iterator[Items]:
     for kind, key in (("wrong", "problems"), ("issues", "warnings")):
         for remedy, texts in by_remedy(plan.get(key, [])).items():
             yield Items(texts=tuple(texts), title=remedy, kind=kind)
+    said = {*plan.get("problems", []), *plan.get("warnings", [])}
+    if later := [text for text in plan.get("training_errors") or [] if text not in said]:
+        yield Items(texts=tuple(later), title="In training", kind="issues", where="page")
 
 
 def environment(values: Mapping[str, Any] | None) -> Iterator[Part]:
