@@ -57,17 +57,19 @@ class Report(Readable, Analyses):
     def save(self, path: str | Path) -> None:
         """Write one page if the name ends in `.html`, else a folder with the page and its data."""
         path = Path(path)
+        from prepare.app.report.objects import DEFAULT, documents_of
         from prepare.app.report.pages.page import model_page
 
+        page = model_page(self, documents_of(self), DEFAULT)
         if path.suffix == ".html":
-            files.write_text(path, model_page(self))
+            files.write_text(path, page)
             return
         path.mkdir(parents=True, exist_ok=True)
         if self.audit is not None:
             self.audit.save(path / "audit.json")
         for name, record in self.found.items():
             record.save(path / f"{name}.json")
-        files.write_text(path / "report.html", model_page(self))
+        files.write_text(path / "report.html", page)
 
 
 def report(

@@ -34,7 +34,9 @@ def described(error: BaseException, message: str | None = None) -> str:
     last = short_text(chain[-1])
     caused = f"; caused by {type(chain[-1]).__name__}: {last}"
     is_new = len(chain) > 1 and last and last not in message
-    return raised_at(error) + (f"{kind}: {message}" if message else kind) + (caused if is_new else "")
+    return (
+        raised_at(error) + (f"{kind}: {message}" if message else kind) + (caused if is_new else "")
+    )
 
 
 def short_text(error: BaseException) -> str:

@@ -16,7 +16,6 @@ from markupsafe import Markup
 from prepare import recipe
 from prepare.app.job.results import read_results
 from prepare.app.report.documents import answers, cards_of, sentences_of, shown_of, verdict
-from prepare.app.report.objects import DEFAULT, documents_of
 from prepare.app.report.pages.section import MALFORMED, drawn, has_content, sections, unexpected
 from prepare.app.report.render import render, template_text
 from prepare.app.report.run_documents import audit_facts, command, own_documents, training_code
@@ -29,13 +28,13 @@ from prepare.errors import PrepareError
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from prepare.app.job.record import Result
     from prepare.app.job.results import SavedResults
     from prepare.app.model_report import Report
     from prepare.app.report.compare_runs import Differences
-    from prepare.core.document import Answer, Document, Part
+    from prepare.core.document import Advice, Answer, Document, Part
 
 NAME = "report.html"
 T = TypeVar("T")
@@ -77,10 +76,9 @@ def run_page(folder: str | Path, *, result: Result | None = None) -> str:
         )
 
 
-def model_page(report: Report) -> str:
-    """Return the page of a report on a model, in the words of Python."""
-    documents = documents_of(report)
-    cards = cards_of(documents, DEFAULT)
+def model_page(report: Report, documents: Sequence[Document], default: Iterable[Advice]) -> str:
+    """Return the page of a report on a model, in the words of Python; `default` is what to do with it."""
+    cards = cards_of(documents, default)
     facts = [("Steps", steps_text(report.steps))] if report.steps else []
     done = Facts(rows=(*facts, *audit_facts(report.audit)), title="What was done")
     return page(
