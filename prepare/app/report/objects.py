@@ -42,9 +42,11 @@ def text(record: Any) -> str:
             from prepare.app.report.terminal.document import show_document
 
             if hasattr(record, "found"):  # a report
+                from prepare.app.report.sentences import title_text
                 from prepare.app.report.terminal.run import show_report
 
-                show_report(record, documents_of(record), DEFAULT)
+                title = title_text(record.model, record.steps or {}, record.audit, "none")
+                show_report(title, documents_of(record), DEFAULT)
                 return stream.getvalue().rstrip("\n")
             for number, document in enumerate(documents_of(record)):
                 if number:

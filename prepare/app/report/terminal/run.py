@@ -35,7 +35,6 @@ from prepare.stages.stage import Stage
 if TYPE_CHECKING:
     from prepare.app.job.outcome import Outcome
     from prepare.app.job.results import Results
-    from prepare.app.model_report import Report
     from prepare.audit import Audit
     from prepare.core.document import Advice, Answer, Row
     from prepare.core.forward.run_example import LayoutCount
@@ -212,9 +211,8 @@ def _is_formatted(pipeline: Pipeline) -> bool:
     return bool(formats) and not given.attach
 
 
-def show_report(report: Report, documents: Sequence[Document], default: Iterable[Advice]) -> None:
+def show_report(title: str, documents: Sequence[Document], default: Iterable[Advice]) -> None:
     """Print a report on a model as a run is: a title, its answers, what to do, and the first note."""
-    title = title_text(report.model, report.steps or {}, report.audit, "none")
     rows = _answer_rows(documents, ended=True)
     for found in advice_in(documents, default):
         answer = f"{found.answer[0].lower()}{found.answer[1:]}"
