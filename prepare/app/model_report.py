@@ -59,8 +59,10 @@ class Report(Readable, Analyses):
         path = Path(path)
         from prepare.app.report.objects import DEFAULT, documents_of
         from prepare.app.report.pages.page import model_page
+        from prepare.app.report.sentences import steps_text
 
-        page = model_page(self, documents_of(self), DEFAULT)
+        steps = steps_text(self.steps) if self.steps else ""
+        page = model_page(self, documents_of(self), DEFAULT, model=self.model, steps=steps)
         if path.suffix == ".html":
             files.write_text(path, page)
             return

@@ -78,7 +78,8 @@ class Results(Analyses):
     `model` is the name of the model's class; `notes` and `warnings` are shown in the terminal. `stopped`
     says what is missing if the job was interrupted after the model was prepared. `unchanged` says that the
     pipeline changes neither the model nor its example, so that nothing is verified or timed. `amp` is the
-    autocast of every forward. `fail_on` are the words of what makes it a failure.
+    autocast of every forward. `fail_on` are the words of what makes it a failure. `waiting` are the variables
+    of the environment that decide how its threads wait.
     """
 
     model: str
@@ -93,6 +94,7 @@ class Results(Analyses):
     task: str = "prepare"
     overrides: tuple[str, ...] = ()
     fail_on: tuple[str, ...] = ()
+    waiting: str = ""
 
     @property
     def is_stopped(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from prepare.app.job.build_model import (
@@ -28,6 +29,7 @@ from prepare.core.forward.nested import arguments
 from prepare.core.forward.run_example import count_layouts, own_changes, run_example
 from prepare.core.forward.workload import Workload, head_of, naming, sizes_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.utils.machine import how_threads_wait
 from prepare.core.utils.progress import stage_if
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
@@ -191,6 +193,7 @@ def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show:
         warnings=[str(warning) for warning in plan.warnings],
         amp=settings.amp,
         fail_on=settings.fail_on,
+        waiting=how_threads_wait() if torch.get_num_threads() > 1 else "",
     )
     if not tasks()[settings.task].prepares:
         return results

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from prepare.app.job.record import Result
-    from prepare.app.job.results import SavedResults
-    from prepare.app.model_report import Report
+    from prepare.app.job.results import Analyses, SavedResults
     from prepare.app.report.compare_runs import Differences
     from prepare.core.document import Advice, Answer, Document, Part
 
@@ -76,13 +75,21 @@ def run_page(folder: str | Path, *, result: Result | None = None) -> str:
         )
 
 
-def model_page(report: Report, documents: Sequence[Document], default: Iterable[Advice]) -> str:
+def model_page(
+    report: Analyses,
+    documents: Sequence[Document],
+    default: Iterable[Advice],
+    *,
+    model: str,
+    steps: str,
+) -> str:
     """Return the page of a report on a model, in the words of Python; `default` is what to do with it."""
     cards = cards_of(documents, default)
-    facts = [("Steps", steps_text(report.steps))] if report.steps else []
-    done = Facts(rows=(*facts, *audit_facts(report.audit)), title="What was done")
+    facts = [("Steps", steps)] if steps else []
+    facts += audit_facts(report.audit) if report.audit else []
+    done = Facts(rows=tuple(facts), title="What was done")
     return page(
-        report.model,
+        model,
         documents,
         cards=cards,
         verdict=sentences_of(cards),

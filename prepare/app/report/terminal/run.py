@@ -26,7 +26,6 @@ from prepare.app.report.terminal.console import console, has_width
 from prepare.app.report.terminal.document import part_lines, show_document
 from prepare.app.report.training_code import one_line
 from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Document
-from prepare.core.utils.machine import how_threads_wait, how_threads_waited
 from prepare.core.utils.text import line, output, plural, printable, size
 from prepare.core.utils.wording import step
 from prepare.stages.registry import ordered_stages
@@ -176,8 +175,8 @@ class RunOutput:
                 "training_errors": plan.training_errors,
             }
             call = one_line(path, training, method=method, formats=formats)
-            if (waiting := _waiting()) and results.figures().get("time_ratio"):
-                call += f" in a program started with {waiting}"
+            if results.waiting and results.figures().get("time_ratio"):
+                call += f" in a program started with {results.waiting}"
             added = [step(name, **options) for name, options in (plan.training_steps or {}).items()]
             command = f"by command {' '.join([f'recipe={path}', *added])}"
             note = (
@@ -194,13 +193,6 @@ class RunOutput:
             return [text]
         joint = ", " if found.remark.partition(" ")[0].strip(",") in _JOINED else "; "
         return [f"{text}{joint}{found.remark}"]
-
-
-def _waiting() -> str:
-    """Return the variables with which this process has made its times."""
-    import torch
-
-    return how_threads_waited({"waiting": how_threads_wait(), "threads": torch.get_num_threads()})
 
 
 def _is_formatted(pipeline: Pipeline) -> bool:
