@@ -132,8 +132,8 @@ def report(
         from prepare.stages.bench.time_prepared import Models, time_models
 
         # The other steps would change the reference.
-        steps = pipeline.steps.values() if pipeline else ()
-        formats = Pipeline(step for step in steps if step.phase == "inputs")
+        own = pipeline.steps.values() if pipeline else ()
+        formats = Pipeline(step for step in own if step.phase == "inputs")
         given = Models(unprepared=reference, prepared=model, pipeline=formats)
         calls = batch.each(call_of) if isinstance(batch, Workload) else call_of(batch)
         found["bench"] = time_models(given, calls, level=bench, mode=mode)
