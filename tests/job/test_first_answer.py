@@ -84,6 +84,11 @@ def test_the_memfmt_that_a_note_names_exists(ranks):
     assert (CONF / "memfmt" / f"{note.rpartition('=')[2]}.yaml").is_file()
 
 
+def test_a_stage_that_chose_the_recipe_needs_no_note_on_formats(go, monkeypatch):
+    monkeypatch.setattr(STAGES["verify"], "choose", lambda self, work: None)
+    assert "no memfmt" not in go("verify=none", "bench=none")[1].out
+
+
 _SO_ALREADY = ("model._target_=sample_nets.small_channels_last", "memfmt=channels_last")
 
 

@@ -205,7 +205,8 @@ def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show:
     example, work.took = _run_example(work)
     with work.progress("auditing"):
         audited = audit(work.model, plan=plan)
-    work.notes += _memfmt_note(work.model, work.pipeline)
+    if all(type(stage).choose is Stage.choose for stage in stages):  # nobody has tried the formats
+        work.notes += _memfmt_note(work.model, work.pipeline)
     results = replace(results, example=example, audit=audited, unchanged=work.unchanged)
     # The first answer: the rest loads more of torch than everything until here.
     show(results)
