@@ -168,7 +168,8 @@ class Pipeline:
         """Return what `apply` would do to `model`; changes nothing, and works on the meta device.
 
         What `apply` would raise for a known issue of torch is in the plan's `errors`, and what it would warn
-        of in its `warnings`; `known_issues` and `amp` are as there. `batch` is the number of samples of a
+        of in its `warnings`, of a model in evaluation mode without what only a backward meets, which is in
+        `training_errors`; `known_issues` and `amp` are as there. `batch` is the number of samples of a
         call: what is wrong at batch 1 only is a warning for more, and an error if it is not known.
 
         Raises:
@@ -186,6 +187,7 @@ class Pipeline:
                 match.problem()
                 for match in work.issues
                 if not match.is_error
+                and match.is_met
                 and (REPAIR_STEP in self.steps or match.unreached is None or match.is_wrong)
             ]
             unfit = [problem for step in self.steps.values() for problem in step.in_training()]
@@ -419,14 +421,18 @@ class Pipeline:
         )
 
     def format(self, batch: Any) -> Any:
-        """Return the batch as the prepared model expects it; without an input step, the same object.
+        """Return the batch as the prepared model expects it; the same object if nothing changes.
 
-        So with `half` or `device`, add the step `"input_format": {}` to the pipeline, or the model raises
-        because its input and its weights differ.
+        Without an input step that is the device and the floating-point dtype that the steps give to the
+        weights, without which the model raises; the step `input_format` gives the memory format too.
         """
-        for step in self._phases.inputs:
+        for step in self._phases.inputs or self._needed_format():
             batch = step.format(batch)
         return batch
+
+    def _needed_format(self) -> list[InputFormat]:
+        needed = replace(InputFormat().bind(self.steps.values()), memory_format=None)
+        return [needed] if needed.device or needed.dtype else []
 
     def formatted(self, example: Example) -> Example:
         """Return the example as `input_format` formats it."""

@@ -94,7 +94,43 @@ def test_each_model_gets_the_batch_its_pipeline_formats():
     assert seen == {torch.float32: {(torch.float32, 64)}, torch.bfloat16: {(torch.bfloat16, 64)}}
     seen.clear()
     timed(models(steps | {"input_format": {}}, Watched(3, 4, 3)))
-    assert seen == {torch.float32: {(torch.float32, 64)}, torch.bfloat16: {(torch.bfloat16, 1)}}
+    # The model with the precision alone has the layout that it had.
+    layouts = {(torch.bfloat16, 1), (torch.bfloat16, 64)}
+    assert seen == {torch.float32: {(torch.float32, 64)}, torch.bfloat16: layouts}
+
+
+@pytest.mark.parametrize(
+    ("steps", "third", "rest"),
+    [
+        ({}, "bfloat16 alone", "the layout"),
+        ({"repair_layout": {}}, "bfloat16 alone", "the layout"),
+        ({"fuse_conv_bn": {}}, "bfloat16 alone", "the other steps"),
+        ({"half": None}, "", ""),
+        ({"conv2d_memory_format": None}, "", ""),
+        ({"conv2d_memory_format": {"memory_format": "contiguous"}}, "", ""),
+    ],
+    ids=str,
+)
+def test_precision_and_layout_are_timed_in_three(steps, third, rest):
+    both = {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}}
+    given = {name: options for name, options in (both | steps).items() if options is not None}
+    (case,) = timed(models(given)).cases
+    compared = case.comparison
+    names = ["unprepared", "prepared", *filter(None, [third])]
+    assert [row.name for row in compared.rows] == names
+    assert compared.settings.get("rest", "") == rest
+    assert compared.settings["confidence_of_each"] == pytest.approx(1 - 0.05 / 5)  # as of two
+    assert case.row.name == "prepared"
+
+
+def test_a_third_model_has_only_the_precision_and_needs_time():
+    found = models({"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}})
+    alone = levels._precision_alone(found)
+    weight = alone.model[0].weight
+    assert (weight.dtype, weight.is_contiguous()) == (torch.bfloat16, True)
+    assert found.unprepared[0].weight.dtype is torch.float32
+    slow = timed(found, took=levels.LONGEST / 20).cases[0]  # time for two models only
+    assert [row.name for row in slow.comparison.rows] == ["unprepared", "prepared"]
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -119,7 +155,8 @@ def test_the_unprepared_model_is_only_moved_to_the_device(monkeypatch):
     )  # fmt: skip
     before = values_of(found.unprepared)
     timed(found)
-    assert applied == [({"device": {"device": "cpu"}}, found.unprepared)]
+    own = [each for each in applied if each[1] is found.unprepared]
+    assert own == [({"device": {"device": "cpu"}}, found.unprepared)]
     assert values_of(found.unprepared) == before
 
 

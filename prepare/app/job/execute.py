@@ -196,7 +196,7 @@ def _run_in_clean_state(
                 notes = save(settings, model, results.pipeline, stage)
                 results = replace(results, notes=[*results.notes, *notes])
             with stage("writing the record"):
-                results.write(record, replace(spec.job, seen=results.seen()))
+                results.write(record, spec.job)
         except (FileError, CheckpointError) as error:
             # A full disk, for example: the terminal still shows the results.
             return replace(failure(error), results=results)

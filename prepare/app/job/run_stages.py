@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from prepare.app.job.build_model import (
@@ -31,6 +32,7 @@ from prepare.core.forward.nested import arguments
 from prepare.core.forward.run_example import count_layouts, own_changes, run_example
 from prepare.core.forward.workload import Workload, head_of, naming, sizes_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.utils.machine import how_threads_wait
 from prepare.core.utils.progress import stage_if
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
@@ -134,8 +136,10 @@ def _begun(
     work.formatted = formatted = (
         work.pipeline.formatted(example) if example and formats else example
     )
+    # As in a timing, which formats the strides of a batch only by a step for it.
     same = not (example and formatted) or (
-        formatted.args is example.args and formatted.kwargs is example.kwargs
+        work.pipeline.format(example.args) is example.args
+        and work.pipeline.format(example.kwargs) is example.kwargs
     )
     work.unchanged = applies and not work.plan and same
     return work
@@ -205,6 +209,7 @@ def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show:
         warnings=[str(warning) for warning in plan.warnings],
         amp=settings.amp,
         fail_on=settings.fail_on,
+        waiting=how_threads_wait() if torch.get_num_threads() > 1 else "",
     )
     if not tasks()[settings.task].prepares:
         return results
@@ -216,7 +221,8 @@ def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show:
     example, work.took = _run_example(work)
     with work.progress("auditing"):
         audited = audit(work.model, plan=plan)
-    work.notes += _memfmt_note(work.model, work.pipeline)
+    if all(type(stage).choose is Stage.choose for stage in stages):  # nobody has tried the formats
+        work.notes += _memfmt_note(work.model, work.pipeline)
     results = replace(results, example=example, audit=audited, unchanged=work.unchanged)
     # The first answer: the rest loads more of torch than everything until here.
     show(results)
