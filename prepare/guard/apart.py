@@ -6,10 +6,9 @@ import _thread
 import contextvars
 import os
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, fx
@@ -19,6 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from prepare.core.forward.torch_state import saved_settings
 from prepare.core.model.tensors import is_plain
 from prepare.stages.verify.execution.module_calls import NotAloneError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _T = TypeVar("_T")
 _MESSAGES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")
@@ -51,10 +53,17 @@ def can_look(tensors: list[Tensor]) -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
-        or fx._symbolic_trace._is_fx_tracing_flag
+        or is_fx_traced()
         or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
         or not all(map(is_plain, tensors))
     )
+
+
+def is_fx_traced() -> bool:
+    """Return whether torch.fx traces here; torch's own function for it logs a warning."""
+    trace: Any = fx._symbolic_trace
+    of_thread = getattr(trace, "_get_is_fx_tracing", None)  # from 2.14 on, in place of the flag
+    return of_thread() if of_thread else trace._is_fx_tracing_flag
 
 
 def apart(run: Callable[[], _T]) -> _T:

@@ -7,7 +7,6 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -32,6 +31,8 @@ from prepare.pipeline.drift import Drift, Guard, optimizer_drift, plan_drift, ra
 from prepare.pipeline.optimizer_state import unwrap_optimizer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+
     from torch.optim import Optimizer
 
 
@@ -318,9 +319,8 @@ class ModelGuard(Guard):
     def _compared(self, record: WatchedCall) -> WrongModule | None:
         """Return the difference of one call from torch's own; None if there is none, or none can be told."""
         watched, start = record.watched, time.perf_counter()
-        record.is_exact &= record.found == len(
-            self.differences
-        )  # else modules in it may have changed
+        # Else modules in it may have changed.
+        record.is_exact &= record.found == len(self.differences)
         try:
             text = apart(partial(self._difference, record))
         except Exception as error:  # the module's code may depend on the code around it

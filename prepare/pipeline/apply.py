@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from prepare.core.forward.autocast import Amp, check_amp
+from prepare.core.forward.autocast import Amp, read_amp
 from prepare.core.forward.torch_state import saved_switches
 from prepare.core.model.module_tree import Snapshot, copy_tree
 from prepare.core.utils.signals import act_on_interrupts, held_interrupts
@@ -31,6 +30,8 @@ from prepare.pipeline.transfer import AnyMove, Transfer
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from torch.optim import Optimizer
 
     from prepare.pipeline.tensor_table import RequestTable
@@ -80,7 +81,7 @@ def survey(
 ) -> Survey:
     """Ask every step what it has to do; `model` itself is not changed."""
     check_known_issues(known_issues)
-    check_amp(amp)
+    amp = read_amp(amp)
     _check_module(model)
     actions: list[Action] = []
     unmatched: list[ConfigError] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from prepare.core.utils.wording import option
@@ -12,6 +11,8 @@ from prepare.registry import register
 from prepare.step import ModelStep
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
     import torch
 
 # The function that restores the switches as they were before the first call of `act`.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -14,6 +13,8 @@ from prepare.step import ForRecipes
 from prepare.steps._convolution import ForChannelsLast
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     import torch
 
     from prepare.steps.keeping.find_calls import CodeCall
@@ -105,10 +106,11 @@ class KeepLayout(ForChannelsLast):
     def for_example(
         self, model: torch.nn.Module, example: Any, *, backward: bool, amp: Any
     ) -> tuple[Self, list[str]]:
+        from prepare.core.forward.workload import head_of
         from prepare.core.utils.text import plural
         from prepare.steps.keeping.choose_calls import choose_calls
 
-        choice = choose_calls(model, example, backward=backward, amp=amp)
+        choice = choose_calls(model, head_of(example), backward=backward, amp=amp)
         where = f"steps.{self.name}.calls"
         if choice.before.status != "ok":
             reason = f"the flow cannot be predicted: {choice.before.reason}"

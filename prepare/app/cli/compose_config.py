@@ -7,12 +7,11 @@ import itertools
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -48,6 +47,9 @@ from prepare.app.job.settings import NO_MODEL, group_names, level_names, read_se
 from prepare.core.utils.folders import conf_dir
 from prepare.errors import ConfigError, Problem
 from prepare.stages.registry import ordered_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 CONFIG_NAME = "config"
 # The name under which the steps of `recipe=FILE` are stored.
@@ -112,7 +114,7 @@ def store_recipe(steps: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def composing(config_dir: str | None = None) -> Iterator[Composer]:
+def composing(config_dir: str | None = None, config_name: str | None = None) -> Iterator[Composer]:
     """Initialize Hydra and return a composer; `config_dir` is searched before our own folder."""
     always, folders = [], []
     if config_dir and Path(config_dir).is_dir():
@@ -120,7 +122,7 @@ def composing(config_dir: str | None = None) -> Iterator[Composer]:
         always = [f"hydra.searchpath=[file://{folders[0]}]"]
     store_defaults()
     with hydra.initialize_config_dir(config_dir=str(conf_dir()), **BASE):
-        yield Composer(always=always, folders=folders)
+        yield Composer(config_name, always=always, folders=folders)
 
 
 class Composer:

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from string import Template
@@ -25,6 +24,8 @@ from prepare.registry import STEPS
 from prepare.stages.registry import ordered_stages, tasks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from prepare.step import Step
 
 # The command as the template and the files of options write it.
@@ -243,7 +244,10 @@ def _options(group: str, config_dir: str | None) -> dict[str, Path]:
 def _sentence(path: Path) -> str:
     """Return the first sentence of the comment at the top of a file."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    comments = [line[1:].strip() for line in lines if line[:1] == "#" and "@package" not in line]
+    heads = ("# @package", "# yaml-language-server")
+    comments = [
+        line[1:].strip() for line in lines if line[:1] == "#" and not line.startswith(heads)
+    ]
     return re.split(r"(?<=[.:])\s+(?=[A-Z]|python )", " ".join(comments), maxsplit=1)[0].rstrip(":")
 
 

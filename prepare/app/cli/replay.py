@@ -6,9 +6,8 @@ one of our configurations, or a `_target_` that is given again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.app.cli.answer import is_quiet, no_stage, tell
 from prepare.app.cli.compose_config import Composer, composing
@@ -29,6 +28,9 @@ from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import line, printable
 from prepare.errors import ConfigError, PrepareError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
 _CONFIG = ".hydra/config.yaml"
 _REMEDY = "give the folder that a run has written"
 _TARGET = "_target_"
@@ -36,7 +38,7 @@ _TARGET = "_target_"
 _GIVEN = ("model._target_", "weights", "hydra.run.dir")
 _LEVELS = ("verify", "bench")
 # The keys of the recorded configuration that a replay takes, beside the model and its input.
-_TAKEN = ("mode", "amp", "strict", "seed")
+_TAKEN = ("mode", "amp", "strict", "seed", "strip")
 # Our own networks take any plain values.
 _NETWORKS = "prepare.models."
 

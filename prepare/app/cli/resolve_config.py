@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
@@ -15,7 +14,11 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 from prepare.app.cli.override_errors import first_sentence
 from prepare.app.job.settings import group_names
 from prepare.core.utils import files
+from prepare.core.utils.folders import own_name
 from prepare.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NO_VALUE = "has no value yet (???)"
 # The keys that name the folders that Hydra makes.
@@ -150,9 +153,9 @@ def overrides_in(about: DictConfig) -> list[str]:
 
 
 def choices_in(about: DictConfig) -> dict[str, Any]:
-    """Return the option chosen in each of our groups, without the groups that were dropped."""
+    """Return the own name of the option chosen in each of our groups, without those that were dropped."""
     chosen = about.runtime.choices
-    return {group: chosen[group] for group in group_names() if group in chosen}
+    return {group: own_name(group, chosen[group]) for group in group_names() if group in chosen}
 
 
 def with_a_decoder(problem: Problem, config: DictConfig) -> Problem:

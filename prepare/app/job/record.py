@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +15,8 @@ from prepare.errors import FileError, Problem
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from prepare.audit import Audit
     from prepare.pipeline import Pipeline
     from prepare.pipeline.plan import Plan
@@ -82,7 +83,8 @@ class Job(JsonRecord):
 
     `sweep` distinguishes a sweep from an older one in the same folder, and `identity` one of its jobs
     from another. `shared`: its launcher runs several jobs at a time on one machine. `seen` describes
-    the forward of the example input, if it ran.
+    the forward of the example input, if it ran. `model` is the class of the model, and the method that a
+    call of it runs, `AutoencoderKL.decode`.
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.job", 1, "a job", "the job.json of a run", FileError)
@@ -95,6 +97,7 @@ class Job(JsonRecord):
     launcher: str | None = None
     shared: bool = False
     seen: dict[str, Any] | None = None
+    model: str = field(default="", metadata=_LATE)
 
 
 def files_in(folder: Path) -> tuple[str, ...]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prepare.core.document import Document, Items, Part, ReportContext, Table, columns
+from prepare.core.document import USE_RECIPE, Document, Items, Part, ReportContext, Table
 from prepare.core.utils.text import line, output_to, plural, printable
-from prepare.stages.registry import ordered_stages
+from prepare.stages.registry import ordered_stages, stages_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _LONGEST = 160
+# What to do with a model that is reported on, if nothing speaks against it.
+DEFAULT = (replace(USE_RECIPE, answer="Use the model as it is", remark=""),)
 # What only the script of a page can show.
 _DATA = re.compile(r"<script type=\"application/json\".*?</script>", re.DOTALL)
 
@@ -36,6 +40,13 @@ def text(record: Any) -> str:
         try:
             from prepare.app.report.terminal.document import show_document
 
+            if hasattr(record, "found"):  # a report
+                from prepare.app.report.sentences import title_text
+                from prepare.app.report.terminal.run import show_report
+
+                title = title_text(record.model, record.steps or {}, record.audit, "none")
+                show_report(title, documents_of(record), DEFAULT)
+                return stream.getvalue().rstrip("\n")
             for number, document in enumerate(documents_of(record)):
                 if number:
                     line("")
@@ -58,7 +69,7 @@ def html(record: Any) -> str | None:
     # A page shows the lead on its first screen, which a notebook has not.
     whole = [replace(each, parts=partial(_with_lead, each)) for each in documents]
     parts = [(part.title, part.body) for part in sections(whole, [])]
-    cards = cards_of(documents) if hasattr(record, "found") else []
+    cards = cards_of(documents, DEFAULT) if hasattr(record, "found") else []
     title = "" if cards else one_line(record)
     page = render(
         "fragment.html", title=title, cards=cards, anchors=(), parts=parts, style=_style()
@@ -76,7 +87,8 @@ def documents_of(record: Any) -> list[Document]:
         return [record.document()]
     if hasattr(record, "found"):  # a report
         own = [_audit_document(record.audit)] if record.audit is not None else []
-        shown = ReportContext(found=record.found)
+        ran = tuple(stages_of("prepare"))
+        shown = ReportContext(found=record.found, ran=ran, audit=record.audit)
         found = (cls.document(shown) for cls in ordered_stages())
         return [*own, *(document for document in found if document is not None)]
     for cls in ordered_stages():
@@ -91,12 +103,12 @@ def _audit_document(audit: Any) -> Document:
     from prepare.app.report.run_documents import audit_parts
     from prepare.app.report.sentences import audited_text, is_judged, missed_notes
 
-    counted = f"convolutions: {audited_text(audit)}" if is_judged(audit) else audited_text(audit)
+    found = f"convolutions: {audited_text(audit)}" if is_judged(audit) else audited_text(audit)
     return Document(
         name="result",
         title="Tensors",
         place=80,
-        line=f"{plural(audit.summary['tensors'], 'tensor')}; {counted}",
+        line=f"{plural(audit.summary['tensors'], 'tensor')}; {found}",
         head="audit",
         parts=lambda: (
             *audit_parts(audit),
@@ -137,8 +149,8 @@ def changes_table(tensors: Iterable[Any]) -> Table:
         for plan in tensors
         if plan.changes
     ]
-    titles = columns("tensor name, shape text, change text, wanted by text")
-    return Table(label="Changes", columns=titles, rows=rows, noun="tensor", file="plan.json")
+    columns = (("tensor", "name"), ("shape", "text"), ("change", "text"), ("wanted by", "text"))
+    return Table(label="Changes", columns=columns, rows=rows, noun="tensor", file="plan.json")
 
 
 def _changes(plan: Any) -> Iterable[str]:

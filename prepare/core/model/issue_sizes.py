@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 # Sums of fewer numbers than this lose few digits, and below so many elements a few microseconds count.
 _MANY_ROWS, _LARGE_BATCH = 1 << 12, 1 << 17
@@ -137,5 +139,6 @@ SIZES = {
     ),
     "compiled": SizePredicate("with torch.compile", _is_unknown, in_plan=False),
     "overflow": SizePredicate("after an overflow", _is_unknown, in_plan=False),
+    "first_call": SizePredicate("at the first call", _is_unknown, in_plan=False),
     "unknown": SizePredicate("at sizes that are not known", _is_unknown),
 }

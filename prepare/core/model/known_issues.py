@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.issue_sizes import SIZES, is_kernel_stride, is_narrow_strided
 from prepare.core.utils import plain_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
 FILE = Path(__file__).with_suffix(".yaml")
 # The answers of the doctor on this machine.
@@ -133,7 +135,12 @@ def standing(
     machine = accelerator() if machine is None else machine
     kind = device.partition(":")[0]
     if kind == "cpu":
-        machine = {**machine, "architectures": [torch.backends.cpu.get_cpu_capability().lower()]}
+        name = torch.backends.cpu.get_cpu_capability().lower()
+        supported = (
+            torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
+        names = [name] if supported else [name, f"{name}_without_bfloat16"]
+        machine = {**machine, "architectures": names}
     backend = "rocm" if kind == "cuda" and machine.get("hip") else kind
     version = torch_version or torch.__version__
     return [issue for issue in issues() if issue.stands(backend, version, machine)]

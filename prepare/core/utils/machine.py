@@ -6,10 +6,12 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _STAT = Path("/proc/stat")
 _LIMITS = (Path("/sys/fs/cgroup/cpu.stat"), Path("/sys/fs/cgroup/cpu/cpu.stat"))
@@ -169,6 +171,11 @@ def limit_spinning() -> None:
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in _VARIABLES):
         os.environ[_SPIN_COUNT] = _SPINS
+
+
+def how_threads_waited(environment: Mapping[str, Any]) -> str:
+    """Return the variables with which an environment made its times; empty where a single thread computed."""
+    return str(environment.get("waiting") or "") if (environment.get("threads") or 1) > 1 else ""
 
 
 def how_threads_wait() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
@@ -25,10 +24,12 @@ from prepare.core.document import (
     Where,
     columns,
 )
+from prepare.core.utils.machine import disturbed_times
 from prepare.core.utils.numbers import (
     digits,
     doubt,
     interval_text,
+    is_wide,
     noise_text,
     seconds,
     span,
@@ -37,11 +38,15 @@ from prepare.core.utils.numbers import (
 )
 from prepare.core.utils.sizes import is_mixed, verdicts_text
 from prepare.core.utils.text import capitalized, plural, printable, size
+from prepare.stages.bench.earned import earned_advice, earned_text
 from prepare.stages.bench.records import PREPARED, Bench, Case, Comparison, Control, VariantResult
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from prepare.stages.verify.records import Verification
 
+_SECTION = "bench"
 _MARKS = {"baseline": "baseline", "faster": "better", "slower": "worse"}
 _SAYS = {"unclear": "Speed unclear", "no difference": "No faster"}
 _KINDS = {"faster": "good", "slower": "bad", "unclear": "warn"}
@@ -54,14 +59,15 @@ def bench_document(shown: ReportContext) -> Document | None:
         if not shown.had("bench"):
             return None
         remark = UNCHANGED if shown.unchanged else shown.without("bench")
-        missing = Answer(FASTER, "plain", NOT_MEASURED, remark, sentence="Speed not measured")
-        return Document(name="bench", place=50, answers=(missing,))
+        sentence = "Speed not measured"
+        missing = Answer(FASTER, "plain", NOT_MEASURED, remark, sentence=sentence)
+        return Document(name=_SECTION, place=50, answers=(missing,))
     if isinstance(bench, Comparison):
         return comparison_document(bench)
     wrong, busy = is_wrong(verification), bench.busy
     wrong_text = "; but its outputs are wrong" if wrong else ""
     return Document(
-        name="bench",
+        name=_SECTION,
         title=FASTER,
         place=50,
         line="; ".join(map(case_sentence, bench.cases)),
@@ -74,7 +80,7 @@ def bench_document(shown: ReportContext) -> Document | None:
             for each in (c, *c.sizes)
         ),
         notes=(
-            *((busy,) if busy and busy.partition(";")[0] not in bench.headline.reason else ()),
+            *((busy,) if busy and busy.partition(";")[0] not in _row_line(bench) else ()),
             *_repeats(bench),
         ),
         parts=lambda: (
@@ -100,7 +106,7 @@ def comparison_document(comparison: Comparison) -> Document:
     verdicts = ", ".join(f"{row.name} {doubt(row.verdict)}" for row in comparison.rows)
     table = Table(label="Times", columns=titles, rows=rows, most=len(rows), where="terminal")
     return Document(
-        name="bench",
+        name=_SECTION,
         title="Times",
         line=f"{verdicts}; {plural(comparison.repeats, 'round')}",
         head="compared",
@@ -123,7 +129,16 @@ def case_sentence(case: Case) -> str:
     text = _speed(case, _confidence(case))
     if row.verdict == "unclear":
         text += f", as {row.reason or 'the interval is too wide'}"
+    elif row.ratio_interval and is_wide(row.ratio_interval):
+        disturbed = disturbed_times(case.comparison.settings, case.comparison.noise)
+        text += f", as {disturbed}" if disturbed else ""
+    if earned := earned_text(case):
+        text += f": {earned}"
     return printable(f"{what} {text}")
+
+
+def _row_line(bench: Bench) -> str:
+    return f"{bench.headline.reason} {case_sentence(bench.cases[0])}"
 
 
 def _confidence(case: Case) -> float:
@@ -142,8 +157,8 @@ def _speed(case: Case, confidence: float | None) -> str:
 def _repeats(bench: Bench) -> Iterator[str]:
     """Yield which models returned other values for the same input, of the first case that shows any."""
     cases = [case.comparison for case in bench.cases if case.comparison]
-    sentences = ([f"the {r.name} model: {r.repeats}" for r in c.rows if r.repeats] for c in cases)
-    yield from next(filter(None, sentences), [])
+    found = ([f"the {r.name} model: {r.repeats}" for r in c.rows if r.repeats] for c in cases)
+    yield from next(filter(None, found), [])
 
 
 def is_wrong(verification: Verification | None) -> bool:
@@ -163,6 +178,8 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
         text = _speed(bench.cases[0], confidence=None)
         answer = capitalized(text)
         kind, remark = _KINDS.get(row.verdict, "plain"), f"{_remark(row)} ({bench.cases[0].what})"
+        if earned := earned_text(bench.cases[0]):
+            remark += f"; {earned}"
         line = case_sentence(bench.cases[0]).removeprefix("inference").lstrip(", ")
         if kind == "good" and wrong:
             kind, remark = "plain", f"{remark}; but the outputs are wrong"
@@ -177,11 +194,14 @@ def _by_size(case: Case, comparison: Comparison, busy: str, *, wrong: bool) -> A
     text, row = verdicts_text(comparison.verdicts), case.row
     remark = f"{speed_text(row.verdict, row.ratio, row.ratio_interval)} for all sizes together"
     slower = any(v.verdict == "slower" and v.size.weight for v in comparison.verdicts)
-    kind = "plain" if wrong else "warn" if slower else _KINDS.get(row.verdict, "plain")
-    remark += "; but the outputs are wrong" if wrong else ""
-    answer = capitalized(text)
-    sentence = f"{answer}. {capitalized(busy)}" if busy else ""
-    return Answer(FASTER, kind, answer, remark, sentence=sentence, line=text)
+    return Answer(
+        FASTER,
+        "plain" if wrong else "warn" if slower else _KINDS.get(row.verdict, "plain"),
+        capitalized(text),
+        f"{remark}; but the outputs are wrong" if wrong else remark,
+        sentence=f"{capitalized(text)}. {capitalized(busy)}" if busy else "",
+        line=text,
+    )
 
 
 def _sizes(case: Case, where: Where) -> Iterator[Part]:
@@ -211,15 +231,17 @@ def _remark(row: VariantResult) -> str:
 
 def _advice(bench: Bench) -> Iterator[Advice]:
     row = bench.headline
-    advised = {
+    found = {
         "slower": (60, "bad", "Leave the model unprepared", "it is slower"),
         "unclear": (70, "warn", "Time it longer with bench=full", "best on an idle machine"),
         "no difference": (75, "plain", "Leave the model unprepared", "it is not faster"),
         "not compared": (75, "warn", "Time it before you use it", printable(row.reason)),
         "failed": (75, "warn", "Time it before you use it", printable(row.reason)),
     }.get(row.verdict)
-    if advised:
-        yield Advice(*advised)
+    if found:
+        rank, kind, answer, remark = found
+        yield Advice(rank, kind, answer, remark)
+    yield from earned_advice(bench.cases[0], _SECTION)
 
 
 def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.machine import busy_sentence, disturbance
@@ -15,6 +13,10 @@ from prepare.core.utils.sizes import Size, SizeVerdict
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
 from prepare.stages.bench.statistics import Estimate
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
 
 # The names of the two variants that a job times.
 UNPREPARED, PREPARED = "unprepared", "prepared"
@@ -34,7 +36,7 @@ _SETTINGS = {
     "train": bool | None,
     **dict.fromkeys(("threads", "batch_size", "cores_available"), int | None),
     **dict.fromkeys(("confidence", "others", "load_before", "stolen", "held_back"), float | None),
-    "amp": str | None,
+    **dict.fromkeys(("amp", "rest"), str | None),
 }
 
 

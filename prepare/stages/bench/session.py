@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +20,9 @@ from prepare.stages.bench.peak_memory import seconds_per_page_fault
 from prepare.stages.bench.records import Comparison, Control, Progress
 from prepare.stages.bench.samples import SampleSet, Series
 from prepare.stages.bench.variant import Clock, Variant, batch_size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 _MAX_ROUNDS = 1000
 # Stopping at the first narrow interval would favour intervals that are narrow by chance. So precision
@@ -42,7 +44,7 @@ _NOTABLE_PART, _NOTABLE_FAULTS = 0.1, 1000
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Options of `bench.compare`: mode, seconds, when it stops, seed, autocast."""
+    """Options of `bench.compare`: mode, seconds, when it stops, seed, autocast, variants aside."""
 
     train: bool
     budget: float
@@ -53,6 +55,7 @@ class BenchOptions:
     confidence: float
     seed: int
     amp: str
+    aside: tuple[str, ...] = ()
 
 
 class Looks:
@@ -86,8 +89,9 @@ class BenchSession:
         progress: Callable[[Progress], object] | None,
         clock: Clock,
     ) -> None:
-        series = {name: Series(variant) for name, variant in variants.items()}
-        confidence = statistics.bonferroni(options.confidence, len(series) - 1)
+        series = {n: Series(variant, aside=n in options.aside) for n, variant in variants.items()}
+        judged = sum(not each.aside for each in series.values()) - 1
+        confidence = statistics.bonferroni(options.confidence, judged)
         control = Series(variants[baseline])
         self._samples = SampleSet(list(series.values()), series[baseline], control, confidence)
         self._options, self._progress, self._clock = options, progress, clock
@@ -116,6 +120,7 @@ class BenchSession:
         conditions |= {"threads": torch.get_num_threads()}
         conditions |= {"interop_threads": torch.get_num_interop_threads()}
         settings = asdict(self._options) | {
+            "aside": list(self._options.aside),
             "confidence_of_each": self._samples.confidence,
             "batch_size": items,
             "untimed_call_first": self._warm,

@@ -249,6 +249,10 @@ KNOWN: dict[str, Probe] = {
                  (2, 64, 4, 4, 4), _FLAT_3D, repeats=20)
         ),
     ),
+    "conv_bfloat16_avx2_cpu": _slower(
+        "Conv2d in bfloat16", OperationCase(partial(nn.Conv2d, 32, 32, 3), (2, 32, 32, 32), _FLAT, _BFLOAT16),
+        than="float32", dtype="float32",
+    ),
     "conv3d_float16_cpu": _slower(
         "Conv2d in float16", OperationCase(partial(nn.Conv2d, 32, 32, 3), (2, 32, 32, 32), _FLAT, "float16"),
         than="float32", dtype="float32",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.document import (
     Advice,
     Answer,
+    Code,
     Document,
     Facts,
     Items,
@@ -14,11 +16,16 @@ from prepare.core.document import (
     ReportContext,
     Table,
     Text,
-    columns,
 )
 from prepare.core.utils.numbers import doubt, seconds, small, verdict_text
-from prepare.core.utils.text import plural, size
+from prepare.core.utils.text import plural, printable, size
+from prepare.core.utils.wording import as_python
+from prepare.errors import PrepareError
+from prepare.stages.export.exporter import EXPORTERS
 from prepare.stages.export.records import ARTEFACT, Export, TakenOut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def export_document(shown: ReportContext) -> Document | None:
@@ -31,14 +38,38 @@ def export_document(shown: ReportContext) -> Document | None:
         name="export",
         title="Exported",
         place=20,
-        line=_line(export),
+        line="; inputs ".join(filter(None, (export_sentence(export), _layouts(export)))),
         head="exported",
         answers=(_answer(export),),
         advice=tuple(_advice(export)),
         rows=(("exported", export_sentence(export)), *_size_rows(export)),
         details=(("inputs", _layouts(export)), *(("taken out", text) for text in taken_out)),
         parts=lambda: tuple(_parts(export, taken_out)),
+        lead=tuple(_code(export)),
     )
+
+
+def _code(export: Export) -> Iterator[Code]:
+    """Yield the lines that load the artefact and call it with `batch`, or with a list of several inputs."""
+    exporter: Any = None
+    with suppress(PrepareError):  # one of another package, which is not installed here
+        exporter = EXPORTERS[export.exporter]
+    if export.status != "pass" or exporter is None:
+        return
+    contract = export.contract
+    inputs = "[batch]" if len(contract.inputs) == 1 else "batch"
+    changes = ".contiguous()" if contract.requires_contiguous else ""
+    dtypes = {each.dtype for each in contract.inputs} & {"float16", "bfloat16"}
+    if dtypes and not contract.formats_inputs:
+        changes += f".to(torch.{dtypes.pop()})"
+    if changes:
+        inputs = f"[each{changes} for each in {inputs}]"
+    if text := exporter.code(as_python(export.artefact), inputs):
+        needs = " ".join(f"{key}={value}" for key, value in contract.environment.items())
+        head = f"# Start your program with {needs}.\n" if needs else ""
+        names = ", ".join(printable(each.name) for each in contract.inputs)
+        head += f"# batch is the list [{names}].\n" if len(contract.inputs) > 1 else ""
+        yield Code(text=f"{head}{text}", title="In your code")
 
 
 def export_sentence(export: Export) -> str:
@@ -49,10 +80,6 @@ def export_sentence(export: Export) -> str:
     if export.status != "fail" and (worst := export.worst) is not None:
         text += f"; largest error {worst.error:.2g}, tolerance {worst.allowed:.2g}"
     return f"{text}; {export.reason}" if export.reason else text
-
-
-def _line(export: Export) -> str:
-    return "; inputs ".join(filter(None, (export_sentence(export), _layouts(export))))
 
 
 def _size_rows(export: Export) -> Iterator[tuple[str, str]]:
@@ -81,7 +108,13 @@ def _answer(export: Export) -> Answer:
     remark = export.reason or f"{export.artefact}, {size(export.bytes)}"
     if "wrong" in export.contract.layouts.values():
         remark = f"inputs {_layouts(export)}"
-    return Answer("Exported", kind, answer, remark, line=_line(export))
+    return Answer(
+        "Exported",
+        kind,
+        answer,
+        remark,
+        line="; inputs ".join(filter(None, (export_sentence(export), _layouts(export)))),
+    )
 
 
 def _advice(export: Export) -> Iterator[Advice]:
@@ -91,7 +124,8 @@ def _advice(export: Export) -> Iterator[Advice]:
         "pass": (95, "good", f"Use {export.artefact}", "with the inputs that export.json lists"),
     }
     if export.status in known:
-        yield Advice(*known[export.status])
+        rank, kind, answer, remark = known[export.status]
+        yield Advice(rank, kind, answer, remark)
 
 
 def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
@@ -103,15 +137,20 @@ def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
     took = [
         (each.name, doubt(each.status), seconds(each.seconds), each.note) for each in export.stages
     ]
-    yield _table("Stages of the export", "Stage head, Verdict text, Time number, Note prose", took)
+    yield _table("Stages of the export", "Stage Verdict #Time ~Note", took)
     checks = [
         (
-            *(c.layout, c.size or c.batch or "", doubt(c.answer), doubt(c.status)),
-            *(small(c.error), small(c.allowed), c.note),
+            c.layout,
+            c.size or c.batch or "",
+            doubt(c.answer),
+            doubt(c.status),
+            small(c.error),
+            small(c.allowed),
+            c.note,
         )
         for c in export.checks
     ]
-    titles = "Input head, Batch number, Answer text, Verdict text, Error number, Tolerance number, Note prose"
+    titles = "Input #Batch Answer Verdict #Error #Tolerance ~Note"
     yield _table("Answers of the artefact in another process", titles, checks)
     inputs = [
         (
@@ -122,7 +161,7 @@ def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
         )
         for each in export.contract.inputs
     ]
-    yield _table("Inputs that it takes", "Name head, Shape text, Type text, Strides text", inputs)
+    yield _table("Inputs that it takes", "Name Shape Type Strides", inputs)
     times = [
         (
             f"{row.name}, {each.size.name}" if each.size else row.name,
@@ -132,12 +171,16 @@ def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
         for each in ((export.time, *export.time.sizes) if export.time else ())
         for row in each.rows
     ]
-    yield _table("Time of one call", "Variant head, Time number, Against number", times)
+    yield _table("Time of one call", "Variant #Time #Against", times)
     yield Items(texts=taken_out, title="Steps that do not go along", kind="note", where="page")
 
 
-def _table(title: str, titles: str, rows: list[tuple]) -> Table:
-    return Table(label=title, title=title, columns=columns(titles), rows=rows, where="page")
+def _table(title: str, columns: str, rows: list[tuple]) -> Table:
+    """Return a table; `#` before a column says that it holds numbers, `~` that it holds sentences."""
+    kinds = {"#": "number", "~": "prose"}
+    named = [(text.lstrip("#~"), kinds.get(text[0], "text")) for text in columns.split()]
+    named[0] = (named[0][0], "head")
+    return Table(label=title, title=title, columns=tuple(named), rows=rows, where="page")
 
 
 def _facts(export: Export) -> Iterator[tuple[str, str]]:

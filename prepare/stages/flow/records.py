@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.errors import FlowError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # The note of a flow without `wanted`, of a model that no step has converted: it has no break to find.
 NOT_ASKED = "nothing was asked for: no convolution is in channels-last"
@@ -75,7 +77,8 @@ class ModuleLayout:
     """One module of the tree, and the layout of its outputs.
 
     If its outputs have several layouts, `layout` is one that is not wanted. `none`: the module was not
-    called, or returned no tensor of 4 or 5 dimensions.
+    called, or returned no tensor of 4 or 5 dimensions. `given` is that of its positional inputs, and `source`
+    is `file:line` of its forward, empty if that is torch's; both are empty in older files.
     """
 
     name: str
@@ -83,6 +86,8 @@ class ModuleLayout:
     depth: int
     layout: str
     calls: int
+    given: str = field(default="", metadata={"late": True})
+    source: str = field(default="", metadata={"late": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

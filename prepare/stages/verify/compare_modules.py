@@ -9,7 +9,6 @@ time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -52,6 +51,8 @@ from prepare.stages.verify.tolerance import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from prepare.core.forward.call import Call
     from prepare.stages.verify.execution.single_run import RunResult
 

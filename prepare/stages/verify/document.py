@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -20,13 +19,14 @@ from prepare.core.document import (
     ReportContext,
     Table,
     Text,
-    columns,
 )
 from prepare.core.utils.numbers import doubt, share_text, small, tolerance_text
 from prepare.core.utils.text import capitalized, plural, printable
-from prepare.core.utils.wording import argument
+from prepare.core.utils.wording import argument, words
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from prepare.stages.verify.records import Check, Lost, Verification
 
 # An error that is larger than this multiple of what is allowed is not given in figures.
@@ -38,7 +38,7 @@ _HIDDEN = 0.1
 _NOISES = {"bfloat16": "bf16", "float16": "fp16"}
 _LIMITS = ("verify.seconds", "verify.memory")
 _SERIOUS = ("fail", "wrong", "cannot tell")
-# The most rows of losses by casts on a page: more of them say the same.
+# Most losses of casts say the same.
 _LOSSES = 2000
 _ABOUT_ERRORS = (
     "An error is the largest difference from the exact result, relative to the size of the tensor. Its "
@@ -131,7 +131,7 @@ def skipped_outputs(verification: Verification) -> str:
 def sensitivity_text(verification: Verification) -> str:
     """Return `0.0043 % in outputs, 3.5 % in gradients`, and where more hides; empty if not measured."""
     measured = [(kind, verification.sensitivity(kind)) for kind in ("outputs", "gradients")]
-    kinds = {kind: measure for kind, measure in measured if measure}
+    kinds = {kind: found for kind, found in measured if found}
     text = ", ".join(f"{_percent(least)} in {kind}" for kind, (least, _) in kinds.items())
     least, place = max(kinds.values(), default=(0.0, ""))
     if least > _BLIND and place:
@@ -188,7 +188,7 @@ def _answer(verification: Verification) -> Answer:
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
         elif verification.mode == "train" and _hidden(verification):
-            kind, answer, sentence = "warn", "For outputs", "Outputs right"
+            kind, answer, sentence = "warn", "Outputs only", "Outputs right"
     return Answer(RIGHT, kind, answer, remark, sentence=sentence, line=line)
 
 
@@ -201,18 +201,18 @@ def _advice(verification: Verification) -> Iterator[Advice]:
         answer = f"Raise {limit}" if limit else "Verify it with verify=full"
         yield Advice(30, "warn", answer)
     elif verification.mode == "train" and (remark := _hidden(verification)):
-        answer = "Verify it once in float32"
+        once = words(cli="with precision=float32 amp=none", python="without half and autocast")
+        answer = f"Verify it once in float32, {once}"
         yield Advice(72, "warn", answer, remark)
 
 
 def _in_terminal(verification: Verification, shown: ReportContext) -> Iterator[Part]:
     serious = [check for check in verification.checks if check.status in _SERIOUS]
     serious.sort(key=lambda check: _SERIOUS.index(check.status))
+    titles = ("status", "what", "case", "worst", "error", "tolerance")
     yield Table(
         label="Checks that did not pass",
-        columns=columns(
-            "status text, what text, case text, worst text, error text, tolerance text"
-        ),
+        columns=tuple((title, "text") for title in titles),
         rows=list(map(_serious, serious)),
         noun="check",
         where="terminal",
@@ -234,16 +234,15 @@ def _on_page(verification: Verification) -> Iterator[Part]:
     if verification.advice:
         yield Text(text=verification.advice, where="page")
     yield Items(texts=tuple(text for _, text in _size_rows(verification)), where="page")
+    columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
+    columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Tolerance", "number")]
+    columns += [("Of the tolerance", "number")]
     bad, fine = (
         [_check(check) for check in verification.checks if (check.status in _SERIOUS) is serious]
         for serious in (True, False)
     )
     about = Text(text=_ABOUT_ERRORS, kind="note", where="page")
-    titles = columns(
-        "Status text, Compared text, Mode text, Batch number, Inputs text, Worst code, Error number, "
-        "Tolerance number, Of the tolerance number"
-    )
-    checks = Table(label="Checks", columns=titles, rows=fine)
+    checks = Table(label="Checks", columns=tuple(columns), rows=fine)
     if bad:
         yield replace(checks, rows=bad, where="page")
         yield about
@@ -251,12 +250,12 @@ def _on_page(verification: Verification) -> Iterator[Part]:
     counted = [f"{plural(len(fine) - skipped, 'check')} passed"]
     counted += [f"{skipped} skipped"] if skipped else []
     yield Folded(title=", ".join(counted), parts=(checks, *(() if bad else (about,))))
+    losses = [("Tensor", "code"), ("Before", "text"), ("After", "text"), ("Overflowed", "number")]
+    losses += [("Flushed to zero", "number"), ("Rounded", "number")]
     yield Table(
         label="Losses of casts",
         title="Losses of casts, the worst tensor first",
-        columns=columns(
-            "Tensor code, Before text, After text, Overflowed number, Flushed to zero number, Rounded number"
-        ),
+        columns=tuple(losses),
         rows=[
             (loss.tensor, loss.before, loss.after, loss.overflowed, loss.flushed, loss.rounded)
             for loss in verification.lost[:_LOSSES]
@@ -266,9 +265,20 @@ def _on_page(verification: Verification) -> Iterator[Part]:
 
 
 def _check(check: Check) -> tuple[object, ...]:
-    part = "" if check.part is None else share_text(check.part)
-    case = doubt(check.status), check.what, check.mode, check.batch or "", check.inputs, check.worst
-    return *case, small(check.error), small(check.allowed), part
+    case = (
+        doubt(check.status),
+        check.what,
+        check.mode,
+        check.batch or "",
+        check.inputs,
+        check.worst,
+    )
+    return (
+        *case,
+        small(check.error),
+        small(check.allowed),
+        "" if check.part is None else share_text(check.part),
+    )
 
 
 def _serious(check: Check) -> tuple[str, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from prepare.core.utils.numbers import finite, part_of_tolerance
@@ -22,6 +21,8 @@ from prepare.stages.stage import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     from prepare.core.document import Document, ReportContext
     from prepare.stages.verify.records import Check
 
@@ -80,6 +81,14 @@ class VerifyStage(Stage):
     def located(self, locate: Callable[[str, str], Any]) -> Callable[[Any, Any], float] | None:
         """Return the function that `metric` names. Raises ConfigError if it does not exist."""
         return None if self.metric is None else locate(self.metric, "verify.metric")
+
+    def longest(self, work: StageContext) -> float:
+        if self.level == "none" or work.reference is None or isinstance(work.reference, str):
+            return 0.0
+        from prepare.stages.verify.check_model import SECONDS, time_limit
+
+        steps = work.step_seconds()
+        return sum(self.seconds or time_limit(SECONDS[self.level], step) for step in steps)
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None or not work.example:

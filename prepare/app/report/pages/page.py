@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -14,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from markupsafe import Markup
 
 from prepare import recipe
-from prepare.app.job.results import SavedResults, read_results
-from prepare.app.report.documents import answers, shown_of, verdict
+from prepare.app.job.results import Analyses, SavedResults, read_results
+from prepare.app.report.documents import answers, cards_of, sentences_of, shown_of, verdict
 from prepare.app.report.pages.section import MALFORMED, drawn, has_content, sections, unexpected
 from prepare.app.report.render import render, template_text
-from prepare.app.report.run_documents import command, own_documents, training_code
+from prepare.app.report.run_documents import audit_facts, command, own_documents, training_code
 from prepare.app.report.sentences import bytes_text, convolutions_text, steps_text
-from prepare.core.document import Answer, Charts, Code, Document, Facts, Part
+from prepare.core.document import Advice, Answer, Charts, Code, Document, Facts, Part
 from prepare.core.utils import files
 from prepare.core.utils.text import plural
 from prepare.core.utils.wording import command_line_words
@@ -28,6 +27,8 @@ from prepare.errors import PrepareError
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
     from prepare.app.job.record import Result
     from prepare.app.report.compare_runs import Differences
 
@@ -69,6 +70,29 @@ def run_page(folder: str | Path, *, result: Result | None = None) -> str:
             about=("report of a run", _known(_day, run) or ""),
             command=_known(command, run) or "",
         )
+
+
+def model_page(
+    report: Analyses,
+    documents: Sequence[Document],
+    default: Iterable[Advice],
+    *,
+    model: str,
+    steps: str,
+) -> str:
+    """Return the page of a report on a model, in the words of Python; `default` is what to do with it."""
+    cards = cards_of(documents, default)
+    facts = [("Steps", steps)] if steps else []
+    facts += audit_facts(report.audit) if report.audit else []
+    done = Facts(rows=tuple(facts), title="What was done")
+    return page(
+        model,
+        documents,
+        cards=cards,
+        verdict=sentences_of(cards),
+        lead=[[done], [part for document in documents for part in document.lead]],
+        about=("report on a model",),
+    )
 
 
 def run_documents(run: SavedResults, problems: list[str]) -> Iterator[Document]:
@@ -113,16 +137,16 @@ def page(
     tables has one script, which sorts and searches them, and forbids every other script.
     """
     problems = list(problems)
-    drawn_sections = list(sections(documents, problems))
+    found = list(sections(documents, problems))
     columns = []
     with suppress(*MALFORMED):  # a section says so
         columns = [drawn(parts, f"lead-{at}", level=2) for at, parts in enumerate(lead)]
-    has_tables = any(_SORTED in section.body for section in drawn_sections)
+    has_tables = any(_SORTED in section.body for section in found)
     return render(
         "page.html",
         title=title,
-        sections=drawn_sections,
-        anchors={section.name for section in drawn_sections},
+        sections=found,
+        anchors={section.name for section in found},
         cards=list(cards),
         verdict=verdict,
         lead=columns,
@@ -163,8 +187,10 @@ def _run_lead(run: SavedResults, documents: Iterable[Document]) -> list[list[Par
     # Code for a model that computes something else is not worth a place on the first screen.
     wrong = run.result is not None and run.result.status == "verification_failed"
     done = Facts(rows=tuple(facts), title="What was done")
-    code = Code(text="" if wrong else training_code(run), title="In your code")
     lead = [part for document in documents for part in document.lead]
+    # An artefact brings its own.
+    has_code = wrong or any(isinstance(part, Code) for part in lead)
+    code = Code(text="" if has_code else training_code(run), title="In your code")
     pictures: list[Part] = [part for part in lead if isinstance(part, Charts)]
     others = [part for part in lead if part not in pictures]
     columns: list[list[Part]] = [pictures, [done, code]] if pictures else [[done], [code]]

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from prepare import recipe
-from prepare.app.job.results import read_plan
+from prepare.app.job.results import read_results
 from prepare.app.report.pages.page import NAME, page
 from prepare.app.report.pages.sweep_matrix import matrices_of
 from prepare.app.report.render import short
+from prepare.app.report.run_documents import training_code
 from prepare.app.report.sentences import timing_text, verified_text
 from prepare.app.report.sweep_table import (
     choices,
@@ -25,7 +24,6 @@ from prepare.app.report.sweep_table import (
     shared_rows,
     verdict_of,
 )
-from prepare.app.report.training_code import training_code
 from prepare.app.sweep.ranking import RankedGroup, Ranking, command, first_timing, rank
 from prepare.app.sweep.summary import UNENDED, Summary, SweepRow
 from prepare.core.document import (
@@ -46,10 +44,13 @@ from prepare.core.document import (
     Table,
     Text,
 )
-from prepare.core.document import columns as titles_of
 from prepare.core.utils import files
 from prepare.core.utils.text import plural, size, times
 from prepare.errors import PrepareError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
 # More planes, or more points in one, are not readable; the table has all rows.
 _PLANES, _POINTS = 4, 200
@@ -107,7 +108,7 @@ class _Sweep:
         """Yield behind a line the code for the best row of each field, and its recipe."""
         for row in self._best():
             if (steps := _recipe(self.folder, row)) is not None:
-                code = training_code(_plan(self.folder, row))
+                code = _code(self.folder, row)
                 file = f"The recipe, in {row.folder}/recipe.yaml:"
                 parts = (Code(text=code, title="In training code:"), Code(text=steps, title=file))
                 yield Folded(title=self._named(row), parts=parts)
@@ -127,8 +128,9 @@ class _Sweep:
         if failed:
             yield Table(
                 label="Failures",
-                columns=titles_of(
-                    "Status word, Reason prose, Rows number, Numbers text, First row link"
+                columns=(
+                    *(("Status", "word"), ("Reason", "prose"), ("Rows", "number")),
+                    *(("Numbers", "text"), ("First row", "link")),
                 ),
                 rows=[
                     (
@@ -147,15 +149,15 @@ class _Sweep:
     def matrix(self) -> Iterator[Part]:
         """Yield the matrix; nothing if no choice varies, or for a column of statuses, as in the table."""
         timed = any(map(first_timing, self.summary.rows))
-        matrices = list(matrices_of(self.summary, self.ranking, self._page))
-        if not matrices or not (timed or " by " in matrices[0].caption):
+        found = list(matrices_of(self.summary, self.ranking, self._page))
+        if not found or not (timed or " by " in found[0].caption):
             return
         text = "Blue is faster than the unprepared model, orange slower; below it, whether it is right."
         untimed = (
             "Each cell shows the status of its row, and the verification of outputs and gradients."
         )
         yield Text(text=text if timed else untimed)
-        yield from matrices
+        yield from found
 
     def layout(self) -> Iterator[Part]:
         """Yield the breaks of each row as bars, the most first; nothing if no row loses the layout."""
@@ -208,7 +210,7 @@ class _Sweep:
             links=[*map(self._page, rows)],
         )
         ended = (row for row in self.summary.rows if row.status in ("ok", *UNENDED))
-        why = [f"{numbered(numbers)}: {reason}" for numbers, reason in reasons(ended)]
+        why = [f"{numbered(found)}: {reason}" for found, reason in reasons(ended)]
         if len(why) > _REASONS:
             why[_REASONS:] = [f"{plural(len(why) - _REASONS, 'reason')} more in summary.csv"]
         parts = (Items(texts=tuple(why), kind="note"),)
@@ -248,33 +250,46 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     """Yield the answers of a sweep's page: which row is best, whether it is right, whether all ended well."""
     rows = summary.rows
     groups = [group for group in ranking.groups if group.best]
-    yield _best(summary, groups)
+    yield _best(summary, ranking.groups)
     best = [group.best for group in groups if group.best]
     yield from _judged(best[0]) if len(best) == 1 else _counted(rows)
     statuses = Counter(row.status for row in rows)
     ok = statuses.pop("ok", 0)
     others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
-    kind, section = "good" if ok == len(rows) else "warn", "failures" if others else "rows"
-    answer = f"{ok:,} of {len(rows):,} ok"
-    yield Answer("Did all rows end well?", kind, answer, others, section=section)
+    yield Answer(
+        "Did all rows end well?",
+        "good" if ok == len(rows) else "warn",
+        f"{ok:,} of {len(rows):,} ok",
+        others,
+        section="failures" if others else "rows",
+    )
 
 
-def _best(summary: Summary, groups: list[RankedGroup]) -> Answer:
+def _best(summary: Summary, groups: Sequence[RankedGroup]) -> Answer:
     """Return the best rows of the groups by their values, or why there is none."""
     # What could not be told apart is no success.
     kind, remark = "plain" if any(group.ties for group in groups) else "good", ""
-    named = [(group, group.best) for group in groups[:_FEW] if group.best]
-    if not named:
+    found = [(group, group.best) for group in groups if group.best][:_FEW]
+    if not found:
         any_timed = any(map(first_timing, summary.rows))
         answer = "None was shown to be faster" if any_timed else "No row was timed"
         kind = "plain"
     else:
-        names = dict.fromkeys(_values_of(row, summary.varying, group.about) for group, row in named)
+        names = dict.fromkeys(_values_of(row, summary.varying, group.about) for group, row in found)
         answer = " and ".join(names)
-        remarks = (f"{group.about}: {verdict_of(row)}" for group, row in named)
-        timed = first_timing(named[0][1])
+        missing = [group.about for group in groups if not group.best]
+        if missing:
+            answer = " and ".join(
+                f"{_values_of(row, summary.varying, group.about)} for {group.about}"
+                for group, row in found
+            )
+        remarks = (f"{group.about}: {verdict_of(row)}" for group, row in found)
+        timed = first_timing(found[0][1])
         single = timing_text(timed) if timed else ""
         remark = single if len(groups) == 1 else "; ".join(remarks)
+        remark += (
+            f"; none was shown to be faster for {', '.join(missing[:_FEW])}" if missing else ""
+        )
         if tied := [row.number for group in groups for row in group.ties]:
             remark += f"; not told apart from {numbered(tied)}"
     return Answer("Which is best?", kind, answer, remark, section="recommendation")
@@ -299,11 +314,14 @@ def _judged(row: SweepRow) -> Iterator[Answer]:
     kind, answer = kinds.get(verified.status if verified else "", ("warn", "Not verified"))
     remark = verified_text(verified)
     yield Answer(RIGHT, kind, answer, remark, section="rows")
-    if lost and lost.breaks:
-        remark = f"{size(lost.copied_bytes)} copied in each forward"
-        yield Answer(LAYOUT, "bad", f"Lost {times(lost.breaks)}", remark, section="layout")
-    elif lost:
-        yield Answer(LAYOUT, "good", "Never lost", section="layout")
+    if lost and lost.asked:
+        yield Answer(
+            LAYOUT,
+            "bad" if lost.breaks else "good",
+            f"Lost {times(lost.breaks)}" if lost.breaks else "Never lost",
+            f"{size(lost.copied_bytes)} copied in each forward" if lost.breaks else "",
+            section="layout",
+        )
 
 
 def _counted(rows: Iterable[SweepRow]) -> Iterator[Answer]:
@@ -315,12 +333,17 @@ def _counted(rows: Iterable[SweepRow]) -> Iterator[Answer]:
         others = ", ".join(f"{n:,} {status}" for status, n in checked.items() if status != "pass")
         answer = f"{checked['pass']:,} of {checked.total():,} are right"
         yield Answer(RIGHT, kind, answer, others, section="rows")
-    followed = [row.headline.lost.breaks for row in rows if row.headline.lost]
+    flows = [row.headline.lost for row in rows if row.headline.lost]
+    # Of a row whose convolutions are to be contiguous there is no layout to keep.
+    followed = [flow.breaks for flow in flows if flow.asked]
     if followed:
         kept = followed.count(0)
-        kind = "good" if kept == len(followed) else "bad"
-        answer = f"Kept in {kept:,} of {len(followed):,} rows"
-        yield Answer(LAYOUT, kind, answer, section="layout")
+        yield Answer(
+            LAYOUT,
+            "good" if kept == len(followed) else "bad",
+            f"Kept in {kept:,} of {len(followed):,} rows",
+            section="layout",
+        )
 
 
 def _title(summary: Summary) -> str:
@@ -340,10 +363,10 @@ def _recipe(folder: Path, row: SweepRow) -> str | None:
     return None
 
 
-def _plan(folder: Path, row: SweepRow) -> dict[str, Any] | None:
+def _code(folder: Path, row: SweepRow) -> str:
     with suppress(PrepareError):
-        return read_plan(folder / (row.folder or ""))
-    return None
+        return training_code(read_results(folder / (row.folder or "")))
+    return ""
 
 
 def _plane(title: str, points: Iterable[Point]) -> Plane:

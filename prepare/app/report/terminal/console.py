@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, TextIO
 
@@ -13,6 +12,8 @@ from rich.console import Console
 from prepare.core.utils.text import output, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from rich.table import Table
 
 
@@ -40,6 +41,13 @@ def stage(what: str) -> Iterator[Callable[[str], None]]:
     # The spinner `line` is plain ASCII; others cannot be shown everywhere.
     with console(errors=True).status(printable(what), spinner="line") as status:
         yield lambda text: status.update(printable(text))
+
+
+def announce(line: str) -> None:
+    """Print a line to stderr; in a terminal in place of the spinner, which is drawn again below it."""
+    clear = "\r\x1b[2K" if sys.stderr.isatty() else ""
+    sys.stderr.write(f"{clear}{printable(line)}\n")
+    sys.stderr.flush()
 
 
 def table_lines(table: Table, *, width: int | None = None) -> list[str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.errors import Problem
 from prepare.stages.export.exporter import Exporter, Loaded, register
 from prepare.stages.export.records import METADATA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 _CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"
 
@@ -63,6 +65,14 @@ class Aoti(Exporter):
 
         model = torch._inductor.aoti_load_package(str(path))
         return lambda args, kwargs: model(*args, **kwargs)
+
+    @classmethod
+    def code(cls, artefact: str, inputs: str) -> str:
+        return (
+            "import torch\n\n"
+            f"model = torch._inductor.aoti_load_package({artefact})\n"
+            f"output = model(*{inputs})"
+        )
 
     def metadata(self, path: Path) -> dict[str, str]:
         import torch

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from prepare.stages.export.exporter import Exporter, Loaded, register
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 
 def _check_opset(opset: int) -> None:
@@ -59,6 +61,16 @@ class Onnx(Exporter):
             return [torch.from_numpy(output) for output in outputs]
 
         return call
+
+    @classmethod
+    def code(cls, artefact: str, inputs: str) -> str:
+        return (
+            "import onnxruntime\n\n"
+            f'session = onnxruntime.InferenceSession({artefact}, providers=["CPUExecutionProvider"])\n'
+            "names = [each.name for each in session.get_inputs()]\n"
+            f"arrays = [each.numpy() for each in {inputs}]\n"
+            "outputs = session.run(None, dict(zip(names, arrays)))"
+        )
 
     def metadata(self, path: Path) -> dict[str, str]:
         import onnx

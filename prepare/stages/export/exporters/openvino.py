@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.packages import switch_off_telemetry
 from prepare.stages.export.exporter import Exporter, Loaded, register
 from prepare.stages.export.records import METADATA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 _PLACE = "prepare"
 
@@ -65,6 +67,16 @@ class OpenVino(Exporter):
             return [torch.from_numpy(outputs[index]) for index in range(len(compiled.outputs))]
 
         return call
+
+    @classmethod
+    def code(cls, artefact: str, inputs: str) -> str:
+        # As in `load`.
+        return (
+            "import openvino\n\n"
+            'config = {"INFERENCE_PRECISION_HINT": "f32"}\n'
+            f'compiled = openvino.Core().compile_model({artefact}, "CPU", config)\n'
+            f"outputs = compiled([each.numpy() for each in {inputs}])"
+        )
 
     def metadata(self, path: Path) -> dict[str, str]:
         import openvino

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import zipfile
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.process_state import PROCESS_STATE
 from prepare.errors import RefusedError
 from prepare.stages.export.exporter import Exporter, Loaded, register
 from prepare.stages.export.records import METADATA
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
 _ONLY_TENSORS = "TORCH_FORCE_WEIGHTS_ONLY_LOAD"
 
@@ -35,6 +37,14 @@ class TorchExport(Exporter):
     def load(self, path: Path) -> Loaded:
         module = _load(path).module()
         return lambda args, kwargs: module(*args, **kwargs)
+
+    @classmethod
+    def code(cls, artefact: str, inputs: str) -> str:
+        return (
+            "import torch\n\n"
+            f"model = torch.export.load({artefact}).module()\n"
+            f"output = model(*{inputs})"
+        )
 
     def metadata(self, path: Path) -> dict[str, str]:
         extra = dict.fromkeys(METADATA, "")
