@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,8 +14,6 @@ from prepare.errors import RefusedError
 from prepare.frameworks._recipe import NetworkRecipe, Recipe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from diffusers import DiffusionPipeline
 
 _Pipe = TypeVar("_Pipe", bound="DiffusionPipeline")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,8 +11,6 @@ import lightning.pytorch as pl
 from prepare.frameworks._recipe import NetworkRecipe, Recipe, child_network
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
 
 

@@ -7,6 +7,7 @@ import re
 import warnings
 from dataclasses import dataclass, field, replace
 from io import BytesIO
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -22,8 +23,6 @@ from prepare.guard.apart import apart
 from prepare.pipeline.optimizer_state import relayout
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch.optim import Optimizer
 
     from prepare.guard.originals import Originals

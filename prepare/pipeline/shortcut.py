@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -14,8 +15,6 @@ from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     import torch
     from torch.optim import Optimizer
 

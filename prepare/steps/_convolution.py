@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import ChainMap
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -14,8 +15,6 @@ from prepare.patterns import Patterns
 from prepare.step import ModuleStep, Offer, Step, TensorStep, Want
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     import torch
 
     from prepare.core.model.tensors import NamedTensor

@@ -9,6 +9,7 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -26,8 +27,6 @@ from prepare.step import ForRecipes, ModelStep, Offer
 from prepare.steps.device import ForDevice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     import torch
 
 _OPENVINO = "openvino"  # refused: with this torch it silently compiles with inductor

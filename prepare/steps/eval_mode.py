@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from prepare.core.utils.wording import inference_mode, option, words
@@ -11,8 +12,6 @@ from prepare.registry import register
 from prepare.step import ModuleStep
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     import torch
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import plural
@@ -12,8 +13,6 @@ from prepare.registry import register
 from prepare.step import ModuleStep, Offer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     import torch
 
 _SHOWN = 3

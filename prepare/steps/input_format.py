@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -11,8 +12,6 @@ from prepare.step import ForRecipes, InputStep, Offer, Step, TensorStep
 from prepare.steps.device import DEVICE, readable_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     import torch
 
     from prepare.core.forward.input_formatter import Formatter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,8 +16,6 @@ from prepare.steps._convolution import ForChannelsLast
 from prepare.steps.device import ForDevice
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     import torch
 
     from prepare.steps.keeping.find_calls import CodeCall

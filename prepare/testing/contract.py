@@ -7,9 +7,11 @@ import dataclasses
 import inspect
 import pickle
 import warnings
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 from unittest.mock import patch
 
 import pytest
@@ -23,10 +25,6 @@ from prepare.pipeline.plan import state
 from prepare.registry import STEPS
 from prepare.step import InputStep, Step, TensorStep
 from prepare.testing.networks import facts, mixed, tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
 
 
 class StepContract:

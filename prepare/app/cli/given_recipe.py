@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prepare import recipe
 from prepare.app.cli.compose_config import ERRORS, Composer, composing, read_override, store_recipe
@@ -13,9 +14,6 @@ from prepare.app.job.settings import RECIPE
 from prepare.core.utils.folders import STEP_GROUPS, own_name
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
 
 # Its word on the command line replaces what the recipe says, as in `Pipeline.load(path, device=...)`.
 _REPLACES = "device"

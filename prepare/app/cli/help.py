@@ -7,6 +7,7 @@ import json
 import re
 import sys
 import textwrap
+from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from string import Template
@@ -24,8 +25,6 @@ from prepare.registry import STEPS
 from prepare.stages.registry import ordered_stages, tasks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from prepare.step import Step
 
 # The command as the template and the files of options write it.

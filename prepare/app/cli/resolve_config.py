@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
@@ -16,9 +17,6 @@ from prepare.app.job.settings import group_names
 from prepare.core.utils import files
 from prepare.core.utils.folders import own_name
 from prepare.errors import Problem
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 NO_VALUE = "has no value yet (???)"
 # The keys that name the folders that Hydra makes.

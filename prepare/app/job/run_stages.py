@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -40,9 +42,6 @@ from prepare.stages.registry import stages_of, tasks
 from prepare.stages.stage import Stage, StageContext
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
-
     from prepare.app.job.settings import Settings
 
 # A run of more seconds says how long it may take.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from prepare import recipe
 from prepare.app.job.headline import CONVOLUTIONS, BenchFigures, Headline, headline
@@ -17,10 +19,6 @@ from prepare.core.document import Document, Folded, Table, Text, columns
 from prepare.core.utils import files
 from prepare.core.utils.text import counts, plural, size
 from prepare.errors import ConfigError, FileError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
 
 # Each kind of path on the command line, as messages name it.
 _KINDS = {"run": "the record of a run", "audit": "an audit", "recipe": "a recipe"}

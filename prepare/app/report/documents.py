@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from prepare.core.utils.text import capitalized, first_line, plural
 from prepare.stages.registry import ordered_stages, stages_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
     from prepare.app.job.record import Result
     from prepare.app.job.results import Results, SavedResults

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,8 +27,6 @@ from prepare.core.utils.machine import how_threads_waited
 from prepare.core.utils.text import plural, printable, size
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
-
     from prepare.app.job.results import SavedResults
 
 # More reasons, and longer commands, are not read.

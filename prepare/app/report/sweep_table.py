@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import Column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
-
     from prepare.app.sweep.summary import Summary, SweepRow
 
 # Replaces a verdict if other jobs ran on the same cores.

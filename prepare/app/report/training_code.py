@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from prepare.core.utils.wording import as_python
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 # The letters of an argument list that fits on a line, in half of a page.
 _WIDTH = 45

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from prepare.app.job.headline import Headline, headline
 from prepare.app.job.outcome import DONE, FAILED, NOT_VERIFIED
@@ -12,9 +13,6 @@ from prepare.app.job.record import Record, without_result
 from prepare.app.sweep.manifest import SweepManifest, is_led, is_running, read_sweep_manifest
 from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 # Statuses of jobs that have not ended, and so have not succeeded either.
 UNENDED = ("running", "waiting")

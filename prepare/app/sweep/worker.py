@@ -12,11 +12,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, Outcome, failure, write_result
@@ -28,10 +30,6 @@ from prepare.core.utils.child_process import signal_name
 from prepare.core.utils.folders import ask_server
 from prepare.core.utils.signals import Stopped
 from prepare.errors import FileError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
 
 # Launchers whose jobs go on after the command line that started them has ended.
 OUTLIVE_COMMAND = ("submitit_slurm",)

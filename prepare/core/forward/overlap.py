@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from prepare.core.forward.nested import LEAVES, items_of
 from prepare.core.model.tensors import is_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 # Elements of a memory for each one of the tensors in it, beyond which it is not gone through.
 _SPARSEST = 4

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,9 +11,6 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from prepare.core.model.tensors import is_expanded, is_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def lazy_parameter(model: nn.Module) -> str | None:

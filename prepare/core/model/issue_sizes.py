@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+from typing import Any
 
 # Sums of fewer numbers than this lose few digits, and below so many elements a few microseconds count.
 _MANY_ROWS, _LARGE_BATCH = 1 << 12, 1 << 17

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 # Common synonyms; accepted wherever the word on the right is allowed.
 ALIASES = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,6 @@ from prepare.stages.bench.session import BenchOptions, BenchSession
 from prepare.stages.bench.variant import Call, Clock, Variant, make_pool
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
-
     from prepare.stages.bench.records import Comparison, Progress
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
@@ -42,8 +43,6 @@ from prepare.stages.bench.earned import earned_advice, earned_text
 from prepare.stages.bench.records import PREPARED, Bench, Case, Comparison, Control, VariantResult
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
     from prepare.stages.verify.records import Verification
 
 _SECTION = "bench"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from prepare.core.document import Advice
@@ -11,8 +12,6 @@ from prepare.stages.bench import statistics
 from prepare.stages.bench.statistics import Estimate
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from prepare.stages.bench.records import Case
 
 # It ends the name of a third variant, `bfloat16 alone`: prepared without the steps that the setting `REST`

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.machine import busy_sentence, disturbance
@@ -13,10 +15,6 @@ from prepare.core.utils.sizes import Size, SizeVerdict
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
 from prepare.stages.bench.statistics import Estimate
-
-if TYPE_CHECKING:
-    import os
-    from collections.abc import Sequence
 
 # The names of the two variants that a job times.
 UNPREPARED, PREPARED = "unprepared", "prepared"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -20,9 +21,6 @@ from prepare.stages.bench.peak_memory import seconds_per_page_fault
 from prepare.stages.bench.records import Comparison, Control, Progress
 from prepare.stages.bench.samples import SampleSet, Series
 from prepare.stages.bench.variant import Clock, Variant, batch_size
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
 
 _MAX_ROUNDS = 1000
 # Stopping at the first narrow interval would favour intervals that are narrow by chance. So precision

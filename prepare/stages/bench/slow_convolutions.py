@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,6 @@ from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.utils.text import plural
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from torch import nn
 
     from prepare.core.forward.example_input import Example

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.numbers import finite
@@ -9,8 +10,6 @@ from prepare.stages.registry import stage
 from prepare.stages.stage import Level, Seconds, Stage, StageContext, key
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from prepare.core.document import Document, ReportContext
     from prepare.stages.bench.records import Bench, Case, Comparison
 

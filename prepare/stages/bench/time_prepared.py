@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,8 +22,6 @@ from prepare.stages.bench.records import PREPARED, UNPREPARED, Bench, Case, Prog
 from prepare.stages.verify.inputs import format_call, resized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import nn
 
     from prepare.core.forward.example_input import Example

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import Advice, Answer, Document, Items, Part, ReportContext, Text
@@ -9,8 +10,6 @@ from prepare.core.utils.text import capitalized, plural
 from prepare.stages.contract.summary import change_lines, check_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from prepare.stages.contract.records import ContractCheck
 
 _UPDATE = "contract.update=true"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -31,9 +32,6 @@ from prepare.errors import ConfigError, FileError, Problem, RefusedError
 from prepare.stages.doctor.cases import CaseOutcome
 from prepare.stages.doctor.probes import KNOWN
 from prepare.stages.doctor.records import Diagnosis, Finding
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 # The most bytes of one probe.
 _MEMORY, _GPU_MEMORY = 4 << 30, 24 << 30

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from prepare.core.document import (
     Advice,
@@ -23,9 +24,6 @@ from prepare.core.utils.wording import as_python
 from prepare.errors import PrepareError
 from prepare.stages.export.exporter import EXPORTERS
 from prepare.stages.export.records import ARTEFACT, Export, TakenOut
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def export_document(shown: ReportContext) -> Document | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,6 @@ from prepare.stages.export.layout_checks import contiguous
 from prepare.stages.export.records import TakenOut
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from prepare.core.forward.call import Call
     from prepare.pipeline import Pipeline
     from prepare.stages.export.exporter import Exporter

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,6 @@ from prepare.stages.verify.execution.runner import CannotTellError
 from prepare.stages.verify.inputs import resized
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from prepare.core.forward.call import Call
     from prepare.stages.export.load_again import ArtefactAnswer
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
@@ -31,8 +32,6 @@ from prepare.stages.flow.published import expectations
 from prepare.stages.flow.records import NOT_ASKED, Event, Flow
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from prepare.stages.bench.records import Bench
 
 # A sentence names at most so many classes of modules, a page so many notes.

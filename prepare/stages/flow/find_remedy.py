@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prepare.core.model.module_tree import clone_of, copy_tree
@@ -12,8 +13,6 @@ from prepare.stages.flow.records import Flow, Remedy
 from prepare.steps.keeping.choose_calls import choose_calls, cost_of, kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
     from torch import nn
 
     from prepare.core.forward.autocast import Amp

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +34,6 @@ from prepare.stages.flow.layout_states import LayoutStates
 from prepare.stages.flow.layouts import choose_target_layouts, layout_of
 from prepare.stages.flow.operator_watcher import OperatorWatcher, is_followed
 from prepare.stages.flow.records import NOT_ASKED, Flow
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 # pytorch#184013
 WITHOUT_CUDNN = (

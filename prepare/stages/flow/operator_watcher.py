@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -26,8 +27,6 @@ from prepare.stages.flow.torch_operators import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from prepare.stages.flow.flow_builder import FlowBuilder

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -11,7 +12,6 @@ from prepare.stages.registry import stage
 from prepare.stages.stage import Stage, StageContext, Task, key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from torch import nn

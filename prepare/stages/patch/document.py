@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
@@ -20,8 +21,6 @@ from prepare.core.utils.numbers import speed_text
 from prepare.core.utils.text import capitalized, plural, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from prepare.stages.patch.records import Patch
 
 _DIFF = "patch.diff"

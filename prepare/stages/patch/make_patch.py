@@ -7,8 +7,10 @@ import copy
 import difflib
 import inspect
 from collections import Counter
+from collections.abc import Iterable, Iterator
 from itertools import accumulate, groupby, takewhile
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.model import transforms
@@ -21,9 +23,6 @@ from prepare.steps.keeping.method_source import method_source
 from prepare.steps.repairs import base
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-    from types import ModuleType
-
     from torch import nn
 
     from prepare.stages.flow.records import Event

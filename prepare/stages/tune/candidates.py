@@ -14,6 +14,7 @@ freezing or another backend than inductor ties the model to its weights (1 more)
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -28,8 +29,6 @@ from prepare.stages.tune.records import UNPREPARED, Steps
 from prepare.step import Step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
     from torch import nn
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from prepare.core.document import (
     FASTER,
@@ -44,9 +45,6 @@ from prepare.core.utils.numbers import (
 from prepare.core.utils.sizes import place
 from prepare.core.utils.text import capitalized, plural, printable, size
 from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _MARKS = {"winner": "better", "wrong": "wrong"}
 _KINDS = {"faster": "good", "slower": "bad"}

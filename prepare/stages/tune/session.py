@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -49,8 +50,6 @@ from prepare.stages.tune.records import (
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
     from prepare.core.utils.progress import Stage
     from prepare.stages.tune.stage import TuneStage
     from prepare.stages.verify.metric import Limit

@@ -9,6 +9,7 @@ time.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -51,8 +52,6 @@ from prepare.stages.verify.tolerance import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from prepare.core.forward.call import Call
     from prepare.stages.verify.execution.single_run import RunResult
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -25,8 +26,6 @@ from prepare.core.utils.text import capitalized, plural, printable
 from prepare.core.utils.wording import argument, words
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from prepare.stages.verify.records import Check, Lost, Verification
 
 # An error that is larger than this multiple of what is allowed is not given in figures.

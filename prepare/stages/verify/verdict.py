@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -18,8 +19,6 @@ from prepare.stages.verify.compare_modules import MODULE_FIELDS
 from prepare.stages.verify.records import Check, Lost, Verification
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
-
     import torch
 
     from prepare.stages.verify.compare_case import CaseComparison

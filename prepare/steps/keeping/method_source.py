@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import __future__  # isort: skip
 import ast
 import copy
@@ -11,12 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
 
 # The parts of a statement that hold other statements.
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")

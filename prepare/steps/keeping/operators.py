@@ -6,7 +6,8 @@ arguments, tensors of other classes and other objects `otherwise` calls what the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.fx import Proxy
@@ -30,9 +31,6 @@ from prepare.steps.keeping.memory_order import (
     without_empty,
 )
 from prepare.steps.repairs.base import FORMATS, memory_dim
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def otherwise(operator: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -27,7 +28,7 @@ from prepare.errors import PrepareError
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from prepare.app.job.record import Result
     from prepare.app.report.compare_runs import Differences

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 from markupsafe import Markup
@@ -12,9 +13,6 @@ from markupsafe import Markup
 from prepare.app.report.charts import figure
 from prepare.app.report.render import render, short
 from prepare.core.document import Charts, Document, Folded, Part, Table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 # More rows than these make a page slow to open on a phone.
 LIMIT = 2000

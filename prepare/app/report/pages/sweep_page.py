@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 from urllib.parse import quote
 
 from prepare import recipe
@@ -47,10 +48,6 @@ from prepare.core.document import (
 from prepare.core.utils import files
 from prepare.core.utils.text import plural, size, times
 from prepare.errors import PrepareError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
-    from pathlib import Path
 
 # More planes, or more points in one, are not readable; the table has all rows.
 _PLANES, _POINTS = 4, 200

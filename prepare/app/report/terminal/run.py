@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.app.report.documents import advice, advice_in, shown_of, stage_documents
@@ -30,9 +32,6 @@ from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import Stage
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
     from prepare.app.job.outcome import Outcome
     from prepare.app.job.results import Results
     from prepare.audit import Audit

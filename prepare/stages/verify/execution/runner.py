@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,8 +21,6 @@ from prepare.stages.verify.static_checks import tensor_pairs
 from prepare.stages.verify.tolerance import Deviation, all_finite, compare
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
     from prepare.core.forward.call import Call
     from prepare.pipeline import Pipeline
     from prepare.stages.verify.execution.budget import Budget, Cost

@@ -6,6 +6,7 @@ import contextlib
 import math
 import random
 import sys
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -30,8 +31,6 @@ from prepare.stages.verify.execution.hooks import UnsafeBackwardDetector, repair
 from prepare.stages.verify.execution.side_effects import changed, kept_outputs, versions_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
-
     from prepare.core.forward.call import Call
 
 NamedTensors = dict[str, Tensor | None]
