@@ -202,6 +202,7 @@ def test_another_application_uses_groups_of_the_wheel(installed, tmp_path):
     assert in_another_application(installed / "python", tmp_path).is_relative_to(installed.parent)
 
 
+@pytest.mark.slow
 def test_another_application_uses_groups_of_an_editable_install(tmp_path):
     about = json.loads(metadata.distribution("torch-prepare").read_text("direct_url.json") or "{}")
     if about.get("url") != ROOT.as_uri() or not about["dir_info"].get("editable"):

@@ -122,7 +122,13 @@ def test_report_shows_and_saves_what_was_found(tmp_path):
     found = prepare.report(model, batch, reference=reference, verify="short")
     summary = found.summary()
     assert (summary["verified"], summary["layout_breaks"]) == ("pass", 0)
-    assert "verify (short): pass" in str(found)
+    title, *rows = str(found).splitlines()
+    assert (
+        title == "Sequential on cpu, channels_last + repair_layout: 2 of 2 convolutions converted"
+    )
+    assert [row[2:10].strip() for row in rows] == ["layout", "right", "faster", "next"]
+    assert rows[2].endswith('not measured: give bench="short", and a reference')
+    assert rows[3].endswith('time it before you use it; give bench="short", and a reference')
     assert repr(found).startswith("Report(Audit(")
     assert "prepare-record" in found._repr_html_()
     found.save(tmp_path / "one.html")
@@ -130,7 +136,10 @@ def test_report_shows_and_saves_what_was_found(tmp_path):
     assert {"report.html", "audit.json", "flow.json", "verify.json"} == {
         path.name for path in (tmp_path / "folder").iterdir()
     }
-    assert "<!doctype html>" in (tmp_path / "one.html").read_text()
+    page = (tmp_path / "one.html").read_text()
+    assert "<!doctype html>" in page
+    assert "<h1>Sequential</h1>" in page
+    assert "bench=none" not in page  # of the command line
 
 
 def test_a_report_says_what_prepare_did_and_keeps_no_model_alive():
@@ -152,6 +161,12 @@ def test_a_report_says_what_prepare_did_and_keeps_no_model_alive():
     del model, found
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("wrong", [True, "shrot"])
+def test_report_names_the_levels_that_there_are(wrong):
+    with pytest.raises(ConfigError, match=f"bench: {wrong!r} is not a level; .*short.*full"):
+        prepare.report(net(), torch.randn(1, 3, 8, 8), reference=net(), bench=wrong)
 
 
 def test_report_needs_a_reference_to_verify():

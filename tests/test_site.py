@@ -23,6 +23,7 @@ def site(tmp_path_factory):
     return folder, done.stderr
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_shows_every_page(site):
     folder, printed = site
     assert "not included in the" not in printed

@@ -355,6 +355,7 @@ def train(folder: Path, *overrides: str) -> dict:
     return json.loads((folder / "out" / "result.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "stride", "steps"),
     [

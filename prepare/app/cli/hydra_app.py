@@ -39,7 +39,7 @@ from prepare.app.job.model_target import locate_named, targets_in
 from prepare.app.job.outcome import FAILED, INTERRUPTED, WRONG, Outcome
 from prepare.app.job.record import Job, leads_out, used_folder
 from prepare.app.report.pages.write_pages import write_pages
-from prepare.app.report.terminal.console import stage
+from prepare.app.report.terminal.console import announce, stage
 from prepare.app.report.terminal.run import RunOutput, shown_folder
 from prepare.app.report.terminal.sweep_progress import SweepProgress
 from prepare.app.sweep.coordinator import Coordinator
@@ -101,7 +101,8 @@ def _run_single(config: DictConfig, about: DictConfig) -> None:
     held = state is not None and state.held is not None
     with nullcontext() if held else claimed(spec.folder, overwrite=overwrite, begun=True):
         output = RunOutput(spec.folder, verbose=is_verbose())
-        outcome = run_job(spec, stage=no_stage if is_quiet() else stage, show=output.show)
+        shown = {"stage": no_stage} if is_quiet() else {"stage": stage, "announce": announce}
+        outcome = run_job(spec, show=output.show, **shown)
         output.end(outcome)
         tell(**_told(outcome, spec.folder))
     raise SystemExit(outcome.code)
@@ -193,7 +194,6 @@ class Checks(Callback):
             _exit_if_any(resume_problems(config, sweep=True))
             identities = number_duplicates(_identity(composer.compose(row)) for row in rows)
             folder = Path(config.hydra.sweep.dir).resolve()
-            _exit_if_any(leads_out(folder, "hydra.sweep.dir", sweep=True))
             resume = config.get("resume") is True
             coordinator = Coordinator(
                 folder,

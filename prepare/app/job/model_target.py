@@ -95,7 +95,9 @@ def locate_named(target: str, where: str) -> Callable[..., Any]:
             raise ConfigError(where, f"{name} has no {part!r}", _instead(part, target_object, name))
         target_object = getattr(target_object, part)
     if not callable(target_object):
-        raise ConfigError(where, f"{target} is not a class or function")
+        own = _own_names(target_object) if isinstance(target_object, ModuleType) else []
+        remedy = f"it has {', '.join(own)}: give {target}.{own[0]}" if own else ""
+        raise ConfigError(where, f"{target} is not a class or function", remedy)
     return target_object
 
 
@@ -139,12 +141,18 @@ def _instead(part: str, owner: Any, name: str) -> str:
         return f"did you mean {'.'.join([name, close[0]])!r}?"
     if not isinstance(owner, ModuleType):
         return ""
+    own = _own_names(owner)
+    return f"it has {', '.join(own)}" if own else ""
+
+
+def _own_names(owner: ModuleType) -> list[str]:
+    """Return the classes and functions that a module defines; empty if they are too many to list."""
     own = [
         each
         for each, value in vars(owner).items()
         if not each.startswith("_") and callable(value) and value.__module__ == owner.__name__
     ]
-    return f"it has {', '.join(own)}" if 0 < len(own) <= _LISTED else ""
+    return own if len(own) <= _LISTED else []
 
 
 def _names(owner: Any) -> list[str]:
