@@ -13,8 +13,8 @@ that `prepare/stages/flow/published.yaml` holds for the tool, and the picture of
 
 The kinds of networks were chosen by the error for families that were left out: the expectation of a network
 is the median over the networks of its kind in all *other* families (a file of timm is a family). The half
-interval is the narrowest one around the median, of quantiles 25 to 75 % or wider, that holds at least half
-of them.
+interval of a kind is the narrowest one around the median, of quantiles 25 to 75 % or wider, that holds at
+least half of them.
 """
 
 import argparse
@@ -27,7 +27,7 @@ import warnings
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import census
 import torch
@@ -62,7 +62,7 @@ COLUMNS = ("network", "card", "torch", "mode", "precision", "batch", "size", "ra
 _FEW = 8
 # The part of networks that an interval must hold.
 HALF = 0.5
-_WIDTHS = (0.25, 0.2, 0.15, 0.1, 0.05)
+_WIDTHS = tuple(percent / 100 for percent in range(25, 4, -1))
 
 Row = dict[str, Any]
 Kind = Callable[[Row], str]
@@ -85,15 +85,21 @@ def _structure(row: Row) -> str:
     return "depthwise" if share(row, "depthwise") >= 0.01 else "dense"
 
 
-# Ways to sort the networks into kinds; the tool takes the third.
+# Ways to sort the networks into kinds.
 CANDIDATES: dict[str, Kind] = {
     "all alike": lambda _: "",
     "breaks or none": _layout,
     "products, else breaks or none": lambda row: likeness(row["breaks"], row["work"]),
+    "products, grouped, else breaks or none": lambda row: likeness(
+        row["breaks"], row["work"], training=True
+    ),
     "structure: products, grouped, depthwise, dense": _structure,
     "structure, and breaks or none": lambda row: f"{_structure(row)}, {_layout(row)}",
 }
-CHOSEN = "products, else breaks or none"
+CHOSEN = {
+    "inference": "products, else breaks or none",
+    "training": "products, grouped, else breaks or none",
+}
 
 
 class Counting(TorchDispatchMode):
@@ -196,23 +202,47 @@ def quantile(values: list[float], part: float) -> float:
     return ordered[low] + (place - low) * (ordered[min(low + 1, len(ordered) - 1)] - ordered[low])
 
 
-def left_out(rows: list[Row], kind: Kind, width: float) -> tuple[float, float]:
-    """Return the mean error of the logarithm, and the part within the interval, for families left out."""
-    errors, held = [], []
-    for family in {row["family"] for row in rows}:
+class LeftOut(NamedTuple):
+    """A network, the logarithm of its ratio, and those of its kind in all other families, sorted."""
+
+    kind: str
+    value: float
+    like: list[float]
+
+    @property
+    def error(self) -> float:
+        """The distance from the median of the others."""
+        return abs(self.value - statistics.median(self.like))
+
+    def is_held(self, width: float) -> bool:
+        """Return whether it is between two quantiles of the others."""
+        return quantile(self.like, width) <= self.value <= quantile(self.like, 1 - width)
+
+
+def left_out(rows: list[Row], kind: Kind) -> list[LeftOut]:
+    """Return each network with those of the families that are not its own; all, if few are of its kind."""
+    found = []
+    for family in sorted({row["family"] for row in rows}):
         others: dict[str, list[float]] = defaultdict(list)
         for row in rows:
             if row["family"] != family:
                 others[kind(row)].append(math.log(row["ratio"]))
-        everything = [value for values in others.values() for value in values]
-        for row in rows:
-            if row["family"] == family:
-                like = others[kind(row)]
-                like = like if len(like) >= _FEW else everything
-                value = math.log(row["ratio"])
-                errors.append(abs(value - statistics.median(like)))
-                held.append(quantile(like, width) <= value <= quantile(like, 1 - width))
-    return statistics.fmean(errors), statistics.fmean(held)
+        everything = sorted(value for values in others.values() for value in values)
+        for name, values in others.items():
+            others[name] = sorted(values) if len(values) >= _FEW else everything
+        found += [
+            LeftOut(kind(row), math.log(row["ratio"]), others.get(kind(row), everything))
+            for row in rows
+            if row["family"] == family
+        ]
+    return found
+
+
+def half_interval(cases: list[LeftOut]) -> tuple[float, float]:
+    """Return the narrowest width that holds half, else the widest, and the part that it holds."""
+    held = {width: statistics.fmean(case.is_held(width) for case in cases) for width in _WIDTHS}
+    width = next((width for width in _WIDTHS if held[width] >= HALF), _WIDTHS[-1])
+    return width, held[width]
 
 
 def figures(every: list[Row], rows: list[Row]) -> dict[str, Any]:
@@ -223,25 +253,26 @@ def figures(every: list[Row], rows: list[Row]) -> dict[str, Any]:
             row for row in rows if (row["card"], row["torch"], row["mode"]) == (card, version, mode)
         ]
         for name, kind in CANDIDATES.items():
-            candidates[name].append(left_out(own, kind, 0.25)[0])
-        held = {width: left_out(own, CANDIDATES[CHOSEN], width)[1] for width in _WIDTHS}
-        width = next((each for each in _WIDTHS if held[each] >= HALF), _WIDTHS[-1])
+            candidates[name].append(statistics.fmean(case.error for case in left_out(own, kind)))
+        chosen = CANDIDATES[CHOSEN[mode]]
         groups: dict[str, list[float]] = defaultdict(list)
         for row in own:
-            groups[CANDIDATES[CHOSEN](row)].append(row["ratio"])
-        kinds = {
-            name: {
-                "networks": len(groups[name]),
-                "low": round(quantile(groups[name], width), 3),
-                "median": round(statistics.median(groups[name]), 3),
-                "high": round(quantile(groups[name], 1 - width), 3),
-                "slower": round(statistics.fmean(value < 0.95 for value in groups[name]), 3),
-            }
-            for name in LIKE
-            if len(groups[name]) >= _FEW
-        }
+            groups[chosen(row)].append(row["ratio"])
+        cases, kinds = left_out(own, chosen), {}
+        for name in LIKE:
+            if len(groups[name]) >= _FEW:
+                width, held = half_interval([case for case in cases if case.kind == name])
+                kinds[name] = {
+                    "networks": len(groups[name]),
+                    "interval": width,
+                    "held": round(held, 3),
+                    "low": round(quantile(groups[name], width), 3),
+                    "median": round(statistics.median(groups[name]), 3),
+                    "high": round(quantile(groups[name], 1 - width), 3),
+                    "slower": round(statistics.fmean(value < 0.95 for value in groups[name]), 3),
+                }
         pair = {"card": card, "torch": version, "mode": mode, "networks": len(own)}
-        pair |= {"interval": width, "held": round(held[width], 2), "kinds": kinds}
+        pair["kinds"] = kinds
         alike = [
             row
             for row in every
@@ -326,13 +357,14 @@ def _quantiles(found: dict[str, Any]) -> Iterator[str]:
     yield f"source: {json.dumps(found['source'])}"
     yield "pairs:"
     for pair in found["pairs"]:
-        if pair["held"] < HALF:  # its networks are too few to say anything of another
-            continue
-        head = {key: pair[key] for key in ("card", "torch", "mode", "held")}
+        # Of other kinds there are too few networks to say anything of another.
+        held = {name: kind for name, kind in pair["kinds"].items() if kind["held"] >= HALF}
         kinds = {
             name: {key: kind[key] for key in ("networks", "low", "median", "high")}
-            for name, kind in pair["kinds"].items()
+            for name, kind in held.items()
         }
+        head = {key: pair[key] for key in ("card", "torch", "mode")}
+        head["held"] = min(kind["held"] for kind in held.values())
         yield f"- {json.dumps({**head, 'kinds': kinds})}"
 
 
@@ -357,20 +389,18 @@ def table(found: dict[str, Any]) -> list[str]:
 def table_of_kinds(found: dict[str, Any]) -> list[str]:
     """Return the table of the kinds that the tool tells apart, with what their intervals held."""
     lines = [
-        f"| card, torch, mode | {' | '.join(LIKE.values())} | held |",
-        "|" + "---|" * (len(LIKE) + 2),
+        f"| card, torch, mode | {' | '.join(LIKE.values())} |",
+        "|" + "---|" * (len(LIKE) + 1),
     ]
     for pair in found["pairs"]:
         cells = [f"{pair['card']}, {pair['torch']}, {pair['mode']}"]
         for name in LIKE:
             kind = pair["kinds"].get(name)
-            text = "{median:.2f} ({low:.2f} to {high:.2f}), {networks}"
-            cells.append(text.format(**kind) if kind else "too few")
-        lines.append(f"| {' | '.join(cells)} | {pair['held']:.0%} |".replace("%", " %"))
+            text = "{median:.2f} ({low:.2f} to {high:.2f}), {networks}, {held:.0%}"
+            cells.append(text.format(**kind).replace("%", " %") if kind else "-")
+        lines.append(f"| {' | '.join(cells)} |")
     counted, every = found["counted"]
-    said = (
-        f"The multiplications of {counted} of the {every} networks were counted, in a random order."
-    )
+    said = f"The multiplications of {counted} of the {every} networks were counted."
     lines += ["", said]
     return lines
 

@@ -16,7 +16,9 @@ from torch import nn
 import prepare
 from paths import ROOT
 from prepare.app.report.objects import documents_of
+from prepare.core.forward.autocast import read_amp
 from prepare.errors import ConfigError, RefusedError
+from prepare.registry import STEPS
 
 
 def net():
@@ -24,7 +26,7 @@ def net():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 4, 3))
 
 
-@pytest.mark.parametrize("word", ["channels_last", torch.channels_last], ids=str)
+@pytest.mark.parametrize("word", ["channels_last", "nhwc", "CL", torch.channels_last], ids=str)
 def test_prepare_makes_the_model_channels_last_and_repaired(word):
     model = net()
     assert prepare.prepare(model, memory_format=word) is model
@@ -40,6 +42,18 @@ def test_prepare_by_rank_prepares_both_kinds():
     assert model[1].weight.is_contiguous(memory_format=torch.channels_last_3d)
     prepare.prepare(model, memory_format=torch.contiguous_format)
     assert model[1].weight.is_contiguous()
+
+
+@pytest.mark.parametrize("word", ["bf16", "BF16", torch.bfloat16, "torch.bfloat16"], ids=str)
+def test_names_of_dtypes_and_formats_are_understood_by_every_call(word):
+    model = prepare.prepare(nn.Conv2d(3, 4, 3), memory_format="contiguous_format", dtype=word)
+    assert model.weight.dtype is torch.bfloat16
+    assert model.weight.is_contiguous()
+    assert type(model) is nn.Conv2d  # contiguous asks for no repair
+    flow = prepare.predict(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 4, 4), amp=word, wanted="nhwc")
+    assert flow.wanted == {4: "channels_last"}
+    assert read_amp(word) == "bfloat16"
+    assert STEPS["device"].from_options({"device": "gpu:1"}).device == "cuda:1"
 
 
 def test_prepare_casts_formats_inputs_and_moves_the_optimizer():

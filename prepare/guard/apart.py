@@ -51,10 +51,17 @@ def can_look(tensors: list[Tensor]) -> bool:
         or torch._C._functorch.peek_interpreter_stack() is not None
         or forward_ad._current_level >= 0
         or torch.jit.is_tracing()
-        or fx._symbolic_trace._is_fx_tracing_flag
+        or is_fx_traced()
         or (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
         or not all(map(is_plain, tensors))
     )
+
+
+def is_fx_traced() -> bool:
+    """Return whether torch.fx traces here; torch's own function for it logs a warning."""
+    trace: Any = fx._symbolic_trace
+    of_thread = getattr(trace, "_get_is_fx_tracing", None)  # from 2.14 on, in place of the flag
+    return of_thread() if of_thread else trace._is_fx_tracing_flag
 
 
 def apart(run: Callable[[], _T]) -> _T:

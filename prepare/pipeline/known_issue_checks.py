@@ -150,12 +150,17 @@ def find_known_issues(
     """
     if known_issues == "ignore":
         return []
-    formats, dtypes, devices = _convolution_weights(table)
+    formats, own_dtypes, devices = _convolution_weights(table)
     if not devices:
         return []
-    if amp != "none" and "float32" in dtypes:
+    dtypes = set().union(*own_dtypes.values())
+    if amp != "none":
+        own_dtypes = {
+            key: {amp if name == "float32" else name for name in own}
+            for key, own in own_dtypes.items()
+        }
         # On a CPU autocast casts the inputs of norms, too.
-        dtypes = (dtypes - {"float32"} if devices == {"cpu"} else dtypes) | {amp}
+        dtypes = (set() if devices == {"cpu"} else dtypes).union(*own_dtypes.values())
     modules_by_class: dict[str, dict[str, nn.Module]] = {}
     for name, module in model.named_modules():
         modules_by_class.setdefault(_class_name(module), {})[name] = module
@@ -165,9 +170,9 @@ def find_known_issues(
     ):
         meeting: dict[str | None, dict[str, str]] = {}
         for kind in issue.operations:
-            if not issue.concerns(kind, formats, dtypes):
-                continue
             for name, module in modules_by_class.get(kind, {}).items():
+                if not issue.concerns(kind, formats, own_dtypes.get(id(module), dtypes)):
+                    continue
                 if ONLY[issue.only](module) and _meets(issue, module):
                     unreached = _unreached(issue, module)
                     shown = kind if forward_code(module).repaired else type(module).__name__
@@ -213,16 +218,22 @@ def _unreached(issue: Issue, module: nn.Module) -> str | None:
     return forward_code(module).replaced_by
 
 
-def _convolution_weights(table: RequestTable) -> tuple[set[str], set[str], set[str]]:
-    """Return the formats, dtypes and device types that the weights of convolutions will have."""
-    formats, dtypes, devices = set(), set(), set()
+def _convolution_weights(
+    table: RequestTable,
+) -> tuple[set[str], dict[int, set[str]], set[str]]:
+    """Return the formats, the dtypes by `id(module)` and the device types of convolutions' weights."""
+    formats, devices = set(), set()
+    dtypes: dict[int, set[str]] = {}
     for request in table.requests:
         tensor, move = request.tensor, request.move()
         if not is_strided(tensor) or not _is_convolution_weight(request):
             continue
         stride = move.stride if move and move.stride is not None else tensor.stride()
         formats.add(request.wants.get("memory_format") or _format(tensor.shape, stride))
-        dtypes.add(name_of(move.dtype if move else tensor.dtype))
+        dtype = name_of(move.dtype if move else tensor.dtype)
+        for place in request.places:
+            if isinstance(place.module, CONVOLUTIONS_2D_3D):
+                dtypes.setdefault(id(place.module), set()).add(dtype)
         devices.add(request.device.type)
     return formats - {""}, dtypes, devices
 

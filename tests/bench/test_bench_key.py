@@ -8,6 +8,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -220,6 +221,7 @@ def test_an_internal_error_is_raised_but_out_of_memory_is_reported(monkeypatch):
     assert timed().headline.reason.startswith("out of memory: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1e-4, 0.01, 0.1, 0.3, 0.5, 0.8, 1.5, 2.9])
 @pytest.mark.parametrize("slowdown", [0.1, 1.0, 3.0])
 def test_a_short_bench_ends_within_10_seconds_or_is_refused(monkeypatch, seconds, slowdown):
@@ -317,6 +319,38 @@ def references(monkeypatch, verify, bench):
     given = replace(settings(**levels), steps={"conv2d_memory_format": {}})
     run_stages.run_stages(given, lambda _: net(), folder=Path(), progress=lambda _: nullcontext(), show=lambda _: None)  # fmt: skip
     return seen
+
+
+@pytest.mark.parametrize(("patience", "count"), [(-1.0, 1), (1e6, 0)])
+def test_a_slow_run_says_once_how_long_it_may_take(monkeypatch, patience, count):
+    monkeypatch.setattr(run_stages, "_PATIENCE", patience)
+    monkeypatch.setattr(STAGES["verify"], "run", lambda *_: time.sleep(0.05) or {})
+    monkeypatch.setattr(STAGES["bench"], "run", lambda *_: {})
+    levels = {name: STAGES[name](level="short") for name in ("verify", "bench")}
+    given = replace(settings(**levels), steps={"conv2d_memory_format": {}})
+    lines = []
+    run_stages.run_stages(
+        given, lambda _: net(), folder=Path(), progress=lambda _: nullcontext(),
+        show=lambda _: None, announce=lines.append,
+    )  # fmt: skip
+    assert len(lines) == count
+    assert all(
+        re.fullmatch(
+            r"this run takes up to 4\d s: verification 30 s, timing 9 s; verify=none bench=none ends it after \d s",
+            line,
+        )
+        for line in lines
+    )
+
+
+def test_the_time_of_a_verification_grows_with_the_step():
+    work_of = SimpleNamespace(reference=net(), step_seconds=lambda: (1.0, 3.0, 100.0))
+    assert STAGES["verify"](level="short").longest(work_of) == 30 + 60 + 300
+    assert STAGES["verify"](level="short", seconds=7).longest(work_of) == 21
+    assert STAGES["verify"](level="none").longest(work_of) == 0
+    # The last is too slow for a comparison.
+    assert STAGES["bench"](level="short").longest(work_of) == 18 + 54
+    assert STAGES["bench"](level="full").longest(work_of) == 180
 
 
 def test_one_copy_serves_the_verification_and_the_bench(monkeypatch):

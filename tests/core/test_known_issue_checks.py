@@ -9,6 +9,7 @@ from torch import nn
 
 from issue_checks import FLAT, gradient, is_last, last, with_norm
 from prepare.app.report.run_documents import issues
+from prepare.core.model.known_issues import standing
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, KnownIssueError, KnownIssueWarning
 from prepare.pipeline import Pipeline
@@ -287,3 +288,43 @@ def test_the_batch_of_an_example_decides_what_apply_refuses():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         FLAT.apply(with_norm(nn.InstanceNorm2d(8)), example=torch.randn(4, 3, 8, 8))
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    def become(capability, *, bfloat16):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+        monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: bfloat16)
+
+    return become
+
+
+def slow_in_bfloat16(model, steps, amp="none"):
+    warned = Pipeline.from_config(steps).plan(model, amp=amp).warnings
+    return [str(each) for each in warned if "[conv_bfloat16_avx2_cpu]" in str(each)]
+
+
+@pytest.mark.parametrize(
+    ("capability", "bfloat16", "slow"),
+    [("AVX2", False, True), ("AVX2", True, False), ("AVX512", True, False), ("DEFAULT", False, False)],
+)  # fmt: skip
+def test_bfloat16_convolutions_are_slow_where_onednn_has_none(
+    capability, bfloat16, slow, processor
+):
+    processor(capability, bfloat16=bfloat16)
+    steps = {"half": {"dtype": "bfloat16"}}
+    found = slow_in_bfloat16(nn.Sequential(nn.Conv2d(2, 2, 3)), steps)
+    assert len(found) == slow
+    assert all("float32 is several times faster" in text for text in found)
+    assert "conv_bfloat16_avx2_cpu" not in {each.name for each in standing("cpu", "2.11.0")}
+
+
+def test_only_convolutions_in_that_dtype_are_named(processor):
+    processor("AVX2", bfloat16=False)
+    model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2))
+    (one,) = slow_in_bfloat16(model, {"half": {"dtype": "bfloat16", "keep": ["0"]}})
+    assert "Conv2d (1)" in one
+    (both,) = slow_in_bfloat16(model, {}, amp="bfloat16")
+    assert "Conv2d (0 and 1 more)" in both
+    assert not slow_in_bfloat16(model, {"conv2d_memory_format": {}})
+    assert not slow_in_bfloat16(model, {"half": {"dtype": "float16"}}, amp="bfloat16")

@@ -1,10 +1,14 @@
 """The task flow: it prepares nothing, and follows the model as the declared steps would leave it."""
 
+import json
+
 import pytest
 import torch
 
 from prepare.app.cli import main as cli
+from prepare.app.job.record import files_in
 from prepare.stages.flow import Flow
+from prepare.stages.flow.sarif import sarif_log
 
 MODEL = (
     "model=unet2d",
@@ -29,6 +33,9 @@ def test_the_task_follows_the_model_with_the_steps_of_a_run(level, tmp_path, cap
     flow = flow_of(tmp_path / "task", "task=flow", *words)
     assert flow.summary["breaks"] > 0
     assert flow == flow_of(tmp_path / "run", *words)
+    assert json.loads((tmp_path / "task" / "flow.sarif").read_text()) == sarif_log(flow)
+    assert not (tmp_path / "run" / "flow.sarif").exists()
+    assert "flow.sarif" in files_in(tmp_path)
     out = " ".join(capsys.readouterr().out.split())
     assert "conv2d_memory_format" in out
     assert "to a copy" in out
@@ -42,6 +49,7 @@ def test_the_task_shows_what_repairs_would_bring(tmp_path, capsys):
     assert "compile: not" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_run_says_what_a_batch_of_two_would_do(tmp_path, capsys):
     words = ("+model.in_channels=16", "+model.out_channels=16", "+model.kernel_size=3")
     model = ("model._target_=torch.nn.Conv3d", *words, "memfmt=channels_last_3d", "flow=predict")

@@ -68,6 +68,26 @@ def test_a_network_for_a_gpu_is_told_what_others_measured():
     assert f"{like['networks']} networks, torch {newest['torch']}" in line
     (training,) = expectations(flow_of(*convolutions()), training=True)
     assert "torch 1.12" in training
+    (lost,) = expectations(flow_of(*convolutions(), nn.InstanceNorm2d(8)))
+    assert "with breaks" in lost
+    assert "RTX 4090 too few networks" in lost
+
+
+def test_grouped_convolutions_are_a_kind_in_training_only():
+    work = {"convolution": 8, "grouped": 2}
+    assert likeness(0, work, training=True) == likeness(1, work, training=True) == "grouped"
+    assert (
+        likeness(0, work)
+        == likeness(0, {"convolution": 9, "grouped": 2}, training=True)
+        == "no breaks"
+    )
+    grouped = [nn.Conv2d(8, 8, 3, padding=1, groups=2) for _ in range(10)]
+    (training,) = expectations(flow_of(*grouped), training=True)
+    like = _table()["pairs"][0]["kinds"]["grouped"]
+    assert (
+        f"networks of grouped convolutions (timm, 2-d, AMP, training): RTX 3090 {like['median']:.2f}x"
+        in training
+    )
 
 
 @pytest.mark.parametrize(

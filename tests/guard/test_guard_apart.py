@@ -17,6 +17,7 @@ import prepare.guard
 from guarded import ALL, add, images, prepared, train
 from prepare.errors import GuardError, GuardWarning
 from prepare.guard import model_guard
+from prepare.guard.apart import can_look
 from prepare.pipeline import Pipeline
 from prepare.testing.networks import facts
 
@@ -86,6 +87,17 @@ def test_a_guarded_model_is_compiled_and_traced_whole():
         torch.jit.trace(model, images(24), check_trace=False)
         torch.fx.symbolic_trace(model)
         assert guard.looks == looks
+
+
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_a_trace_is_seen_in_the_forms_of_two_versions(is_traced, monkeypatch):
+    trace = torch.fx._symbolic_trace
+    monkeypatch.delattr(trace, "_get_is_fx_tracing", raising=False)
+    monkeypatch.setattr(trace, "_is_fx_tracing_flag", is_traced, raising=False)
+    assert can_look([]) is not is_traced
+    monkeypatch.delattr(trace, "_is_fx_tracing_flag")
+    monkeypatch.setattr(trace, "_get_is_fx_tracing", lambda: is_traced, raising=False)
+    assert can_look([]) is not is_traced
 
 
 @pytest.mark.parametrize("make", [parametrizations.spectral_norm, nn.utils.spectral_norm])

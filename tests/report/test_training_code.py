@@ -25,6 +25,7 @@ WRONG = ("model._target_=sample_nets.wrong_in_training", "memfmt=channels_last")
 SMALL = ("input.shape=[1,3,16,16]", "bench=none", "verify=none", "flow=none")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::prepare.errors.KnownIssueWarning")
 @pytest.mark.parametrize("words", [[], ["+steps.repair_layout={}"], ["precision=half"]], ids=str)
 def test_the_code_of_a_page_runs_in_training_mode(words, tmp_path, monkeypatch):

@@ -1,10 +1,13 @@
 """Norms that fuse_conv_bn finds, and those that it must not fuse."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch import nn
 
 from fuse_checks import FUSE, Net, lively
+from prepare.guard.apart import is_fx_traced
 from prepare.steps.fusion import symbolic_trace
 from small_nets import facts
 
@@ -50,7 +53,8 @@ def test_a_trace_is_not_seen_by_other_threads():
     seen = []
 
     def look(net, x):
-        seen.append(torch.fx._symbolic_trace._is_fx_tracing_flag)
+        with ThreadPoolExecutor(1) as other:
+            seen.append(other.submit(is_fx_traced).result())
         return net.bn(net.conv(x))
 
     assert planned(lively(Net(look))) == ["bn", "conv"]

@@ -146,6 +146,7 @@ def test_a_subclass_stays_itself_and_can_be_undone(name):
     assert CONV3D.fits(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True], ids=["repaired", "with replaced calls"])
 @pytest.mark.parametrize("name", SUBCLASSES)
 def test_a_subclass_is_copied_pickled_and_compiled(name, kept):

@@ -13,8 +13,8 @@ from prepare.core.utils.numbers import part_of_tolerance
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
 _TEXTS = "flow verified verified_what verified_reason timed timed_where timed_reason verdict busy"
 _COUNTS = (
-    "layout_breaks copied_bytes convolutions_called convolutions_kept verified_wrong "
-    "bytes_before bytes_after"
+    "layout_breaks copied_bytes convolutions_called convolutions_kept convolutions_rewritten "
+    "verified_wrong bytes_before bytes_after"
 )
 _NUMBERS = (
     "verified_error verified_allowed outputs_error outputs_allowed "

@@ -33,7 +33,7 @@ def check_targets(config: Mapping[str, Any], where: str = "model") -> None:
         ModelError: importing the target's module raised.
     """
     problems: list[Problem] = []
-    for path, node in _targets(config, where):
+    for path, node in targets_in(config, where):
         try:
             target = locate_named(node["_target_"], f"{path}._target_")
             problems += _keyword_problems(target, node, path)
@@ -62,7 +62,7 @@ def without_method(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 def hydra_key_problems(config: Mapping[str, Any], where: str = "model") -> Iterable[Problem]:
     """Return the problems of Hydra's own keys, whose wrong values it would refuse or ignore."""
-    for path, node in _targets(config, where):
+    for path, node in targets_in(config, where):
         for key in ("_partial_", "_recursive_"):
             if key in node and not isinstance(node[key], bool):
                 wrong = f"{as_written(node[key])} is not allowed"
@@ -162,15 +162,15 @@ def _names(owner: Any) -> list[str]:
     return names
 
 
-def _targets(node: Any, where: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def targets_in(node: Any, where: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
     if isinstance(node, Mapping):
         if isinstance(node.get("_target_"), str):
             yield where, node
         for key, item in node.items():
-            yield from _targets(item, f"{where}.{key}")
+            yield from targets_in(item, f"{where}.{key}")
     elif isinstance(node, list):
         for index, item in enumerate(node):
-            yield from _targets(item, f"{where}[{index}]")
+            yield from targets_in(item, f"{where}[{index}]")
 
 
 def _keyword_problems(

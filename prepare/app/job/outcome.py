@@ -6,7 +6,6 @@ import re
 import traceback
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.record import NOTHING_CHANGED, Record, Result
@@ -53,7 +52,7 @@ _LONGEST = 50_000
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a job: its result, the exit code of a single job, and its results.
+    """The end of a job: its result, the exit code of a single job, its results, and what `fail_on` found.
 
     There are no results if the job failed, unless it failed to write them.
     """
@@ -61,6 +60,7 @@ class Outcome:
     result: Result
     code: int
     results: Results | None = None
+    asked: tuple[Verdict, ...] = ()
 
 
 def finished(results: Results) -> Outcome:
@@ -69,16 +69,17 @@ def finished(results: Results) -> Outcome:
     if results.stopped:
         stopped = Result("interrupted", "interrupted", results.stopped, **about)
         return Outcome(stopped, INTERRUPTED, results)
-    given = (cls.verdict(results.found) for cls in ordered_stages())
-    asked = (
+    given = [cls.verdict(results.found) for cls in ordered_stages()]
+    asked = tuple(
         Verdict(status="verification_failed", reason=f"fail_on={word}", error=wrong)
         for cls in ordered_stages()
-        for word in {*results.fail_on} & {*cls.fails}
-        if (wrong := cls.failure(word, results.found))
+        for word in cls.fails
+        if word in results.fail_on and (wrong := cls.failure(word, results.found))
     )
-    if verdict := next(filter(None, chain(given, asked)), None):
-        found = Result(verdict.status, verdict.reason, verdict.error, **about)
-        return Outcome(found, verdict.code, results)
+    if verdicts := list(filter(None, (*given, *asked))):
+        reason = ", ".join(verdict.reason for verdict in verdicts)
+        found = Result(verdicts[0].status, reason, "\n".join(v.error for v in verdicts), **about)
+        return Outcome(found, verdicts[0].code, results, asked)
     same = NOTHING_CHANGED if results.unchanged else None
     return Outcome(Result("ok", same, **about), DONE, results)
 

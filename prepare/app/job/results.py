@@ -57,6 +57,9 @@ class Analyses:
             counts = summary["convolutions"]
             figures |= {f"convolutions_{w}": counts.get(w, 0) for w in (*CONVOLUTIONS, "untouched")}
             figures |= {key: summary[key] for key in ("tensors", "bytes_before", "bytes_after")}
+            operations = [row.operation for row in self.audit.rows if row.operation]
+            if rewritten := sum(not name.startswith("conv") for name in operations):
+                figures["convolutions_rewritten"] = rewritten
         for cls in ordered_stages():
             figures |= cls.figures(self.found)
         return figures

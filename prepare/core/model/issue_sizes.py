@@ -137,5 +137,6 @@ SIZES = {
     ),
     "compiled": SizePredicate("with torch.compile", _is_unknown, in_plan=False),
     "overflow": SizePredicate("after an overflow", _is_unknown, in_plan=False),
+    "first_call": SizePredicate("at the first call", _is_unknown, in_plan=False),
     "unknown": SizePredicate("at sizes that are not known", _is_unknown),
 }

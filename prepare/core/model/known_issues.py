@@ -133,7 +133,12 @@ def standing(
     machine = accelerator() if machine is None else machine
     kind = device.partition(":")[0]
     if kind == "cpu":
-        machine = {**machine, "architectures": [torch.backends.cpu.get_cpu_capability().lower()]}
+        name = torch.backends.cpu.get_cpu_capability().lower()
+        supported = (
+            torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        )
+        names = [name] if supported else [name, f"{name}_without_bfloat16"]
+        machine = {**machine, "architectures": names}
     backend = "rocm" if kind == "cuda" and machine.get("hip") else kind
     version = torch_version or torch.__version__
     return [issue for issue in issues() if issue.stands(backend, version, machine)]

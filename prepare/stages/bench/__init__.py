@@ -119,7 +119,7 @@ def compare(
         RefusedError: `amp` is unknown; two models share a tensor; `device` is not available, or a variant
             is on another one; or `within_budget` is set and the calls take too long.
     """
-    from prepare.core.forward.autocast import check_amp
+    from prepare.core.forward.autocast import read_amp
     from prepare.core.forward.nested import arguments
     from prepare.core.forward.torch_state import isolated
     from prepare.core.forward.unchanged import unchanged
@@ -130,6 +130,7 @@ def compare(
 
     names, formats = list(variants), format or {}
     baseline = names[0] if baseline is None and names else baseline
+    amp = read_amp(amp)
     options = BenchOptions(
         train,
         budget,
@@ -142,7 +143,6 @@ def compare(
         amp,
         tuple(aside),
     )
-    check_amp(amp)
     if problems := list(_problems(names, baseline, formats, options)):
         raise ConfigError.of(problems)
     _check_device(device)

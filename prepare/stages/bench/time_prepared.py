@@ -125,6 +125,11 @@ def _takes(models: Models, what: str, took: float) -> float:
     return took * (_FORWARDS if what == TRAINING else 1)
 
 
+def time_limit(budget: float, call: float) -> float:
+    """Return the most seconds of a short case whose call takes `call` seconds; 0 if it is not timed."""
+    return 0.0 if _too_long("", call) else max(budget, _CALLS * call)
+
+
 def _too_long(what: str, seconds: float) -> str:
     """Return why a short case whose call takes `seconds` is not timed; empty if three rounds fit."""
     if _CALLS * seconds <= LONGEST:

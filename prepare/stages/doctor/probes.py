@@ -250,6 +250,14 @@ KNOWN: dict[str, Probe] = {
                  (2, 64, 4, 4, 4), _FLAT_3D, repeats=20)
         ),
     ),
+    "conv_bfloat16_avx2_cpu": Probe(
+        "Conv2d in bfloat16",
+        _timed(
+            2.0, "float32",
+            OperationCase(partial(nn.Conv2d, 32, 32, 3), (2, 32, 32, 32), _FLAT, _BFLOAT16),
+            dtype="float32",
+        ),
+    ),
     "conv3d_float16_cpu": Probe(
         "Conv2d in float16",
         _timed(

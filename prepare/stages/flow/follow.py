@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from prepare.core.forward.autocast import autocast, check_amp, device_of
+from prepare.core.forward.autocast import autocast, device_of, read_amp
 from prepare.core.forward.compiled import eager_if_compiled, is_compiled
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import arguments, tensors_in
@@ -78,7 +78,7 @@ def predict(
         ConfigError: `wanted` does not name a layout, or `device` no device.
         RefusedError: `amp` is unknown, or `device` is neither here nor `cuda`.
     """
-    check_amp(amp)
+    amp = read_amp(amp)
 
     def run() -> Flow:
         watcher = _watcher_for(model, wanted)
@@ -93,9 +93,7 @@ def predict(
         if name := lazy_parameter(model):
             reason = f"{name} has no shape yet; run one forward first"
             return builder.build(model, "predict", layouts, reason)
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        # The cache is global to the process, and a convolution's strides depend on the number of threads.
-        fake.cache_enabled = False
+        watcher.fake = fake = FakeTensorMode(allow_non_fake_inputs=True)
 
         def stand_in(tensor: Tensor) -> Tensor:
             if device is None and not tensor.is_meta:
@@ -142,7 +140,7 @@ def observe(
         RefusedError: `amp` is unknown, or a lazy module has no parameters yet.
         ModelError: the forward or backward raised; names the innermost module.
     """
-    check_amp(amp)
+    amp = read_amp(amp)
 
     def run() -> Flow:
         watcher = _watcher_for(model, wanted)
@@ -240,18 +238,21 @@ class _ModuleHooks:
         self._opaque: tuple[nn.Module, list[Tensor], CallSite] | None = None
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        name = self.watcher.stack.name(module) or type(module).__name__
+        own = self.watcher.stack.name(module)
+        name = own or type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):
             note = f"{name} is scripted: its operations are followed, but not attributed to its modules"
             self.watcher.builder.add_note(note)
-        given = next(iter(tensors_in(args)), None)
-        for issue in self.issues.of(module, given.shape) if given is not None else ():
+        given = list(tensors_in(args))
+        if own is not None and self._is_recorded():
+            self.watcher.builder.add_module_inputs(own, _layouts(filter(is_followed, given)))
+        for issue in self.issues.of(module, given[0].shape) if given else ():
             self.watcher.builder.add_note(f"{name} is {describe(issue)}")
         # The forward of a repaired subclass is the user's, whose lines may lose a layout.
         code, compiled = forward_code(module), is_compiled(module)
         repaired = code.repaired and (code.alone or bool(code.replaced_by))
         if (compiled or repaired) and self._opaque is None:
-            inputs = [tensor for tensor in tensors_in(args) if is_followed(tensor)]
+            inputs = [tensor for tensor in given if is_followed(tensor)]
             site = self.watcher.stack.call_site()
             repair = operation_of(module) if is_rewritten(module) else "repair_layout"
             site.operation = "torch.compile" if compiled else repair
@@ -268,8 +269,13 @@ class _ModuleHooks:
             self._opaque = None
             self.watcher.follow_module(site, inputs, outputs)
         name = self.watcher.stack.name(module)
-        # In backward a checkpointed segment runs again; its outputs were recorded in forward.
-        in_forward = torch._C._current_autograd_node() is None
-        if name is not None and in_forward and not self.watcher.in_compiled:
-            layouts = [layout_of(tensor) for tensor in outputs]
-            self.watcher.builder.add_module_call(name, [word for word in layouts if word != "none"])
+        if name is not None and self._is_recorded():
+            self.watcher.builder.add_module_call(name, _layouts(outputs))
+
+    def _is_recorded(self) -> bool:
+        # In backward a checkpointed segment runs again; its modules were recorded in forward.
+        return torch._C._current_autograd_node() is None and not self.watcher.in_compiled
+
+
+def _layouts(tensors: Iterable[Tensor]) -> list[str]:
+    return [word for word in map(layout_of, tensors) if word != "none"]

@@ -18,18 +18,23 @@ FILE = Path(__file__).with_suffix(".yaml")
 FEWEST = 10
 # From this share of all multiplications on, matrix products and attention decide, and not convolutions.
 PRODUCTS = 0.2
+# In training, that of grouped convolutions from which on they decide.
+GROUPED = 0.2
 LIKE = {
     "no breaks": "convolutional networks without breaks",
     "breaks": "convolutional networks with breaks",
     "products": "networks of matrix products and attention",
+    "grouped": "networks of grouped convolutions",
 }
 
 
-def likeness(breaks: int, work: Mapping[str, int]) -> str:
+def likeness(breaks: int, work: Mapping[str, int], *, training: bool = False) -> str:
     """Return the kind of network, a key of LIKE, by its breaks and its multiplications by kind."""
     total = sum(work.values())
     if total and work.get("product", 0) >= PRODUCTS * total:
         return "products"
+    if training and total and work.get("grouped", 0) >= GROUPED * total:
+        return "grouped"
     return "breaks" if breaks else "no breaks"
 
 
@@ -49,17 +54,19 @@ def expectations(flow: Flow, *, training: bool = False) -> Iterator[str]:
     if "channels_last" not in formats or flow.summary["convolutions"] < FEWEST:
         return
     kind, mode = (
-        likeness(flow.summary["breaks"], flow.work),
+        likeness(flow.summary["breaks"], flow.work, training=training),
         "training" if training else "inference",
     )
     rows = [row for row in _table()["pairs"] if row["mode"] == mode]
     latest = {row["card"]: row for row in rows}  # the file is in the order of versions
-    cards = [_sentence(row, row["kinds"][kind]) for row in latest.values() if kind in row["kinds"]]
+    cards = [_sentence(row, row["kinds"].get(kind)) for row in latest.values()]
     like = f"{LIKE[kind]} (timm, 2-d, AMP, {mode})"
     yield f"measured by others on {like}: {'; '.join(cards)}; other cards: no data"
 
 
-def _sentence(row: Mapping[str, Any], kind: Mapping[str, Any]) -> str:
+def _sentence(row: Mapping[str, Any], kind: Mapping[str, Any] | None) -> str:
+    if kind is None:
+        return f"{row['card']} too few networks"
     low, median, high = (f"{kind[key]:.2f}" for key in ("low", "median", "high"))
     networks = f"{kind['networks']} networks, torch {row['torch']}"
     return f"{row['card']} {median}x as fast (half between {low} and {high}; {networks})"

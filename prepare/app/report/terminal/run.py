@@ -67,9 +67,9 @@ class RunOutput:
         results = outcome.results
         if results is not None:
             self._show_rest(results)
-        if (asked := outcome.result.reason or "").startswith("fail_on="):
-            line(printable(f"{asked}: {outcome.result.error}"), errors=True)
-        elif results is None or outcome.result.status in ("failed", "interrupted"):
+        for each in outcome.asked:
+            line(printable(f"{each.reason}: {each.error}"), errors=True)
+        if results is None or outcome.result.status in ("failed", "interrupted"):
             for problem in (outcome.result.error or "").splitlines():
                 line(printable(problem), errors=True)
             if outcome.result.traceback:
