@@ -1,21 +1,25 @@
 """Time convolutions against their rewrites: exactly equal operations, chosen as the step rewrite_conv does.
 
-    python benchmarks/rewrites.py layers            # the table of docs/rewrites.md
+    python benchmarks/rewrites.py layers [SECONDS]  # single convolutions
     python benchmarks/rewrites.py networks          # one image through Wan's decoder, and a vision tower
     python benchmarks/rewrites.py heldout           # is the choice right, over 60 shapes of no network
 
-Every line is from interleaved rounds in random order; `A/A` is the convolution against itself. Times are
-medians in ms, of processor time if OMP_NUM_THREADS=1, else of the clock; ratios are medians per round.
+Each writes its part of benchmarks/results/rewrites.json; `python benchmarks/tables.py` writes the tables of
+docs/rewrites.md from it. Every line is from interleaved rounds in random order; `A/A` is the convolution
+against itself. Times are medians in ms, of processor time if OMP_NUM_THREADS=1, else of the clock; ratios
+are medians per round.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 import os
 import random
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -24,11 +28,12 @@ from torch import nn
 
 from prepare.pipeline import Pipeline
 from prepare.steps.repairs.base import FORMATS
-from prepare.steps.rewrites import find_rewrite
+from prepare.steps.rewrites import find_rewrite, rewrite_names
 
-# name, convolution, input
+RESULTS = Path(__file__).parent / "results" / "rewrites.json"
 MODES = ("forward", "without input gradient", "with input gradient")
 FASTER = ("faster than contiguous", "than channels-last")
+# name, convolution, input
 LAYERS = {
     "Qwen3-VL patch, 1024": (
         lambda: nn.Conv3d(3, 1152, (2, 16, 16), (2, 16, 16)),
@@ -66,13 +71,13 @@ def fitting(module: nn.Module) -> str:
 
 
 def rounds(calls: dict[str, Any], seconds: float) -> dict[str, list[float]]:
-    """Return the times of every call in each round, for about that many seconds, at least 5 rounds."""
+    """Return the times of every call in each round, for about that many seconds, at least 3 rounds."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     order, times = random.Random(0), {name: [] for name in calls}
     for call in calls.values():
         call()
     start = time.perf_counter()
-    while len(next(iter(times.values()))) < 5 or time.perf_counter() - start < seconds:
+    while len(next(iter(times.values()))) < 3 or time.perf_counter() - start < seconds:
         for name in order.sample([*calls], len(calls)):
             begin = clock()
             calls[name]()
@@ -110,9 +115,8 @@ def cases() -> Iterator[tuple[str, torch.dtype, str]]:
     yield from ((name, torch.bfloat16, MODES[0]) for name in IN_BFLOAT16)
 
 
-def layers(seconds: float = 3.0) -> None:
-    """Print the table of single layers."""
-    print(f"| {' | '.join(HEAD)} |\n|{'---|' * len(HEAD)}")
+def layers(seconds: float = 3.0) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the table of single layers."""
     for name, dtype, mode in cases():
         make, shape = LAYERS[name]
         torch.manual_seed(0)
@@ -128,21 +132,25 @@ def layers(seconds: float = 3.0) -> None:
             "rewrite": call_of(product, x, mode),
         }
         times = rounds(calls, seconds)
-        shown = [f"{1e3 * median(times[key]):.3g}" for key in HEAD[3:6]]
-        pairs = (("again", "contiguous"), ("contiguous", "rewrite"), ("channels-last", "rewrite"))
-        row = [
-            name,
-            str(dtype).removeprefix("torch."),
-            mode,
-            *shown,
-            *(ratio(times, *each) for each in pairs),
-        ]
-        print(f"| {' | '.join(row)} |", flush=True)
+        yield {
+            "layer": name,
+            "dtype": str(dtype).removeprefix("torch."),
+            "mode": mode,
+            **{key: milliseconds(times[key]) for key in HEAD[3:6]},
+            "A/A": ratio(times, "again", "contiguous"),
+            FASTER[0]: ratio(times, "contiguous", "rewrite"),
+            FASTER[1]: ratio(times, "channels-last", "rewrite"),
+        }
 
 
-def ratio(times: dict[str, list[float]], one: str, other: str) -> str:
-    """Return the median of the ratios per round, as text."""
-    return f"{median(a / b for a, b in zip(times[one], times[other], strict=True)):.2f}"
+def milliseconds(times: list[float]) -> float:
+    """Return the median in ms, with three digits."""
+    return float(f"{1e3 * median(times):.3g}")
+
+
+def ratio(times: dict[str, list[float]], one: str, other: str) -> float:
+    """Return the median of the ratios per round."""
+    return round(median(a / b for a, b in zip(times[one], times[other], strict=True)), 3)
 
 
 class Decoder(nn.Module):
@@ -177,6 +185,7 @@ def tower(dtype: torch.dtype) -> tuple[Any, Any]:
     return Qwen3VLVisionModel(config).eval().to(dtype), example
 
 
+BEST, COMPILED, REWRITES = "formats + rewrite_conv", "torch.compile", rewrite_names()
 FORMATTED: dict[str, Any] = {
     "conv2d_memory_format": {},
     "conv3d_memory_format": {},
@@ -186,7 +195,7 @@ FORMATTED: dict[str, Any] = {
 }
 KINDS = {
     "formats": FORMATTED,
-    "formats + rewrite_conv": {**FORMATTED, "rewrite_conv": {}},
+    BEST: {**FORMATTED, "rewrite_conv": {}},
     "rewrite_conv": {"rewrite_conv": {}},
 }
 
@@ -202,34 +211,43 @@ def caller(model: Any, example: Any, change: Any) -> Any:
     return call
 
 
-def networks(seconds: float = 20.0) -> None:
-    """Print whole networks: unprepared, formats, and formats with rewrites, each chosen for the example."""
-    head = ("network", "dtype", "unprepared", *KINDS, "A/A", "faster")
-    print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for build, dtype in ((wan, torch.float32), (tower, torch.float32), (wan, torch.bfloat16)):
+def networks(seconds: float = 20.0) -> Iterator[dict[str, Any]]:
+    """Yield whole networks: unprepared, compiled, formats, and rewrites, each chosen for the example."""
+    for build, dtype in (
+        (wan, torch.float32),
+        (wan, torch.bfloat16),
+        (tower, torch.float32),
+    ):
         model, example = build(dtype)
         calls = {"unprepared": caller(model, example, lambda given: given)}
         calls["again"] = calls["unprepared"]
+        chosen = {}
         for name, steps in KINDS.items():
             pipeline, prepared = Pipeline.from_config(steps), build(dtype)[0]
             pipeline.apply(prepared, example=example, known_issues="ignore", strict=False)
+            options = pipeline.to_config().get("rewrite_conv", {})
+            chosen[name] = {
+                key: len(value) for key, value in options.items() if key in REWRITES and value
+            }
             calls[name] = caller(prepared, example, pipeline.format)
+        if build is tower:  # compiling the decoder takes longer than all the rest
+            calls[COMPILED] = caller(torch.compile(model), example, lambda given: given)
         times = rounds(calls, seconds)
-        shown = [f"{1e3 * median(times[key]):.0f}" for key in ("unprepared", *KINDS)]
-        row = [
-            build.__name__,
-            str(dtype).removeprefix("torch."),
-            *shown,
-            ratio(times, "again", "unprepared"),
-        ]
-        row.append(ratio(times, "unprepared", "formats + rewrite_conv"))
-        print(f"| {' | '.join(row)} |", flush=True)
+        yield {
+            "network": build.__name__,
+            "dtype": str(dtype).removeprefix("torch."),
+            **{key: milliseconds(times[key]) for key in calls if key != "again"},
+            "A/A": ratio(times, "again", "unprepared"),
+            "faster": ratio(times, "unprepared", BEST),
+            "formats are faster": ratio(times, "unprepared", "formats"),
+            "chosen": chosen[BEST],
+            "rounds": len(times["again"]),
+        }
 
 
-def held_out(number: int = 60, seconds: float = 1.0) -> None:
-    """Choose for random shapes with the step, time again afterwards, and count wrong choices."""
+def held_out(number: int = 60, seconds: float = 1.0) -> Iterator[dict[str, Any]]:
+    """Yield random shapes for which the step chose, each timed again afterwards."""
     numbers = random.Random(2026)
-    slower, wins, taken = [], 0, 0
     for index in range(number):
         rank = numbers.choice((2, 3))
         conv = (nn.Conv2d, nn.Conv3d)[rank - 2]
@@ -261,24 +279,61 @@ def held_out(number: int = 60, seconds: float = 1.0) -> None:
             },
             seconds,
         )
-        part = float(ratio(times, "rewrite", "conv"))
-        is_chosen = type(prepared[0]) is not conv
-        slower += [(kernel, tuple(x.shape), part)] if is_chosen and part > 1.03 else []
-        wins += part < 0.9
-        taken += part < 0.9 and is_chosen
-        print(f"{conv.__name__}({channels}, {outputs}, {kernel}) {tuple(x.shape)} {'last' if steps else ''} "
-              f"{part:.2f} {'chosen' if is_chosen else ''}", flush=True)  # fmt: skip
-    print(
-        f"{taken} of {wins} wins of more than 10 % chosen; chosen and more than 3 % slower: {slower}"
-    )
+        yield {
+            "layer": f"{conv.__name__}({channels}, {outputs}, {kernel})",
+            "input": list(x.shape),
+            "channels-last": bool(steps),
+            "rewrite / convolution": ratio(times, "rewrite", "conv"),
+            "chosen": type(prepared[0]) is not conv,
+        }
+
+
+def write(part: str, rows: Iterator[dict[str, Any]]) -> None:
+    """Write a part of the results, line by line."""
+    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found[part] = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "load": round(os.getloadavg()[0], 1) if hasattr(os, "getloadavg") else None,
+        "rows": [],
+    }
+    for row in rows:
+        print(row, flush=True)
+        found[part]["rows"].append(row)
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+
+
+def table(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> list[str]:
+    """Return rows as a table in Markdown; what a row has not is empty."""
+    body = ([str(row.get(key, "")) for key in keys] for row in rows)
+    return [f"| {' | '.join(cells)} |" for cells in (keys, ["---"] * len(keys), *body)]
+
+
+def table_of_layers(found: dict[str, Any]) -> list[str]:
+    """Return the table of single convolutions."""
+    return table(found["layers"]["rows"], HEAD)
+
+
+def table_of_networks(found: dict[str, Any]) -> list[str]:
+    """Return the table of whole networks."""
+    keys = ("network", "dtype", "unprepared", COMPILED, *KINDS, "A/A", "faster")
+    return table(found["networks"]["rows"], keys)
+
+
+def table_of_choices(found: dict[str, Any]) -> list[str]:
+    """Return in a sentence how many choices over the held-out shapes were right."""
+    rows = found["heldout"]["rows"]
+    wins = [row for row in rows if row["rewrite / convolution"] < 0.9]
+    chosen = [row for row in rows if row["chosen"]]
+    wrong = [row for row in chosen if row["rewrite / convolution"] > 1.03]
+    right = sum(row["chosen"] for row in wins)
+    text = f"{right} of {len(wins)} wins of more than 10 % were chosen, and {len(wrong)} of {len(chosen)}"
+    return [f"Over {len(rows)} held-out shapes {text} chosen ones were more than 3 % slower."]
 
 
 if __name__ == "__main__":
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, "
-          f"{torch.backends.cpu.get_cpu_capability()}, load {load:.1f}")  # fmt: skip
     what = sys.argv[1] if len(sys.argv) > 1 else "layers"
-    arguments = [float(each) for each in sys.argv[2:]]
-    {"layers": layers, "networks": networks, "heldout": lambda *a: held_out(60, *a)}[what](
-        *arguments
-    )
+    seconds = [float(each) for each in sys.argv[2:]]
+    parts = {"layers": layers, "networks": networks, "heldout": lambda *a: held_out(60, *a)}
+    write(what, parts[what](*seconds))

@@ -23,6 +23,7 @@ import layout_repair
 import prepare_cost_pairs
 import published
 import replay_zoo
+import rewrites
 import waiting
 import zoo_tables
 
@@ -33,6 +34,7 @@ PAGES = (
     DOCS / "benchmarks.md",
     DOCS / "decisions" / "keep-layout.md",
     DOCS / "gpus.md",
+    DOCS / "rewrites.md",
 )
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
 
@@ -320,6 +322,7 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "export": lambda found: export.table(found["cases"]),
     "sensitivity": sensitivity_table,
     "replay": lambda found: replay_zoo.table(found["rows"]),
+    "rewrites layers": rewrites.table_of_layers,
     "published": published.table,
     "published kinds": published.table_of_kinds,
     "published errors": published.table_of_errors,

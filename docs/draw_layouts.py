@@ -39,14 +39,14 @@ def rectangle(x: float, y: float, width: float, height: float, style: str) -> st
     return f'<rect x="{x:g}" y="{y:g}" {size} rx="3" class="{style}"/>'
 
 
-def picture(title: str, height: int, parts: list[str]) -> str:
+def picture(title: str, height: int, parts: list[str], *, width: int = _PAGE) -> str:
     """Return an SVG file with a title for readers that do not see it."""
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {_PAGE} {height}"'
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {width} {height}"'
     lines = [
-        f'{head} width="{_PAGE}" height="{height}">',
+        f'{head} width="{width}" height="{height}">',
         f"<title>{escape(title)}</title>",
         f"<style>{STYLE}</style>",
-        rectangle(0, 0, _PAGE, height, "paper"),
+        rectangle(0, 0, width, height, "paper"),
         *parts,
         "</svg>",
     ]

@@ -1,6 +1,6 @@
 """Make the pictures of the pages from real runs: drawings, flow charts, and pages in Chromium.
 
-    python docs/make_pictures.py [drawings] [runs] [charts] [screenshots] [--runs FOLDER]
+    python docs/make_pictures.py [drawings] [runs] [charts] [screenshots] [example] [--runs FOLDER]
 
 Without a word it makes all of them. `runs` takes about five minutes on two quiet cores; the other words take
 its results from the folder of the last call. Screenshots need Chromium and Pillow.
@@ -8,10 +8,12 @@ its results from the folder of the last call. Screenshots need Chromium and Pill
 
 import argparse
 import io
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 from draw_layouts import picture, rectangle, text, write_drawings
@@ -30,6 +32,8 @@ RUNS = {
     "tune": ["task=tune", *NETWORK, "tune.budget=60", "tune.cache=false"],
     "sweep": ["-m", *SMALL, "memfmt=contiguous,channels_last", "precision=float32,bfloat16", REPAIR],
 }  # fmt: skip
+# Its page is the example of the site, and what it prints the picture at the top of it.
+EXAMPLE = [*NETWORK, LAST, REPAIR, "bench=none"]  # what it says holds on every machine
 # Name of the picture: run, section (None is the top of the page), height.
 SCREENSHOTS = {
     "run-page": ("after", None, 760),
@@ -41,6 +45,7 @@ SCREENSHOTS = {
     "diff-page": ("diff", None, 760),
 }
 WIDTH, LIMIT = 1000, 150_000
+COLUMNS = 92
 CHROMIUM = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",
@@ -102,6 +107,31 @@ def make_screenshots(folder: Path) -> None:
             )
 
 
+def make_example(folder: Path) -> None:
+    """Run the example anew; keep its page, and draw what it prints."""
+    shutil.rmtree(folder / "example", ignore_errors=True)
+    command = [sys.executable, str(ROOT / "run.py"), *EXAMPLE, "hydra.run.dir=example"]
+    environment = os.environ | {"COLUMNS": str(COLUMNS)}
+    ran = subprocess.run(command, cwd=folder, check=True, capture_output=True, env=environment)
+    (ROOT / "docs" / "example").mkdir(exist_ok=True)
+    page = (folder / "example" / "report.html").read_text()
+    (ROOT / "docs" / "example" / "report.html").write_text(page)
+    shown = terminal(f"$ python run.py {' '.join(EXAMPLE)}", ran.stdout.decode())
+    (PICTURES / "run-terminal.svg").write_text(shown)
+
+
+def terminal(command: str, printed: str) -> str:
+    """Draw a command and what it prints, as a terminal shows them."""
+    folded = [part for row in printed.splitlines() for part in textwrap.wrap(row, COLUMNS) or [""]]
+    rows = [*textwrap.wrap(command, COLUMNS, subsequent_indent="    "), "", *folded]
+    first = rows.index("")
+    parts = [
+        text(20, 36 + 20 * y, row.replace(" ", "\u00a0"), f"code {'bold' if y < first else ''}")
+        for y, row in enumerate(rows)
+    ]
+    return picture(printed.partition("\n")[0], 36 + 20 * len(rows), parts, width=40 + 9 * COLUMNS)
+
+
 def screenshot(page: Path, section: str | None, height: int, *, dark: bool) -> bytes:
     """Return the PNG of the top of a page, or of one of its sections alone."""
     alone = (
@@ -138,7 +168,7 @@ def save(png: bytes, path: Path) -> None:
 
 def main() -> None:
     """Make what the command line names."""
-    words = ("drawings", "runs", "charts", "screenshots")
+    words = ("drawings", "runs", "charts", "screenshots", "example")
     parser = argparse.ArgumentParser(description="Make the pictures of the pages.")
     parser.add_argument("what", nargs="*", help=f"any of {', '.join(words)}; all without one")
     parser.add_argument("--runs", type=Path, default=ROOT / "outputs" / "pictures")
@@ -155,6 +185,8 @@ def main() -> None:
         make_charts(options.runs)
     if "screenshots" in chosen:
         make_screenshots(options.runs)
+    if "example" in chosen:
+        make_example(options.runs)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
@@ -29,10 +30,40 @@ class PrepareSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Append the groups, so that an application's own files come first."""
-        if not any(
-            str(each.path).removeprefix("file://") in _OWN for each in search_path.get_path()
-        ):
-            search_path.append(_UNDER, f"{PrepareGroups.scheme()}://")
+        paths = [str(each.path).removeprefix("file://") for each in search_path.get_path()]
+        own = next((path for path in paths if path in _OWN), None)
+        added = (
+            f"{PrepareGroups.scheme()}://" if own is None else f"{PrepareWords.scheme()}://{own}"
+        )
+        if added not in paths:  # Hydra may load this plugin twice
+            search_path.append(_UNDER, added)
+
+
+class PrepareWords(FileConfigSource):
+    """The other names of the options of our own command line: `precision=bf16` is `precision=bfloat16`."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Return the scheme of this source in a search path."""
+        return f"{_UNDER}-words"
+
+    def available(self) -> bool:
+        """Return True: the files are part of the package."""
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        """Return False: other names are not listed."""
+        return False
+
+    def is_config(self, config_path: str) -> bool:
+        """Return whether the path is another name of one of our options."""
+        group, name = _split(config_path)
+        return group in CHOICES and _file(group, name).is_file()
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """Read the option that is meant."""
+        group, name = _split(config_path)
+        return super().load_config(f"{group}/{_file(group, name).stem}")
 
 
 class PrepareGroups(ConfigSource):
@@ -53,7 +84,7 @@ class PrepareGroups(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         """Return whether the path is one of our options."""
-        group, _, name = config_path.removesuffix(".yaml").strip("/").rpartition("/")
+        group, name = _split(config_path)
         return group in _GROUPS and (
             name == "default" if group == _UNDER else bool(group) and _file(group, name).is_file()
         )
@@ -78,7 +109,7 @@ class PrepareGroups(ConfigSource):
 
         if not self.is_config(config_path):
             raise ConfigLoadError(f"Config not found : {config_path}")
-        group, _, name = config_path.removesuffix(".yaml").strip("/").rpartition("/")
+        group, name = _split(config_path)
         if group == _UNDER:
             defaults = _read(_file(_UNDER, "config"))["defaults"]
             chosen = [
@@ -98,10 +129,17 @@ class PrepareGroups(ConfigSource):
         )
 
 
-def _file(group: str, name: str) -> Path:
-    from prepare.core.utils.folders import conf_dir
+def _split(config_path: str) -> tuple[str, str]:
+    """Return the group and the name of an option."""
+    group, _, name = config_path.removesuffix(".yaml").strip("/").rpartition("/")
+    return group, name
 
-    return conf_dir() / group.removeprefix(_UNDER).strip("/") / f"{name}.yaml"
+
+def _file(group: str, name: str) -> Path:
+    from prepare.core.utils.folders import conf_dir, own_name
+
+    group = group.removeprefix(_UNDER).strip("/")
+    return conf_dir() / group / f"{own_name(group, name)}.yaml"
 
 
 def _moved(entry: Any) -> Any:

@@ -73,7 +73,9 @@ def near_misses(pattern: str, candidates: Mapping[str, Any]) -> str:
     else:
         above = {name.rpartition(".")[0] for name in candidates} - {""}
         above |= {name.split(".")[0] for name in above}
-        allowed = [*(f"{name}.*" for name in sorted(above)), *sorted(candidates)]
+        allowed = [*(f"{name}.*" for name in sorted(above)), *sorted(candidates.keys() - {""})]
+        # The model itself has no name, so that only its type can be given.
+        allowed = allowed or [f"type:{type(module).__name__}" for module in candidates.values()]
     if f"{pattern}.*" in allowed:
         return f"did you mean {pattern + '.*'!r}?"
     if close := nearest(pattern, allowed):

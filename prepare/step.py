@@ -93,6 +93,8 @@ class Step:
     """The shorter word of the command line that adds it: `precision=half`."""
     only_layouts: ClassVar[bool] = False
     """True if without it the model computes the same in other layouts; an export may then `undo` it."""
+    measures: ClassVar[bool] = False
+    """True if `for_example` times something: then rank 0 of a process group chooses for all ranks."""
     complexity: ClassVar[int] = 3
     """How much it adds to the complexity of a recipe, from 0 to 6: see `cost`."""
 
@@ -148,8 +150,8 @@ class Step:
     ) -> tuple[Self, list[str]]:
         """Return this step with the options that a run finds with its example, and notes on them.
 
-        `model` is a copy that the other steps have prepared, `example` is formatted for it. Only a step
-        with a text `without_example()` is asked.
+        `model` is a copy that the other steps have prepared, `example` is formatted for it, and may be a
+        Workload. Only a step with a text `without_example()` is asked.
         """
         return self, []
 

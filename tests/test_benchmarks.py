@@ -43,6 +43,7 @@ def test_the_tables_on_the_pages_match_the_raw_files(tables):
     assert sorted(named) == sorted(tables.TABLES)
 
 
+@pytest.mark.slow
 def test_a_changed_figure_changes_the_page(tables, tmp_path, monkeypatch):
     results = tmp_path / "results"
     shutil.copytree(tables.RESULTS, results)

@@ -49,6 +49,13 @@ def test_converting_after_ddp_is_what_torch_warns_of(ranks):
         assert any("bucket view" in each for each in warned)
 
 
+def test_rank_0_chooses_the_rewrites_of_all_ranks(ranks):
+    for kinds, late in ranks(on_ranks.rewritten_by_time):
+        assert kinds == ["PointwiseConv2d", "Conv2d"]
+        assert late[0] == "RefusedError"
+        assert "wrap it" in late[1]
+
+
 # Steps, dimensions, and gradient_as_bucket_view.
 SILENT = [
     pytest.param(half, dimensions, view, marks=pytest.mark.slow if half or dimensions == 3 else ())

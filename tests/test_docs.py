@@ -171,7 +171,8 @@ def own_states():
 
 # Pages whose commands take long, and the reasons of decisions, run in the full counts.
 LONG = ("sweeps", "exporting", "reports", "tuning", "workload", "many-machines", "replay",
-        "inference", "timing", "doctor", "verification", "output")  # fmt: skip
+        "inference", "timing", "doctor", "verification", "output", "frameworks", "layout", "contract",
+        "agents", "precision", "rewrites")  # fmt: skip
 
 
 def with_warnings(page: Path) -> object:

@@ -158,3 +158,14 @@ def test_every_built_in_step_is_on_a_page():
     text = "\n".join(page.read_text() for page in PAGES)
     built_in = [name for name in STEPS if STEPS[name].__module__.startswith("prepare.steps.")]
     assert [name for name in built_in if f"`{name}" not in text] == []
+
+
+def test_the_example_page_is_small_and_whole_and_its_picture_says_the_same():
+    page = (ROOT / "docs" / "example" / "report.html").read_text()
+    picture = (ROOT / "docs" / "pictures" / "run-terminal.svg").read_text()
+    assert len(page) < 400_000
+    assert set(re.findall(r'(?:href|src)="(.)', page)) <= {"#"}  # it needs no file beside it
+    assert re.findall(r"(?<![\w.])/(?:home|root|tmp|work)\b", page + picture) == []
+    for said in ("18 of 18 convolutions", "at 17 places"):
+        assert said in page
+        assert said in picture.replace("\u00a0", " ")

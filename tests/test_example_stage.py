@@ -48,6 +48,7 @@ def test_a_run_has_its_row_file_section_picture_and_figure(run, tmp_path):
     assert not (folder / "depths.svg").exists()
 
 
+@pytest.mark.slow
 def test_its_option_decides_the_status_and_the_exit_code(run, tmp_path):
     out = run(*MODEL, *QUICK, "task=depths", "depths.most=2", "hydra.run.dir=out", code=3)
     result = json.loads((tmp_path / "out" / "result.json").read_text())
@@ -56,6 +57,7 @@ def test_its_option_decides_the_status_and_the_exit_code(run, tmp_path):
     assert "Traceback" not in out
 
 
+@pytest.mark.slow
 def test_wrong_words_are_answered_like_our_own(run):
     assert "depths.most: 'x'" in run(*MODEL, "depths.most=x", code=2)
     assert "'depths'" in run(*MODEL, "task=depth", code=2)

@@ -212,6 +212,7 @@ def test_applying_loads_no_compiler_and_no_distributed_training():
     assert run(script) == "[]"
 
 
+@pytest.mark.slow
 def test_training_code_imports_no_hydra_omegaconf_or_audit():
     code = (
         "import sys, prepare.pipeline as p; p.Pipeline.from_config({'half': {}}).to_config(); "

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from torch import nn
 
 import prepare
@@ -48,6 +49,7 @@ def test_a_run_logs_its_stages_and_its_end(tmp_path):
     assert not [line for line in lines if "DEBUG" in line]
 
 
+@pytest.mark.slow
 def test_hydra_verbose_sets_the_log_to_debug(tmp_path):
     # In a process of its own: other tests may leave levels of loggers behind.
     for name in ("true", "prepare"):

@@ -76,6 +76,7 @@ def test_the_wheel_holds_the_package_and_all_configurations_only(wheel):
     code = (ROOT / folder for folder in ("prepare", "hydra_plugins"))
     modules = {path.relative_to(ROOT).as_posix() for each in code for path in each.rglob("*.py")}
     assert len(configs) > 40
+    assert "prepare/conf/__init__.py" in configs  # Hydra's `pkg://prepare.conf` asks for a package
     package = ROOT / "prepare"
     data = [*(package / "app" / "report" / "templates").rglob("*.*"), package / "py.typed",
             package / "core" / "model" / "known_issues.yaml", package / "stages" / "flow" / "published.yaml"]  # fmt: skip
@@ -201,6 +202,7 @@ def test_another_application_uses_groups_of_the_wheel(installed, tmp_path):
     assert in_another_application(installed / "python", tmp_path).is_relative_to(installed.parent)
 
 
+@pytest.mark.slow
 def test_another_application_uses_groups_of_an_editable_install(tmp_path):
     about = json.loads(metadata.distribution("torch-prepare").read_text("direct_url.json") or "{}")
     if about.get("url") != ROOT.as_uri() or not about["dir_info"].get("editable"):

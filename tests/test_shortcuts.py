@@ -16,7 +16,9 @@ from torch import nn
 import prepare
 from paths import ROOT
 from prepare.app.report.objects import documents_of
+from prepare.core.forward.autocast import read_amp
 from prepare.errors import ConfigError, RefusedError
+from prepare.registry import STEPS
 
 
 def net():
@@ -24,7 +26,7 @@ def net():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 4, 3))
 
 
-@pytest.mark.parametrize("word", ["channels_last", torch.channels_last], ids=str)
+@pytest.mark.parametrize("word", ["channels_last", "nhwc", "CL", torch.channels_last], ids=str)
 def test_prepare_makes_the_model_channels_last_and_repaired(word):
     model = net()
     assert prepare.prepare(model, memory_format=word) is model
@@ -40,6 +42,18 @@ def test_prepare_by_rank_prepares_both_kinds():
     assert model[1].weight.is_contiguous(memory_format=torch.channels_last_3d)
     prepare.prepare(model, memory_format=torch.contiguous_format)
     assert model[1].weight.is_contiguous()
+
+
+@pytest.mark.parametrize("word", ["bf16", "BF16", torch.bfloat16, "torch.bfloat16"], ids=str)
+def test_names_of_dtypes_and_formats_are_understood_by_every_call(word):
+    model = prepare.prepare(nn.Conv2d(3, 4, 3), memory_format="contiguous_format", dtype=word)
+    assert model.weight.dtype is torch.bfloat16
+    assert model.weight.is_contiguous()
+    assert type(model) is nn.Conv2d  # contiguous asks for no repair
+    flow = prepare.predict(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 4, 4), amp=word, wanted="nhwc")
+    assert flow.wanted == {4: "channels_last"}
+    assert read_amp(word) == "bfloat16"
+    assert STEPS["device"].from_options({"device": "gpu:1"}).device == "cuda:1"
 
 
 def test_prepare_casts_formats_inputs_and_moves_the_optimizer():
@@ -106,7 +120,13 @@ def test_report_shows_and_saves_what_was_found(tmp_path):
     found = prepare.report(model, batch, reference=reference, verify="short")
     summary = found.summary()
     assert (summary["verified"], summary["layout_breaks"]) == ("pass", 0)
-    assert "verify (short): pass" in str(found)
+    title, *rows = str(found).splitlines()
+    assert (
+        title == "Sequential on cpu, channels_last + repair_layout: 2 of 2 convolutions converted"
+    )
+    assert [row[2:10].strip() for row in rows] == ["layout", "right", "faster", "next"]
+    assert rows[2].endswith('not measured: give bench="short", and a reference')
+    assert rows[3].endswith('time it before you use it; give bench="short", and a reference')
     assert repr(found).startswith("Report(Audit(")
     assert "prepare-record" in found._repr_html_()
     found.save(tmp_path / "one.html")
@@ -114,7 +134,10 @@ def test_report_shows_and_saves_what_was_found(tmp_path):
     assert {"report.html", "audit.json", "flow.json", "verify.json"} == {
         path.name for path in (tmp_path / "folder").iterdir()
     }
-    assert "<!doctype html>" in (tmp_path / "one.html").read_text()
+    page = (tmp_path / "one.html").read_text()
+    assert "<!doctype html>" in page
+    assert "<h1>Sequential</h1>" in page
+    assert "bench=none" not in page  # of the command line
 
 
 def test_a_report_says_what_prepare_did_and_keeps_no_model_alive():
@@ -136,6 +159,12 @@ def test_a_report_says_what_prepare_did_and_keeps_no_model_alive():
     del model, found
     gc.collect()
     assert gone() is None
+
+
+@pytest.mark.parametrize("wrong", [True, "shrot"])
+def test_report_names_the_levels_that_there_are(wrong):
+    with pytest.raises(ConfigError, match=f"bench: {wrong!r} is not a level; .*short.*full"):
+        prepare.report(net(), torch.randn(1, 3, 8, 8), reference=net(), bench=wrong)
 
 
 def test_report_needs_a_reference_to_verify():

@@ -23,6 +23,7 @@ def site(tmp_path_factory):
     return folder, done.stderr
 
 
+@pytest.mark.slow
 def test_the_site_is_built_without_a_warning_and_shows_every_page(site):
     folder, printed = site
     assert "not included in the" not in printed
@@ -114,7 +115,9 @@ def test_a_picture_of_a_page_is_small_and_has_a_dark_one(site):
     assert [file.name for file in pictures.glob("*.webp") if file.stat().st_size > 150_000] == []
     assert all(file.with_name(file.name.replace("-light", "-dark")).exists() for file in light)
     assert sum(file.stat().st_size for file in pictures.iterdir()) < 1_500_000
-    assert "run-page-dark.webp#only-dark" in (site[0] / "index.html").read_text()
+    assert "run-page-dark.webp#only-dark" in (site[0] / "quickstart" / "index.html").read_text()
+    assert 'href="example/report.html"' in (site[0] / "index.html").read_text()
+    assert (site[0] / "example" / "report.html").is_file()
 
 
 def test_the_drawings_are_those_that_their_script_makes(tmp_path, monkeypatch):

@@ -42,6 +42,7 @@ def test_openvino_reports_nothing_where_a_model_is_exported(tmp_path):
     assert refused_by(EXPORTED, tmp_path) == ""
 
 
+@pytest.mark.slow
 @openvino
 def test_openvino_reports_where_nobody_switches_it_off(tmp_path):
     assert refused_by("import openvino, time; time.sleep(1)", tmp_path) != ""

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from prepare.app.cli import main as cli
 from prepare.core.utils import torch_version
 
@@ -17,6 +19,7 @@ def run(code, folder):
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_the_command_line_says_one_line_and_returns_2(tmp_path):
     done = run("from prepare.app.cli.main import main; main(['model=unet2d'])", tmp_path)
     assert (done.returncode, done.stderr) == (2, f"{SAID}\n")

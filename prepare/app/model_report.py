@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from prepare.app.job.results import Analyses
 from prepare.core.forward.workload import Workload, head_of
 from prepare.core.utils import files
 from prepare.core.utils.json_records import Readable
-from prepare.errors import ConfigError
+from prepare.core.utils.suggest import choose
+from prepare.errors import ConfigError, Problem
 from prepare.pipeline import Pipeline
 from prepare.pipeline.shortcut import PLANS
 
@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Report(Readable, Analyses):
-    """The audit and the layout flow of a model; with a reference also verification and timing."""
+    """The audit and the layout flow of a model; with a reference also verification and timing.
+
+    `model` is its class, and `steps` are those that prepared it; None if that is not known.
+    """
+
+    model: str = ""
+    steps: dict[str, dict[str, Any]] | None = None
 
     @property
     def flow(self) -> Flow:
@@ -51,22 +57,21 @@ class Report(Readable, Analyses):
     def save(self, path: str | Path) -> None:
         """Write one page if the name ends in `.html`, else a folder with the page and its data."""
         path = Path(path)
+        from prepare.app.report.objects import DEFAULT, documents_of
+        from prepare.app.report.pages.page import model_page
+        from prepare.app.report.sentences import steps_text
+
+        steps = steps_text(self.steps) if self.steps else ""
+        page = model_page(self, documents_of(self), DEFAULT, model=self.model, steps=steps)
         if path.suffix == ".html":
-            with TemporaryDirectory() as folder:
-                page = self._write(Path(folder))
             files.write_text(path, page)
             return
         path.mkdir(parents=True, exist_ok=True)
-        files.write_text(path / "report.html", self._write(path))
-
-    def _write(self, folder: Path) -> str:
-        from prepare.app.report.pages.page import run_page
-
         if self.audit is not None:
-            self.audit.save(folder / "audit.json")
+            self.audit.save(path / "audit.json")
         for name, record in self.found.items():
-            record.save(folder / f"{name}.json")
-        return run_page(folder)
+            record.save(path / f"{name}.json")
+        files.write_text(path / "report.html", page)
 
 
 def report(
@@ -95,10 +100,20 @@ def report(
         mode: the use of the model.
 
     Raises:
-        ConfigError: `verify` or `bench` is asked for without a reference.
+        ConfigError: `verify` or `bench` is no level, or is asked for without a reference.
     """
     from prepare.audit import audit
     from prepare.stages import flow as flows
+    from prepare.stages.stage import Level as Levels
+
+    levels = get_args(Levels)
+    given_levels = (("verify", verify), ("bench", bench))
+    if wrong := [(key, word) for key, word in given_levels if word and word not in levels]:
+        raise ConfigError.of(
+            Problem(key, f"{word!r} is not a level", choose(str(word), levels))
+            for key, word in wrong
+        )
+    verify, bench = (None if word == "none" else word for _, word in given_levels)
 
     if (verify or bench) and reference is None:
         remedy = "give copy.deepcopy(model), taken before it was prepared"
@@ -117,9 +132,12 @@ def report(
         from prepare.stages.bench.time_prepared import Models, time_models
 
         # The other steps would change the reference.
-        steps = pipeline.steps.values() if pipeline else ()
-        formats = Pipeline(step for step in steps if step.phase == "inputs")
+        own = pipeline.steps.values() if pipeline else ()
+        formats = Pipeline(step for step in own if step.phase == "inputs")
         given = Models(unprepared=reference, prepared=model, pipeline=formats)
         calls = batch.each(call_of) if isinstance(batch, Workload) else call_of(batch)
         found["bench"] = time_models(given, calls, level=bench, mode=mode)
-    return Report(audit=audit(model, plan=PLANS.get(model)), found=found)
+    plan = PLANS.get(model)
+    steps = plan.steps if plan is not None else pipeline.to_config() if pipeline else None
+    audited = audit(model, plan=plan)
+    return Report(audit=audited, found=found, model=type(model).__name__, steps=steps)

@@ -57,10 +57,10 @@ def read_safetensors(path: Path) -> dict[str, StoredTensor]:
 _DAMAGED = "it is cut short or damaged: fetch or save it again"
 _AGAIN = "save it with torch.save(model.state_dict(), FILE), and nothing but tensors in it"
 _LARGEST_PICKLE, _LONGEST_ORDER = 1 << 25, 16
-# Tensors of a safetensors file, records of torch's (each takes its time), and bytes of the list of so many.
-_MOST_TENSORS, _MOST_RECORDS, _LARGEST_LIST = 20_000, 50_000, 5_000_000
-# Operations of a pickle: of anything, and of each record of the archive; a tensor has a record and takes 32.
-_OPERATIONS, _OPERATIONS_EACH = 100_000, 100
+# Tensors of a safetensors file, or records of torch's, as each takes its time; bytes of the list of these.
+_MOST_TENSORS, _LARGEST_LIST = 20_000, 5_000_000
+# Operations of a pickle, each of 10 us: in any file, and one more for so many bytes of it. A tensor takes 30.
+_OPERATIONS, _BYTES_EACH = 80_000, 1_000
 # Values that are hashed: a tuple of the same tuple twice, sixty times over, has 2**60.
 _MOST_HASHED = 4_000_000
 # What the operations of a pickle without code take off the stack, for one value each; marks are apart.
@@ -129,9 +129,11 @@ def _check_archive(path: Path) -> None:
         with open(path, "rb", opener=open_regular) as file:
             end = zipfile._EndRecData(file)  # type: ignore[attr-defined]  # ZipFile reads the whole list
         if end and end[zipfile._ECD_SIZE] > _LARGEST_LIST:  # type: ignore[attr-defined]
-            raise ValueError(f"it has more than {_MOST_RECORDS:,} records")
+            raise ValueError(f"it has more than {_MOST_TENSORS:,} records")
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
+            if len(records) > _MOST_TENSORS:
+                raise ValueError(f"it has more than {_MOST_TENSORS:,} records")
             names = {record.filename.partition("/")[2]: record for record in records}
             most = {"byteorder": _LONGEST_ORDER, "data.pkl": _LARGEST_PICKLE}
             large = any(names[name].file_size > most[name] for name in most.keys() & names.keys())
@@ -150,7 +152,7 @@ def _check_archive(path: Path) -> None:
     elif "data.pkl" not in names or large:
         wrong = "is an archive that torch did not write"
     else:
-        wrong = _explodes(content["data.pkl"], _OPERATIONS + _OPERATIONS_EACH * len(records))
+        wrong = _explodes(content["data.pkl"], _OPERATIONS + path.stat().st_size // _BYTES_EACH)
     if wrong:
         raise CheckpointError(printable_path(path), wrong, _AGAIN)
     if order not in ("", sys.byteorder):
@@ -195,7 +197,9 @@ def _explodes(pickled: bytes, most: int) -> str:
                 del stack[len(stack) - taken :]
                 hashed += values if name == "REDUCE" else 0
                 stack.append(1 + values if name.startswith("TUPLE") else 1)
-            if hashed > _MOST_HASHED or count > most or (stack and stack[-1] > _MOST_HASHED):
+            if count > most:
+                return "describes more values than are read from a file of its size, other than safetensors"
+            if hashed > _MOST_HASHED or (stack and stack[-1] > _MOST_HASHED):
                 return "is a small description of more values than any model has: torch did not write it"
     except Exception as error:  # what is damaged raises many kinds
         return f"its description is damaged ({type(error).__name__}: {str(error)[:100]})"

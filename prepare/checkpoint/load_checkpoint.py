@@ -14,13 +14,14 @@ from torch.nn.modules.module import _IncompatibleKeys
 from prepare.checkpoint.fill_tensors import check_hashes, fill
 from prepare.checkpoint.init_empty import build_empty, empty_buffers, without_values
 from prepare.checkpoint.match_names import Matched, loads_itself, match
-from prepare.checkpoint.open_weights import OpenedWeights, Rename, open_weights
+from prepare.checkpoint.open_weights import OpenedWeights, Rename, open_weights, stripped
 from prepare.checkpoint.stored_tensor import problem, several
 from prepare.core.model.module_tree import Snapshot
+from prepare.core.utils.files import printable_path
 from prepare.core.utils.signals import held_interrupts
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import words
-from prepare.errors import ConfigError, Problem, RefusedError, raise_problems
+from prepare.errors import CheckpointError, ConfigError, Problem, RefusedError, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.known_issue_checks import KnownIssues, check_known_issues
 from prepare.pipeline.preconditions import fsdp_problems
@@ -55,6 +56,7 @@ def load(
     pipeline: Pipeline | None = None,
     device: str | None = None,
     strict: bool = True,
+    strip: str | None = None,
     rename: Rename | None = None,
     key: str | None = None,
     check: Literal["auto", "always", "never"] = "auto",
@@ -74,6 +76,8 @@ def load(
         pipeline: prepares the model. The default is the recipe beside the file, or else no step.
         device: replaces the device that the pipeline names.
         strict: raise if a tensor is missing or unexpected; else return the names.
+        strip: a prefix of the names in the file that those of the model lack: `module.` of
+            DistributedDataParallel, `_orig_mod.` of torch.compile, `model.` of a LightningModule.
         rename: maps a name in the file to the name in the model, or to None to leave it out.
         key: the entry with the weights, in a file of `torch.save` that contains more.
         check: compare the sha256 of every tensor if PATH.json exists ("auto"), require PATH.json
@@ -89,7 +93,7 @@ def load(
         raise ConfigError("path", "this is the model", "the path comes first: load(path, model)")
     if check not in _CHECKS:
         raise ConfigError("check", f"{check!r} is not allowed", choose(str(check), _CHECKS))
-    opened = open_weights(Path(path), key=key, rename=rename, check=check)
+    opened = open_weights(Path(path), key=key, strip=strip, rename=rename, check=check)
     pipeline = _pipeline(opened, pipeline, device)
     built = model if isinstance(model, nn.Module) else build_empty(model)
     if not isinstance(built, nn.Module):
@@ -181,6 +185,12 @@ def _run_post_hooks(model: nn.Module, matched: Matched) -> tuple[tuple[str, ...]
 def _refuse_mismatches(
     opened: OpenedWeights, missing: Iterable[str], unexpected: Iterable[str]
 ) -> None:
+    missing, unexpected = list(missing), list(unexpected)
+    if prefixes := _prefixes(missing, unexpected, some_fit=len(unexpected) < len(opened.stored)):
+        first = repr(prefixes[0])
+        wrong = f"its names hold {' and '.join(map(repr, prefixes))}, which those of the model lack"
+        remedy = words(cli=f"add strip={prefixes[0]}", python=f"load it with strip={first}")
+        raise CheckpointError(printable_path(opened.path), wrong, remedy)
     problems = [
         *(problem(opened.path, name, "is not in the file") for name in missing),
         *(problem(opened.path, name, "has no place in the model") for name in unexpected),
@@ -188,6 +198,21 @@ def _refuse_mismatches(
     if problems:
         options = "give another file or rename=, or take strict=False"
         raise several(problems, words(cli="give another file", python=options))
+
+
+def _prefixes(missing: list[str], unexpected: list[str], *, some_fit: bool) -> list[str]:
+    """Return what stands in the file before the name of every missing tensor; two at most.
+
+    If some names of the file fit as they are, only torch.compile has put something before others.
+    """
+    last = f".{missing[0]}" if missing and not some_fit else None
+    known = [name[: 1 - len(last)] for name in unexpected if last and name.endswith(last)]
+    found = [
+        prefix
+        for prefix in dict.fromkeys(["_orig_mod.", *sorted(known, key=len)])
+        if missing and set(missing) <= {stripped(name, prefix) for name in unexpected}
+    ]
+    return found[:2]
 
 
 def _pipeline(opened: OpenedWeights, pipeline: Pipeline | None, device: str | None) -> Pipeline:

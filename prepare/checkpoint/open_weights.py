@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from prepare.checkpoint.manifest import Manifest, read_manifest
 from prepare.checkpoint.paths import INDEX, beside, instead
 from prepare.checkpoint.stored_tensor import StoredTensor, printable_name, problem, several
 from prepare.core.utils import files, json_records
-from prepare.errors import CheckpointError, FileError
+from prepare.errors import CheckpointError, ConfigError, FileError
 
 # Seconds to wait for a writer that replaces the file again and again.
 _PATIENCE = 30.0
@@ -48,20 +49,28 @@ class OpenedWeights:
 
 
 def open_weights(
-    path: Path, *, key: str | None = None, rename: Rename | None = None, check: str = "auto"
+    path: Path,
+    *,
+    key: str | None = None,
+    strip: str | None = None,
+    rename: Rename | None = None,
+    check: str = "auto",
 ) -> OpenedWeights:
     """Open the weights at `path` and their manifest; read no values.
+
+    `strip` is a prefix that is taken off the names, before `rename`.
 
     While another process saves over them, they are opened again until both are of one version.
 
     Raises:
         CheckpointError: the file is damaged, or has a format that is not supported.
+        ConfigError: no name begins with `strip`.
     """
     deadline = time.monotonic() + _PATIENCE
     while True:
         before, late = _file_states(path), time.monotonic() > deadline
         try:
-            opened = _open(path, key, rename, check)
+            opened = _open(path, key, strip, rename, check)
         except CheckpointError:
             if late or _is_settled(path, before):
                 raise
@@ -95,7 +104,9 @@ def _is_settled(path: Path, before: list[tuple[int, int, int] | None]) -> bool:
     return _file_states(path) == before
 
 
-def _open(path: Path, key: str | None, rename: Rename | None, check: str) -> OpenedWeights:
+def _open(
+    path: Path, key: str | None, strip: str | None, rename: Rename | None, check: str
+) -> OpenedWeights:
     stored, versions = _read(path, key)
     manifest = read_manifest(path)
     if check == "always" and manifest is None:
@@ -110,8 +121,9 @@ def _open(path: Path, key: str | None, rename: Rename | None, check: str) -> Ope
             digests = {tensor.name: tensor.sha256 for tensor in manifest.tensors}
             digests |= {name: digests[first] for name, first in tied.items()}
         stored = stored | {name: stored[first] for name, first in tied.items() if first in stored}
-    if rename:
-        stored, versions = _renamed(path, stored, rename), None
+    for each in (_stripping(path, stored, strip) if strip else None, rename):
+        if each:
+            stored, versions = _renamed(path, stored, each), None
     return OpenedWeights(path, stored, versions, manifest, digests)
 
 
@@ -167,6 +179,19 @@ def _beginning(path: Path) -> bytes:
         raise CheckpointError(files.printable_path(path), wrong, instead(path)) from error
 
 
+def stripped(name: str, prefix: str) -> str:
+    """Return a name without a prefix; without `_orig_mod.`, of torch.compile, wherever it stands."""
+    return name.replace(prefix, "") if prefix == "_orig_mod." else name.removeprefix(prefix)
+
+
+def _stripping(path: Path, stored: Mapping[str, StoredTensor], strip: str) -> Rename:
+    prefix = f"{strip.removesuffix('.')}."
+    if stored and all(stripped(name, prefix) == name for name in stored):
+        wrong = f"no name in {files.printable_path(path)} begins with {prefix!r}"
+        raise ConfigError("strip", wrong, f"the first is {printable_name(next(iter(stored)))}")
+    return partial(stripped, prefix=prefix)
+
+
 def _renamed(
     path: Path, stored: Mapping[str, StoredTensor], rename: Rename
 ) -> dict[str, StoredTensor]:
@@ -176,7 +201,7 @@ def _renamed(
         new = rename(name)
         if new in renamed:
             wrong = f"is renamed to {new!r}, and so is {renamed[new].name}"
-            raise CheckpointError.of([problem(path, name, wrong, "mend rename=")])
+            raise CheckpointError.of([problem(path, name, wrong, "mend rename= or strip=")])
         if new is not None:
             renamed[new] = tensor
     return renamed

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from prepare.core.utils.wording import words
+
 if TYPE_CHECKING:
     from prepare.core.utils.numbers import Interval
 
@@ -344,10 +346,12 @@ class ReportContext:
     folder: str = ""
 
     def without(self, stage: str) -> str:
-        """Return the reason why a run has no record of `stage`: `verify=none`, `stopped before`."""
+        """Return why there is no record of `stage`: `verify=none`, `stopped before`, or what to give."""
         if self.stopped:
             return "stopped before"
-        return f"{stage}=none" if self.has_example else "no example input"
+        if not self.has_example:
+            return "no example input"
+        return words(cli=f"{stage}=none", python=f'give {stage}="short", and a reference')
 
     def had(self, stage: str) -> bool:
         """Return whether a prepared model was to go through `stage`."""

@@ -1,5 +1,5 @@
 """Apply a recipe in another framework: one module for each, which needs the framework's package.
 
 `lightning.Prepare`, `accelerate.prepare`, `transformers.PrepareCallback`, `monai.PrepareHandler`,
-`nnunet.PrepareTrainer`. Importing this package imports none of them.
+`nnunet.PrepareTrainer`, `diffusers.prepare`. Importing this package imports none of them.
 """

@@ -42,7 +42,7 @@ def prepared(
     are formatted by a hook of the model, since the application calls it.
 
     Args:
-        args: positional arguments of `of`.
+        args: positional arguments of `of`; without it the network, so that a node with `_partial_` prepares.
         steps: a mapping of steps, as in `${prepare.steps}`.
         model: the network, or its node, in place of `of` and its arguments.
         of: the dotted name of what builds the network.
@@ -58,6 +58,8 @@ def prepared(
     from prepare.errors import ConfigError
     from prepare.pipeline import Pipeline
 
+    if not of and model is None and len(args) == 1:
+        model, args = args[0], ()
     if bool(of) == (model is not None) or (model is not None and (args or options)):
         wrong = (
             "give either model, a node that builds the network, or of, the name of what builds it"

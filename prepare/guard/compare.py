@@ -19,11 +19,10 @@ from prepare.core.forward.stand_ins import copy_of, real_stand_in
 from prepare.core.forward.unchanged import ModelState
 from prepare.core.model.tensors import is_plain
 from prepare.core.utils.text import size
-from prepare.guard.watch import copy_once
 from prepare.stages.verify.compare_modules import ModuleComparer, OtherTensorsError
 from prepare.stages.verify.execution import module_calls
 from prepare.stages.verify.execution.determinism import DeterministicMode, make_deterministic
-from prepare.stages.verify.execution.module_calls import NotAloneError, RecordedCall
+from prepare.stages.verify.execution.module_calls import NotAloneError, RecordedCall, copy_once
 from prepare.stages.verify.execution.runner import ModelPair
 from prepare.stages.verify.execution.single_run import contiguous, seed_everything
 

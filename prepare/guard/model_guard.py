@@ -318,9 +318,8 @@ class ModelGuard(Guard):
     def _compared(self, record: WatchedCall) -> WrongModule | None:
         """Return the difference of one call from torch's own; None if there is none, or none can be told."""
         watched, start = record.watched, time.perf_counter()
-        record.is_exact &= record.found == len(
-            self.differences
-        )  # else modules in it may have changed
+        # Else modules in it may have changed.
+        record.is_exact &= record.found == len(self.differences)
         try:
             text = apart(partial(self._difference, record))
         except Exception as error:  # the module's code may depend on the code around it

@@ -132,20 +132,14 @@ class Response:
 
 def check_options(action: str, seconds: float, max_bytes: int, share: float) -> None:
     """Raise a RefusedError if an option of a guard is wrong."""
-    if action not in get_args(OnDifference):
-        remedy = choose(str(action), get_args(OnDifference))
-        raise RefusedError("on_difference", f"{action!r} is not allowed", remedy)
-    limits = {
-        "share": (share > 0, share, "above 0", "give a part of the time, as in 0.01"),
-        "seconds": (seconds > 0, seconds, "above 0", "give the seconds that a call may take"),
-        "max_bytes": (max_bytes >= 1, max_bytes, "at least 1", "give a number of bytes"),
-    }
-    wrong = (
-        Problem(name, f"{value} is not {allowed}", remedy)
-        for name, (is_right, value, allowed, remedy) in limits.items()
-        if not is_right
-    )
-    raise_problems(RefusedError, wrong)
+    remedy = choose(str(action), actions := get_args(OnDifference))
+    checks = [
+        (action in actions, "on_difference", f"{action!r} is not allowed", remedy),
+        (share > 0, "share", f"{share} is not above 0", "give a part of the time, as in 0.01"),
+        (seconds > 0, "seconds", f"{seconds} is not above 0", "give the seconds of a call"),
+        (max_bytes >= 1, "max_bytes", f"{max_bytes} is not at least 1", "give a number of bytes"),
+    ]
+    raise_problems(RefusedError, [Problem(*told) for is_right, *told in checks if not is_right])
 
 
 def _own(module: nn.Module) -> list[Tensor]:

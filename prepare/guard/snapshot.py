@@ -40,14 +40,10 @@ def copied(module: nn.Module) -> nn.Module:
 
 
 def _copied(value: Any, *, memo: dict[int, Any], depth: int = _DEPTH) -> Any:
-    kind = type(value)
-    if (
-        kind in holders.SIMPLE
-        or not depth
-        or (isinstance(value, nn.Module) and id(value) not in memo)
-    ):
+    kind, is_known = type(value), id(value) in memo
+    if kind in holders.SIMPLE or not depth or (isinstance(value, nn.Module) and not is_known):
         return value
-    if id(value) in memo:
+    if is_known:
         return memo[id(value)]
     inner, twin = partial(_copied, memo=memo, depth=depth - 1), value
     if isinstance(value, Tensor):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.nested import map_tensors, named_tensors_in, tensors_in
+from prepare.core.forward.nested import named_tensors_in, tensors_in
 from prepare.core.model.module_tree import remove_hooks
 from prepare.guard.snapshot import copied
-from prepare.stages.verify.execution.module_calls import RecordedCall
+from prepare.stages.verify.execution.module_calls import (
+    Copies,
+    RecordedCall,
+    copy_once,
+    keep_gradient,
+)
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
@@ -42,26 +47,23 @@ class Watched:
     def attach(self, guard: Any) -> None:
         """Give the calls of the module to `guard.acts`; `detach` ends that."""
         hooks = [_Hook(act, running, self.module) for act, running in guard.acts(self)]
-        if compiled := vars(self.module).get(
-            _COMPILED
-        ):  # it does not run hooks that are added later
+        if compiled := vars(self.module).get(_COMPILED):  # it runs no hooks that are added later
             vars(self.module)[_COMPILED] = _CompiledCall(compiled, *hooks)
             return
         before, first, last = hooks
         # The last sees what later hooks return; hooks that the user had may change the output.
-        own = map(type, self.module._forward_hooks.values())
-        is_last = all(hook.__module__.startswith("prepare.") for hook in own)
+        own = self.module._forward_hooks.values()
+        self._is_last = all(type(hook).__module__.startswith("prepare.") for hook in own)
         self.handles = [
             self.module.register_forward_pre_hook(before, with_kwargs=True),
-            self.module.register_forward_hook(last, prepend=not is_last),
+            self.module.register_forward_hook(last, prepend=not self._is_last),
             self.module.register_forward_hook(first, prepend=True),
         ]
-        self.hooks = set(_hooks(self.module))
-        self._is_last = is_last
+        self.hooks = _hooks(self.module)
 
     def has_later_hooks(self) -> bool:
         """Return whether hooks were added since the guard was made, and see what these return."""
-        if not self.handles or self.hooks.issuperset(_hooks(self.module)):
+        if not self.handles or self.hooks >= _hooks(self.module):
             return False
         if self._is_last:
             self.module._forward_hooks.move_to_end(self.handles[1].id)  # type: ignore[attr-defined]
@@ -85,7 +87,7 @@ class WatchedCall:
 
     def __init__(self, watched: Watched, key: Hashable, call: Call, amp: str, found: int) -> None:
         self.watched, self.key, self.amp = watched, key, amp
-        self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._copies: Copies = {}
         self.call = RecordedCall("", call.map(partial(copy_once, self._copies)))
         self.before, self.is_compiled = copied(watched.module), watched.kind == "compiled"
         for part in self.before.modules():
@@ -101,11 +103,8 @@ class WatchedCall:
     def end(self, output: Any) -> None:
         """Record what the module's own code returns, and the gradients of that when they arrive."""
         self.is_exact = torch.equal(self._numbers, _numbers())
-        self.call.outputs = map_tensors(partial(copy_once, self._copies), output)
-        if not self.key:
-            for index, tensor in enumerate(tensors_in(output)):
-                if tensor.requires_grad:
-                    tensor.register_hook(partial(_keep, self.call.output_gradients, index))
+        keep = partial(copy_once, self._copies)
+        self.call.keep_outputs(output, keep, gradients=not self.key)
         self._raw = output
 
     def follow(self, args: Any, output: Any) -> None:
@@ -127,16 +126,15 @@ class WatchedCall:
         for name, before in old.items() if not self.is_changed else ():
             after, is_output = new[name], values[0] is not self._given
             self.is_changed |= self.grad and before.requires_grad and not after.requires_grad
-            if (
-                is_output or before.data_ptr() != after.data_ptr()
-            ):  # its code may change an argument
+            # Its code may change an argument.
+            if is_output or before.data_ptr() != after.data_ptr():
                 self.pairs.append([copies[name], copy_once({}, after)])
             is_replaced = is_output and after is not before and not self.key
             if is_replaced and before.requires_grad and after.requires_grad:
                 pair: list[Tensor | None] = [None, None]
                 self.pairs.append(pair)
-                before.register_hook(partial(_keep, pair, 0))
-                after.register_hook(partial(_keep, pair, 1))
+                before.register_hook(partial(keep_gradient, pair, 0))
+                after.register_hook(partial(keep_gradient, pair, 1))
 
     def _keep_passed(self, into: Any, out: Any) -> None:
         self.pairs += [[a, b] for a, b in zip(into, out, strict=True) if b is not None]
@@ -190,19 +188,6 @@ def key_of(module: nn.Module, args: Any, kwargs: Any) -> Hashable:
     return tuple(found)
 
 
-def copy_once(copies: dict[tuple[int, int], tuple[Tensor, Tensor]], tensor: Tensor) -> Tensor:
-    """Return a copy without a graph; the same for the same tensor, unless it was changed in place."""
-    with torch.inference_mode(mode=False):
-        copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    if tensor.is_inference():  # it has no version: each time another copy
-        return copy
-    return copies.setdefault((id(tensor), tensor._version), (tensor, copy))[1]
-
-
-def _keep(gradients: Any, key: Any, gradient: Tensor) -> None:
-    gradients[key] = gradient.detach().clone()
-
-
 def _numbers() -> Tensor:
     """Return the state of torch's random numbers."""
     state = torch.get_rng_state()
@@ -211,7 +196,6 @@ def _numbers() -> Tensor:
     return state
 
 
-def _hooks(module: nn.Module) -> Iterator[int]:
-    tables = (module._forward_pre_hooks, module._forward_hooks, module._backward_hooks)
-    for table in (*tables, module._backward_pre_hooks):
-        yield from table
+def _hooks(module: nn.Module) -> set[int]:
+    forward = *module._forward_pre_hooks, *module._forward_hooks
+    return {*forward, *module._backward_hooks, *module._backward_pre_hooks}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from prepare.core.forward.autocast import Amp, check_amp
+from prepare.core.forward.autocast import Amp, read_amp
 from prepare.core.forward.torch_state import saved_switches
 from prepare.core.model.module_tree import Snapshot, copy_tree
 from prepare.core.utils.signals import act_on_interrupts, held_interrupts
@@ -80,7 +80,7 @@ def survey(
 ) -> Survey:
     """Ask every step what it has to do; `model` itself is not changed."""
     check_known_issues(known_issues)
-    check_amp(amp)
+    amp = read_amp(amp)
     _check_module(model)
     actions: list[Action] = []
     unmatched: list[ConfigError] = []

@@ -1,20 +1,21 @@
-"""Distributed training: the rank, and a check that all ranks hold the same model."""
+"""Distributed training: the rank, work for all ranks on one, and a check that they hold the same model."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from prepare.errors import Problem, RefusedError
+from prepare.errors import PrepareError, Problem, RefusedError
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed import ProcessGroup
 
-
+_Result = TypeVar("_Result")
 _SIDES = ("shape", "stride", "dtype", "device", "requires_grad")
 _SHOWN = 3
 _REMEDY = "prepare with one recipe on every rank, before DistributedDataParallel or any collective"
@@ -30,6 +31,40 @@ def rank() -> int:
         return int(distributed.get_rank())
     number = os.environ.get("RANK", "")
     return int(number) if number.isdecimal() and "WORLD_SIZE" in os.environ else 0
+
+
+def on_rank_zero(work: Callable[[], _Result]) -> _Result:
+    """Run `work` on rank 0 and return its result on every rank; without torch.distributed, just run it.
+
+    Ranks that are prepared differently would train wrong numbers silently.
+
+    Raises:
+        PrepareError: the error of rank 0; the other ranks raise a RefusedError that names rank 0.
+        KeyboardInterrupt: rank 0 was stopped.
+    """
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return work()
+    if distributed.get_world_size() == 1:
+        return work()
+    # The result, the error as text, and whether that ends the program.
+    message: list[Any] = [None, None, False]
+    if distributed.get_rank() == 0:
+        try:
+            message[0] = work()
+        except BaseException as error:
+            text = str(error) if isinstance(error, PrepareError) else repr(error)
+            with suppress(Exception):  # another rank that has ended as well
+                distributed.broadcast_object_list([None, text, not isinstance(error, Exception)])
+            raise
+    distributed.broadcast_object_list(message)
+    if message[2]:
+        raise KeyboardInterrupt(f"rank 0 was stopped: {message[1]}")
+    if message[1] is not None:
+        raise RefusedError("rank 0", message[1], "see the output of rank 0")
+    result: _Result = message[0]
+    return result
 
 
 def same_on_all_ranks(model: nn.Module, *, group: ProcessGroup | None = None) -> None:

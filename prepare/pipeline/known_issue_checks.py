@@ -68,6 +68,11 @@ class IssueMatch:
         )
 
     @property
+    def is_met(self) -> bool:
+        """Return whether a call in the mode of the model may meet it: not in a backward that does not run."""
+        return self.in_training or self.issue.part not in ("gradients", "memory")
+
+    @property
     def _is_of_last_batch(self) -> bool:
         return self.issue.sizes == _ONE and (self.batch or 1) > 1
 

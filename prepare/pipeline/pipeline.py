@@ -7,6 +7,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,6 +19,7 @@ from prepare.core.forward.autocast import Amp
 from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example
 from prepare.core.forward.nested import arguments
+from prepare.core.forward.workload import Workload, head_of
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.options import no_options, plain
@@ -36,6 +38,7 @@ from prepare.errors import (
 )
 from prepare.patterns import exactly
 from prepare.pipeline.apply import Phases, all_moves, apply_steps, survey
+from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.drift import Drift, optimizer_drift, plan_drift, raise_drift
 from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues
 from prepare.pipeline.optimizer_state import (
@@ -45,7 +48,12 @@ from prepare.pipeline.optimizer_state import (
     unwrap_optimizer,
 )
 from prepare.pipeline.plan import Plan
-from prepare.pipeline.preconditions import fsdp_problems, lazy_problems, precondition_problems
+from prepare.pipeline.preconditions import (
+    fsdp_problems,
+    lazy_problems,
+    module_problems,
+    precondition_problems,
+)
 from prepare.pipeline.tensor_table import tensor_plans
 from prepare.registry import STEPS
 from prepare.step import PHASES, Step, remembering
@@ -160,7 +168,8 @@ class Pipeline:
         """Return what `apply` would do to `model`; changes nothing, and works on the meta device.
 
         What `apply` would raise for a known issue of torch is in the plan's `errors`, and what it would warn
-        of in its `warnings`; `known_issues` and `amp` are as there. `batch` is the number of samples of a
+        of in its `warnings`, of a model in evaluation mode without what only a backward meets, which is in
+        `training_errors`; `known_issues` and `amp` are as there. `batch` is the number of samples of a
         call: what is wrong at batch 1 only is a warning for more, and an error if it is not known.
 
         Raises:
@@ -178,6 +187,7 @@ class Pipeline:
                 match.problem()
                 for match in work.issues
                 if not match.is_error
+                and match.is_met
                 and (REPAIR_STEP in self.steps or match.unreached is None or match.is_wrong)
             ]
             unfit = [problem for step in self.steps.values() for problem in step.in_training()]
@@ -238,9 +248,9 @@ class Pipeline:
         Known slow cases are listed in `plan(model).warnings`. With "warn", what would end the process in
         training is repaired, if a repair exists.
 
-        With `example`, a batch before `format`, the steps whose options depend on one choose them first, as
-        on the command line: `keep_layout` the calls that its layout flow names. The options chosen are those
-        of this pipeline from then on. The other steps are tried on a copy of the model.
+        With `example`, a batch before `format` or a Workload, the steps whose options depend on one choose
+        them first, as on the command line: `keep_layout` the calls that its layout flow names. The options
+        chosen are those of this pipeline from then on. The other steps are tried on a copy of the model.
 
         Raises:
             ConfigError: the request has no effect, or contradicts itself.
@@ -253,7 +263,7 @@ class Pipeline:
         batch = None
         if example is not None:
             self._choose(model, example, amp)
-            batch = call_of(example).batch
+            batch = call_of(head_of(example)).batch
         with held_interrupts(may_hang=True), remembering():
             start = time.perf_counter()
             optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
@@ -303,16 +313,18 @@ class Pipeline:
 
     def _choose(self, model: nn.Module, example: Any, amp: Amp) -> None:
         """Replace the steps that ask for an example by those with the options that it leads to."""
-        given = Example(*arguments(example))
+        several = isinstance(example, Workload)
+        given = example.each(_as_example) if several else _as_example(example)
         for step in [step for step in self.steps.values() if step.without_example()]:
-            chosen, notes = self.step_for(step, copy_tree(model, clone_of), given, amp)
+            copied = copy_tree(model, cache(clone_of))  # a shared tensor stays one
+            chosen, notes = self.step_for(step, copied, given, amp)
             for note in notes:
                 _log.warning("%s", note)
             self.steps[step.name] = chosen.settle()
             self._phases = self._by_phase()
 
     def step_for(
-        self, step: Step, copied: nn.Module, example: Example, amp: Amp
+        self, step: Step, copied: nn.Module, example: Example | Workload, amp: Amp
     ) -> tuple[Step, list[str]]:
         """Return a step of this pipeline with the options that it finds with `example`, and notes on them.
 
@@ -322,7 +334,13 @@ class Pipeline:
         others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
-        return step.for_example(copied, others.formatted(example), backward=backward, amp=amp)
+        step, change = step.bind(steps), others.formatted
+        given = example.each(change) if isinstance(example, Workload) else change(example)
+        if not step.measures:
+            return step.for_example(copied, given, backward=backward, amp=amp)
+        # A wrapped model runs collectives, which rank 0 would wait in for ever.
+        raise_problems(RefusedError, module_problems(copied))
+        return on_rank_zero(lambda: step.for_example(copied, given, backward=backward, amp=amp))
 
     def _by_phase(self) -> Phases:
         return Phases.of(step.bind(self.steps.values()) for step in self.steps.values())
@@ -403,14 +421,18 @@ class Pipeline:
         )
 
     def format(self, batch: Any) -> Any:
-        """Return the batch as the prepared model expects it; without an input step, the same object.
+        """Return the batch as the prepared model expects it; the same object if nothing changes.
 
-        So with `half` or `device`, add the step `"input_format": {}` to the pipeline, or the model raises
-        because its input and its weights differ.
+        Without an input step that is the device and the floating-point dtype that the steps give to the
+        weights, without which the model raises; the step `input_format` gives the memory format too.
         """
-        for step in self._phases.inputs:
+        for step in self._phases.inputs or self._needed_format():
             batch = step.format(batch)
         return batch
+
+    def _needed_format(self) -> list[InputFormat]:
+        needed = replace(InputFormat().bind(self.steps.values()), memory_format=None)
+        return [needed] if needed.device or needed.dtype else []
 
     def formatted(self, example: Example) -> Example:
         """Return the example as `input_format` formats it."""
@@ -448,6 +470,10 @@ def _check_mapping(steps: object) -> None:
     if not isinstance(steps, Mapping):
         wrong = f"{type(steps).__name__} is not a mapping"
         raise ConfigError("steps", wrong, "give {name: options}")
+
+
+def _as_example(batch: Any) -> Example:
+    return Example(*arguments(batch))
 
 
 def _check_strict(strict: object) -> None:

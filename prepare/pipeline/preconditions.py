@@ -26,7 +26,7 @@ def precondition_problems(model: nn.Module, table: RequestTable) -> Iterator[Pro
 
 def model_problems(model: nn.Module, table: RequestTable) -> Iterator[Problem]:
     """Yield the reasons in the modules and tensors of `model` not to move them."""
-    yield from _module_problems(model)
+    yield from module_problems(model)
     yield from _tensor_problems(table)
 
 
@@ -60,7 +60,8 @@ def scripted_problems(
             return
 
 
-def _module_problems(model: nn.Module) -> Iterator[Problem]:
+def module_problems(model: nn.Module) -> Iterator[Problem]:
+    """Yield the reasons in how `model` is wrapped, sharded or compiled not to change it."""
     yield from scripted_problems(model)
     for name, module in model.named_modules():
         where = name or type(model).__name__

@@ -10,7 +10,7 @@ from torch import nn
 
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.utils.options import plain
-from prepare.core.utils.suggest import choose
+from prepare.core.utils.suggest import choose, meant
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 
@@ -31,7 +31,7 @@ _FORMATS = {
     "by_rank": _2D | _3D,
     "contiguous": dict.fromkeys(_2D | _3D, "contiguous"),
 }
-_DTYPES = {"float32": None, "float16": "float16", "half": "float16", "bfloat16": "bfloat16"}
+_DTYPES = {"float32": None, "float16": "float16", "bfloat16": "bfloat16"}
 
 
 # What `prepare` was to change in each model, for `report`; an entry goes with its model.
@@ -75,12 +75,10 @@ def prepare(
     if dtype is not None and (name := _chosen("dtype", dtype, _DTYPES)):
         steps["half"] = {"dtype": name}
     if memory_format is not None:
-        if plain(memory_format) == "contiguous_format":
-            memory_format = "contiguous"
         formats = _chosen("memory_format", memory_format, _FORMATS)
         steps |= {step: {"memory_format": name} for step, name in formats.items()}
         if repair_layout is None:
-            repair_layout = plain(memory_format) != "contiguous"
+            repair_layout = formats != _FORMATS["contiguous"]
     if repair_layout:
         steps[REPAIR_STEP] = {}
     if steps and format_inputs:
@@ -95,7 +93,8 @@ def prepare(
 
 
 def _chosen(key: str, value: Any, allowed: Mapping[str, Any]) -> Any:
-    name = str(plain(value))
-    if name not in allowed:
-        raise ConfigError(key, f"{name!r} is not allowed", choose(name, allowed))
+    name = meant(value, allowed)
+    if name is None:
+        word = str(plain(value))
+        raise ConfigError(key, f"{word!r} is not allowed", choose(word, allowed))
     return allowed[name]

@@ -181,6 +181,11 @@ class StageContext:
         """The autocast of every forward."""
         return self.settings.amp
 
+    def step_seconds(self) -> tuple[float, ...]:
+        """Return the seconds of a step of each size; a backward takes twice its forward."""
+        took = self.took if isinstance(self.took, tuple) else (self.took,)
+        return tuple(seconds * (3 if self.training else 1) for seconds in took)
+
     def needed_workload(self) -> Example | Workload:
         """Return the example input as declared, or all sizes. Raises ConfigError if there is none."""
         return self.workload or self.needed_example()
@@ -293,6 +298,11 @@ class Stage:
     def needs_reference(self) -> NeedsReference:
         """Return whether this stage compares with a copy of the unprepared model; `short` and `full` do."""
         return _BY_LEVEL.get(getattr(self, "level", ""), "no")
+
+    def longest(self, work: StageContext) -> float:
+        """Return the most seconds that `run` takes; 0 if that is short or not known."""
+        del work
+        return 0.0
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         """Do it; return the records by name. The model is prepared, and left as it is."""

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from prepare.core.utils.options import as_written
-from prepare.core.utils.suggest import choose
+from prepare.core.utils.suggest import choose, meant
 from prepare.errors import Problem
 from prepare.registry import register
 from prepare.step import ForRecipes, Step, TensorStep, Want
@@ -24,12 +24,19 @@ DEVICE = "a device, as in cpu or cuda:0"
 _KINDS = ("auto", "cpu", "cuda", "mps", "xpu", "meta")
 
 
-def readable_device(device: str) -> None:
-    """Raise ValueError, with the allowed names, if `device` is not the name of a device."""
+def readable_device(device: str) -> str:
+    """Return the name of a device, such as `cuda:0` for `gpu:0`.
+
+    Raises:
+        ValueError: it is not the name of a device; with the allowed names.
+    """
+    kind, colon, index = device.partition(":")
+    device = f"{meant(kind, _KINDS) or kind}{colon}{index}"
     if not re.fullmatch(rf"({'|'.join(_KINDS)})(:[0-9]{{1,4}})?", device) or device.startswith(
         "auto:"
     ):
         raise ValueError(f"{as_written(device)} is not a device", choose(device, _KINDS))
+    return device
 
 
 @register("device")

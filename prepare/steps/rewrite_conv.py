@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -46,6 +47,7 @@ class _RewriteConv(ForChannelsLast):
     complexity = 2
     keeps_tensors: ClassVar[bool] = True
     only_layouts = False
+    measures = True
     include: Patterns = ()
     exclude: Patterns = ()
     force: bool = False
@@ -104,7 +106,8 @@ class _RewriteConv(ForChannelsLast):
             return
         tried = [name for name in self.tried(model) if not is_rewritten(model.get_submodule(name))]
         if tried:
-            names = ", ".join(tried[:_SHOWN]) + (", ..." if len(tried) > _SHOWN else "")
+            shown = [name or type(model).__name__ for name in tried[:_SHOWN]]
+            names = ", ".join(shown) + (", ..." if len(tried) > _SHOWN else "")
             wrong = f"an example would time {plural(len(tried), 'more convolution')} ({names})"
             yield Problem(f"steps.{self.name}", wrong, "give one, or name them")
 
@@ -126,7 +129,10 @@ class _RewriteConv(ForChannelsLast):
             remedy = "give other sizes, exclude the module, or leave out force"
             raise_problems(
                 ConfigError,
-                [Problem(where, f"{name} cannot run as {why}", remedy) for name, why in problems],
+                [
+                    Problem(where, f"{name or type(model).__name__} cannot run as {why}", remedy)
+                    for name, why in problems
+                ],
             )
             return self, []
         choice = choose_rewrites(
@@ -143,13 +149,25 @@ class _RewriteConv(ForChannelsLast):
     def tried(self, model: torch.nn.Module) -> dict[str, list[Rewrite]]:
         """Return the rewrites that an example would be timed with, for each convolution."""
         tried: dict[str, list[Rewrite]] = {}
+        shared = self._shared(model)
         for name, module in model.named_modules():
+            if module in shared:
+                continue
             fitting = [each for each in _all() if not each.never_loses and each.fits(module)]
             skipped = any(matches(each, name, module) for each in self.exclude)
             kept = not self.include or any(matches(each, name, module) for each in self.include)
             if fitting and kept and not skipped:
                 tried[name] = fitting
         return tried
+
+    def _shared(self, model: torch.nn.Module) -> set[torch.nn.Module]:
+        """Return the modules that share their weight, where a format is requested: it can have one only."""
+        holders = defaultdict[Any, set["torch.nn.Module"]](set)
+        if self.formats(model):
+            for module in model.modules():
+                holders[module._parameters.get("weight")].add(module)
+        found = (each for weight, each in holders.items() if weight is not None and len(each) > 1)
+        return set().union(*found)
 
     @property
     def _is_auto(self) -> bool:
@@ -160,7 +178,10 @@ class _RewriteConv(ForChannelsLast):
         if not self._is_auto:
             return self._named(model)
         wanted: dict[str, Rewrite] = {}
+        shared = self._shared(model)
         for name, module in model.named_modules():
+            if module in shared:
+                continue
             done = next((each for each in _all() if each.is_repaired(module)), None)
             fitting = (each for each in _all() if self.force or each.never_loses)
             fit = next((each for each in fitting if each.fits(module)), None)
@@ -192,7 +213,8 @@ class _RewriteConv(ForChannelsLast):
                     problems.append(Problem(where, wrong, "name a convolution that it fits"))
                 for name in fitting:
                     if wanted.setdefault(name, rewrite) is not rewrite:
-                        wrong = f"{name} is named for {wanted[name].name} too"
+                        where_named = name or type(model).__name__
+                        wrong = f"{where_named} is named for {wanted[name].name} too"
                         problems.append(Problem(where, wrong, "name it once"))
         raise_problems(ConfigError, problems)
         return wanted

@@ -8,6 +8,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -93,7 +94,43 @@ def test_each_model_gets_the_batch_its_pipeline_formats():
     assert seen == {torch.float32: {(torch.float32, 64)}, torch.bfloat16: {(torch.bfloat16, 64)}}
     seen.clear()
     timed(models(steps | {"input_format": {}}, Watched(3, 4, 3)))
-    assert seen == {torch.float32: {(torch.float32, 64)}, torch.bfloat16: {(torch.bfloat16, 1)}}
+    # The model with the precision alone has the layout that it had.
+    layouts = {(torch.bfloat16, 1), (torch.bfloat16, 64)}
+    assert seen == {torch.float32: {(torch.float32, 64)}, torch.bfloat16: layouts}
+
+
+@pytest.mark.parametrize(
+    ("steps", "third", "rest"),
+    [
+        ({}, "bfloat16 alone", "the layout"),
+        ({"repair_layout": {}}, "bfloat16 alone", "the layout"),
+        ({"fuse_conv_bn": {}}, "bfloat16 alone", "the other steps"),
+        ({"half": None}, "", ""),
+        ({"conv2d_memory_format": None}, "", ""),
+        ({"conv2d_memory_format": {"memory_format": "contiguous"}}, "", ""),
+    ],
+    ids=str,
+)
+def test_precision_and_layout_are_timed_in_three(steps, third, rest):
+    both = {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}}
+    given = {name: options for name, options in (both | steps).items() if options is not None}
+    (case,) = timed(models(given)).cases
+    compared = case.comparison
+    names = ["unprepared", "prepared", *filter(None, [third])]
+    assert [row.name for row in compared.rows] == names
+    assert compared.settings.get("rest", "") == rest
+    assert compared.settings["confidence_of_each"] == pytest.approx(1 - 0.05 / 5)  # as of two
+    assert case.row.name == "prepared"
+
+
+def test_a_third_model_has_only_the_precision_and_needs_time():
+    found = models({"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}})
+    alone = levels._precision_alone(found)
+    weight = alone.model[0].weight
+    assert (weight.dtype, weight.is_contiguous()) == (torch.bfloat16, True)
+    assert found.unprepared[0].weight.dtype is torch.float32
+    slow = timed(found, took=levels.LONGEST / 20).cases[0]  # time for two models only
+    assert [row.name for row in slow.comparison.rows] == ["unprepared", "prepared"]
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -118,7 +155,8 @@ def test_the_unprepared_model_is_only_moved_to_the_device(monkeypatch):
     )  # fmt: skip
     before = values_of(found.unprepared)
     timed(found)
-    assert applied == [({"device": {"device": "cpu"}}, found.unprepared)]
+    own = [each for each in applied if each[1] is found.unprepared]
+    assert own == [({"device": {"device": "cpu"}}, found.unprepared)]
     assert values_of(found.unprepared) == before
 
 
@@ -183,6 +221,7 @@ def test_an_internal_error_is_raised_but_out_of_memory_is_reported(monkeypatch):
     assert timed().headline.reason.startswith("out of memory: ")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seconds", [1e-4, 0.01, 0.1, 0.3, 0.5, 0.8, 1.5, 2.9])
 @pytest.mark.parametrize("slowdown", [0.1, 1.0, 3.0])
 def test_a_short_bench_ends_within_10_seconds_or_is_refused(monkeypatch, seconds, slowdown):
@@ -280,6 +319,38 @@ def references(monkeypatch, verify, bench):
     given = replace(settings(**levels), steps={"conv2d_memory_format": {}})
     run_stages.run_stages(given, lambda _: net(), folder=Path(), progress=lambda _: nullcontext(), show=lambda _: None)  # fmt: skip
     return seen
+
+
+@pytest.mark.parametrize(("patience", "count"), [(-1.0, 1), (1e6, 0)])
+def test_a_slow_run_says_once_how_long_it_may_take(monkeypatch, patience, count):
+    monkeypatch.setattr(run_stages, "_PATIENCE", patience)
+    monkeypatch.setattr(STAGES["verify"], "run", lambda *_: time.sleep(0.05) or {})
+    monkeypatch.setattr(STAGES["bench"], "run", lambda *_: {})
+    levels = {name: STAGES[name](level="short") for name in ("verify", "bench")}
+    given = replace(settings(**levels), steps={"conv2d_memory_format": {}})
+    lines = []
+    run_stages.run_stages(
+        given, lambda _: net(), folder=Path(), progress=lambda _: nullcontext(),
+        show=lambda _: None, announce=lines.append,
+    )  # fmt: skip
+    assert len(lines) == count
+    assert all(
+        re.fullmatch(
+            r"this run takes up to 4\d s: verification 30 s, timing 9 s; verify=none bench=none ends it after \d s",
+            line,
+        )
+        for line in lines
+    )
+
+
+def test_the_time_of_a_verification_grows_with_the_step():
+    work_of = SimpleNamespace(reference=net(), step_seconds=lambda: (1.0, 3.0, 100.0))
+    assert STAGES["verify"](level="short").longest(work_of) == 30 + 60 + 300
+    assert STAGES["verify"](level="short", seconds=7).longest(work_of) == 21
+    assert STAGES["verify"](level="none").longest(work_of) == 0
+    # The last is too slow for a comparison.
+    assert STAGES["bench"](level="short").longest(work_of) == 18 + 54
+    assert STAGES["bench"](level="full").longest(work_of) == 180
 
 
 def test_one_copy_serves_the_verification_and_the_bench(monkeypatch):

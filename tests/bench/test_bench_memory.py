@@ -41,6 +41,7 @@ def test_the_cost_of_a_page_fault_is_measured():
     assert 1e-8 < peak_memory.seconds_per_page_fault() < 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="settings of glibc")
 def test_documented_malloc_settings_keep_memory_in_the_process():
     code = """if True:

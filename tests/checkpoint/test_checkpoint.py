@@ -93,6 +93,7 @@ def test_files_saved_without_prepare_can_be_loaded(tmp_path):
         assert_same(load(tmp_path / name, small).model, small_like(model))
 
 
+@pytest.mark.slow
 def test_a_sharded_checkpoint_of_transformers_loads_with_tied_weights(tmp_path):
     transformers = pytest.importorskip("transformers")
     BertForMaskedLM = transformers.BertForMaskedLM
@@ -173,6 +174,7 @@ def peak() -> int:
     return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) * 1024
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path("/proc/self/clear_refs").exists(), reason="only Linux reports the peak"
 )

@@ -12,6 +12,7 @@ from checkpoint_nets import small
 from prepare.app.cli import main as cli
 from prepare.checkpoint import load, save
 from prepare.errors import CheckpointError
+from prepare.models.unet import UNet2d
 
 RUN = ["model=unet2d", "device=cpu", "bench=none", "flow=none", "memfmt=channels_last"]
 RUN += ["input.shape=[1,1,16,16]", "model.width=4", "model.depth=2"]
@@ -58,6 +59,14 @@ def test_a_file_that_does_not_fit_fails_the_job_in_one_line(here, capsys):
     assert cli.run([*RUN, "weights=other.pt"]) == 1
     said = capsys.readouterr().err
     assert "other.pt, encoder.0.conv1.weight: is not in the file\n" in said
+    save(nn.ModuleDict({"module": UNet2d(width=4, depth=2)}), "wrapped.pt")
+    assert cli.run([*RUN, "verify=none", "weights=wrapped.pt"]) == 1
+    assert "which those of the model lack; add strip=module.\n" in capsys.readouterr().err
+    assert cli.run([*RUN, "verify=none", "weights=wrapped.pt", "strip=module."]) == 0
+    assert cli.run([*RUN, "strip=module."]) == 2
+    assert capsys.readouterr().err.endswith(
+        "strip: there is no file of weights; add weights=FILE\n"
+    )
     assert said.endswith(" more); give another file\n")
     Path("text.pt").write_text("hello")
     assert cli.run([*RUN, "weights=text.pt"]) == 1

@@ -14,7 +14,7 @@ from checkpoint_nets import (
     state_of,
 )
 from prepare.checkpoint import load, save
-from prepare.errors import CheckpointError, KnownIssueError, RefusedError
+from prepare.errors import CheckpointError, ConfigError, KnownIssueError, RefusedError
 from prepare.pipeline import Pipeline
 
 
@@ -53,6 +53,53 @@ def test_rename_maps_names_and_may_leave_some_out(path):
     assert_same(load(path, small, rename=rename).model, small_like(model))
     with pytest.raises(CheckpointError, match="is renamed to 'x', and so is"):
         load(path, small, rename=lambda _: "x")
+
+
+WRAPPED = {
+    "module.": lambda model: nn.ModuleDict({"module": model}),
+    "_orig_mod.": lambda model: nn.ModuleDict({"_orig_mod": model}),
+    "model.": lambda model: nn.ModuleDict({"model": model, "loss": nn.Linear(2, 2)}),
+    "module._orig_mod.": lambda m: nn.ModuleDict({"module": nn.ModuleDict({"_orig_mod": m})}),
+}
+
+
+@pytest.mark.parametrize("prefix", WRAPPED)
+def test_a_prefix_of_every_name_is_named_and_stripped_on_request(path, prefix):
+    model = small()
+    save(WRAPPED[prefix](model), path)
+    before, built = path.read_bytes(), small()
+    with pytest.raises(CheckpointError) as caught:
+        load(path, built)
+    told = f"{path}: its names hold {prefix!r}, which those of the model lack; load it with strip={prefix!r}"
+    assert list(map(str, caught.value.problems)) == [told]
+    loaded = load(
+        path, built, strip=prefix.removesuffix("."), strict=prefix != "model.", check="always"
+    )
+    assert_same(loaded.model, small_like(model))
+    assert loaded.missing == ()
+    assert list(loaded.unexpected) == ["loss.weight", "loss.bias"] * (prefix == "model.")
+    assert path.read_bytes() == before
+
+
+def test_compiled_parts_are_stripped_wherever_they_stand(path):
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    save(nn.Sequential(model[0], nn.ModuleDict({"_orig_mod": model[1]})), path)
+    with pytest.raises(CheckpointError, match="load it with strip='_orig_mod.'$"):
+        load(path, lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
+    built = load(path, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), strip="_orig_mod.").model
+    assert torch.equal(built[1].weight, model[1].weight)
+
+
+def test_two_prefixes_are_both_named_and_a_part_is_not_one(path):
+    save(nn.ModuleDict({"model": nn.Linear(2, 2), "ema": nn.Linear(2, 2)}), path)
+    with pytest.raises(CheckpointError, match="hold 'ema.' and 'model.', which .* strip='ema.'$"):
+        load(path, nn.Linear(2, 2))
+    with pytest.raises(
+        ConfigError, match="strip: no name in .* begins with 'modle.'; the first is"
+    ):
+        load(path, nn.Linear(2, 2), strip="modle.")
+    with pytest.raises(CheckpointError, match="a.weight: is not in the file"):
+        load(path, nn.ModuleDict({"model": nn.Linear(2, 2), "a": nn.Linear(2, 2)}))
 
 
 def test_hooks_of_modules_that_rename_are_run(path):

@@ -45,6 +45,7 @@ def test_a_wrong_configuration_is_an_object_with_the_error(capsys):
     assert "did you mean" in found["error"]
 
 
+@pytest.mark.slow
 def test_a_sweep_gives_its_rows(capsys):
     sweep = ("--multirun", "seed=0,1", "verify=none", "flow=none", "isolate=false")
     found = answer(capsys, *NET, *sweep, "--json")

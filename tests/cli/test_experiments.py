@@ -19,6 +19,7 @@ STEPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_an_experiment_runs_and_leaves_its_recipe(name, tmp_path, capsys):
     words = [f"+experiment={name}", *SMALL[name], *MORE[name], "memfmt=channels_last_3d"]

@@ -71,7 +71,7 @@ AT = {
             "model",
             (
                 "forward of TakesTwo: TypeError: TakesTwo.forward() missing 1 required positional argument: "
-                "'ids'; forward takes other arguments: give them in input.args and input.kwargs, one dict as input.args=[{NAME:{shape:[...]}}]"
+                "'ids'; forward takes other arguments: give them as input.args=[{shape:[...]},...] and input.kwargs={NAME:{shape:[...]}}, one dict as input.args=[{NAME:{shape:[...]}}]"
             ),
         ),
         (

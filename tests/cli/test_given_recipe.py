@@ -51,6 +51,7 @@ def test_words_add_to_a_recipe_change_it_and_drop_from_it(go, recipe):
     assert found["half"]["dtype"] == "bfloat16"
 
 
+@pytest.mark.slow
 def test_the_device_is_that_of_the_command_line(go, recipe):
     steps = RECIPE | {"device": {"device": "cuda:9"}}
     assert steps_of(go(*QUICK, recipe(steps), "device=cpu"))["device"] == {"device": "cpu"}

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,16 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf
+from torch import nn
 
 import prepare.frameworks.hydra
 from paths import CONF
 from prepare.app.cli.compose_config import composing
+from prepare.app.cli.hydra_app import listed_targets
+from prepare.app.cli.resolve_config import choices_in
 from prepare.core.utils.folders import STEP_GROUPS
 from prepare.errors import ConfigError
+from prepare.frameworks._recipe import NetworkRecipe, child_network
 from prepare.pipeline import Pipeline
 from small_nets import small_2d
 
@@ -131,11 +136,58 @@ def test_registering_again_does_nothing_and_leaves_what_is_theirs(compose):
 def test_our_own_command_line_has_its_groups_at_the_root_alone():
     from hydra_plugins.prepare_groups import PrepareSearchPath
 
-    for folder, providers in ((CONF, ["main"]), (PROJECT / "configs", ["main", "prepare"])):
+    added = {CONF: f"prepare-words://{CONF}", PROJECT / "configs": "prepare://"}
+    for folder, source in added.items():
         path = ConfigSearchPathImpl()
         path.append("main", f"file://{folder}")
         PrepareSearchPath().manipulate_search_path(path)
-        assert [element.provider for element in path.get_path()] == providers
+        assert [element.path for element in path.get_path()] == [f"file://{folder}", source]
+
+
+SYNONYMS = [
+    *(("precision", said, "bfloat16") for said in ("bf16", "BF16", "torch.bfloat16")),
+    *(("precision", said, "half") for said in ("fp16", "float16")),
+    ("precision", "fp32", "float32"),
+    *(("memfmt", said, "channels_last") for said in ("nhwc", "cl")),
+    *(("memfmt", said, "channels_last_3d") for said in ("ndhwc", "cl3")),
+    *(("memfmt", said, word) for said, word in (("both", "by_rank"), ("nchw", "contiguous"))),
+    ("device", "gpu", "cuda"),
+]
+
+
+@pytest.mark.parametrize(("group", "said", "word"), SYNONYMS)
+def test_a_synonym_of_an_option_is_understood_in_every_program(group, said, word):
+    from hydra_plugins.prepare_groups import PrepareGroups, PrepareWords
+
+    theirs, ours = PrepareGroups("", "prepare://"), PrepareWords("", f"prepare-words://{CONF}")
+    for source, path in ((theirs, f"prepare/{group}"), (ours, group)):
+        assert source.is_config(f"{path}/{said}")
+        assert not source.is_config(f"{path}/{said}x")
+        found, meant = (source.load_config(f"{path}/{name}") for name in (said, word))
+        assert (found.config, found.header) == (meant.config, meant.header)
+        assert said not in source.list(path, None)
+
+
+def test_a_synonym_gives_the_same_run_as_the_word_itself(compose):
+    theirs = compose("+prepare=default", "prepare/precision=bf16", "prepare/memfmt=nhwc")
+    assert list(theirs.prepare.steps) == ["device", "half", "conv2d_memory_format"]
+    with composing() as composer:
+        ours = composer.compose(["device=gpu", "precision=bf16", "memfmt=nhwc"])
+    assert ours.steps.device.device == "cuda"
+    assert ours.steps.half == theirs.prepare.steps.half
+    chosen = {"device": "cuda", "precision": "bfloat16", "memfmt": "channels_last"}
+    assert choices_in(ours.hydra).items() >= chosen.items()
+
+
+def test_a_synonym_in_the_file_of_an_experiment_is_understood(tmp_path):
+    (tmp_path / "experiment").mkdir()
+    text = "# @package _global_\ndefaults:\n  - override /memfmt: ndhwc\n"
+    (tmp_path / "experiment" / "fast.yaml").write_text(text)
+    with composing(str(tmp_path)) as composer:
+        assert list(composer.compose(["+experiment=fast"]).steps) == [
+            "device",
+            "conv3d_memory_format",
+        ]
 
 
 def test_an_option_file_of_theirs_stands_beside_ours(compose, tmp_path):
@@ -155,6 +207,17 @@ def test_it_may_be_composed_where_hydra_is_initialized_already(compose):
         pipeline = Pipeline.from_config(found.prepare.steps)
         assert "conv2d_memory_format" in pipeline.to_config()
         assert GlobalHydra.instance().is_initialized()
+
+
+def test_only_what_the_words_of_the_model_name_may_be_called():
+    model = {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "collections.OrderedDict"}, {"_target_": "shutil.rmtree"},
+             {"_target_": "no.such"}]}  # fmt: skip
+    assert listed_targets(model) == [
+        "torch.nn.Sequential",
+        "torch.nn.modules.container.Sequential",  # under which Hydra 1.4 finds it
+        "collections.OrderedDict",
+        "collections.OrderedDict",
+    ]
 
 
 def test_registering_loads_no_torch_and_nothing_of_the_command_line():
@@ -292,6 +355,7 @@ def train(folder: Path, *overrides: str) -> dict:
     return json.loads((folder / "out" / "result.json").read_text())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "stride", "steps"),
     [
@@ -341,6 +405,73 @@ def test_a_program_without_a_line_of_ours_prepares_its_network(tmp_path):
     assert run().startswith("(27, 9, 3, 1)")
     target = ["net._target_=prepare.frameworks.hydra.prepared", "+net.of=torch.nn.Conv2d"]
     assert "\n(27, 1, 9, 3)" in run(*asked, *target, "+net.steps=${prepare.steps}")
+
+
+@pytest.fixture
+def strangers(compose, monkeypatch):
+    """Trains by the code and the configuration of a stranger, with words of the command line."""
+    folder = Path(__file__).parent / "hydra_stranger"
+    monkeypatch.syspath_prepend(str(folder))
+
+    def trained(*words: str) -> tuple[nn.Module, list[float]]:
+        with hydra.initialize_config_dir(str(folder / "configs"), **BASE):
+            cfg = hydra.compose("train", list(words))
+        return hydra.utils.get_method("template.train")(cfg)
+
+    yield trained
+    assert not [
+        file for file in folder.rglob("*.*") if "prepare" in file.read_text(errors="ignore")
+    ]
+
+
+ASKED = ["+prepare=default", "prepare/memfmt=nhwc", "~prepare/device"]
+OURS_BUILDS = [
+    "model.net._target_=prepare.frameworks.hydra.prepared",
+    "+model.net.steps=${prepare.steps}",
+]
+CALLBACK = [
+    "+callbacks.prepare._target_=theirs_prepare.Prepare",
+    "+callbacks.prepare.recipe=${prepare.steps}",
+]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [*OURS_BUILDS, "+model.net.of=template.Net"],
+        ["model=created", *OURS_BUILDS, "+model.net.of=template.create_model"],
+        CALLBACK,
+    ],
+    ids=["a class", "a factory as timm's create_model", "a callback"],
+)
+def test_the_code_of_a_stranger_trains_prepared_as_it_is(strangers, monkeypatch, words):
+    class Prepare:
+        """What `prepare.frameworks.lightning.Prepare` does in `setup`, without the import of Lightning."""
+
+        def __init__(self, recipe):
+            self.recipe = NetworkRecipe(recipe)
+
+        def setup(self, trainer, module, stage):
+            self.recipe.apply(child_network(module, None))
+
+    monkeypatch.setitem(sys.modules, "theirs_prepare", types.SimpleNamespace(Prepare=Prepare))
+    plain, losses = strangers("model=created" if "model=created" in words else "model=lit")
+    assert plain.layers[0].weight.stride() == (27, 9, 3, 1)
+    net, found = strangers(*ASKED, *words)
+    assert net.layers[0].weight.stride() == (27, 1, 9, 3)
+    assert net(torch.randn(1, 3, 6, 6)).is_contiguous(memory_format=torch.channels_last)
+    assert found == pytest.approx(losses, rel=1e-4)
+
+
+def test_a_partial_of_prepared_takes_the_network_it_is_called_with():
+    node = {
+        "_target_": "prepare.frameworks.hydra.prepared",
+        "_partial_": True,
+        "steps": {"conv2d_memory_format": {}},
+    }
+    conv = nn.Conv2d(3, 4, 3)
+    assert hydra.utils.instantiate(node)(conv) is conv
+    assert conv.weight.stride() == (27, 1, 9, 3)
 
 
 def test_a_network_of_a_configuration_comes_prepared(compose):

@@ -78,6 +78,7 @@ def test_info_without_a_word_does_not_take_the_next_override(conf, capsys):
     assert "unet2d" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_table_of_a_read_only_folder_is_printed(conf, capsys, monkeypatch):
     assert cli.run(["-m", NET, "seed=1,2", "hydra.sweep.dir=swept", *FAST]) == 0
     capsys.readouterr()

@@ -113,6 +113,7 @@ def test_the_next_hydra_is_what_these_tests_run(following, tmp_path):
     assert done.stdout.split()[1].startswith("2.4.")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

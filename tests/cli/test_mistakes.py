@@ -27,7 +27,7 @@ import sys
 from prepare.app.cli import main as cli
 for argv in (
     ["--help"], ["steps"], ["--version"], ["model=unet3dd"], ["memfmt=x", "+typo=1"],
-    ["model=unet3d", "precision=half", "steps.half.dtype=x"], ["--cfg", "job"], ["diff", "a", "b"],
+    ["model=unet3d", "precision=half", "steps.half.dtype=x"], ["--cfg", "job", "model=unet3d"], ["diff", "a", "b"],
     ["--multirun", "model=unet3d", "memfmt=contiguous,chanels_last"],
 ):
     print("CODE", argv[0], cli.run(argv))

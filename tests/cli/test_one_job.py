@@ -46,6 +46,7 @@ def test_the_main_job_prepares_audits_and_leaves_its_record(go):
     assert str(ran.folder.relative_to(Path.cwd())) in ran.out
 
 
+@pytest.mark.slow
 def test_two_runs_write_the_same_bytes(go):
     first, second = (
         go(*UNET3D, "memfmt=channels_last_3d", "precision=bfloat16").folder for _ in "ab"
@@ -105,6 +106,7 @@ def test_wrong_gradients_are_refused_before_and_found_after(go):
         assert go(*WRONG, "input.shape=[1,3,16,16]", *words).code == 0
 
 
+@pytest.mark.slow
 def test_a_full_verification_compares_both_modes(go):
     ran = go(NET, SMALL, "memfmt=channels_last", "verify=full")
     assert ran.code == 0, ran.out + ran.err
@@ -154,6 +156,7 @@ def test_train_mode_is_asked_for_by_the_key_mode(go):
     assert ran.code == 0, ran.err
 
 
+@pytest.mark.slow
 def test_the_example_forward_does_not_count_in_running_statistics(go):
     net = ("model=unet2d", "model.width=4", "model.depth=2", "input.shape=[2,1,16,16]")
     ran = go(*net, "memfmt=channels_last", "mode=train", "verify=short")
@@ -233,6 +236,7 @@ def test_a_network_of_transformers_is_prepared_from_its_configuration(go):
     assert converted["ineffective"] == 0
 
 
+@pytest.mark.slow
 def test_an_interpolation_may_be_a_value_of_a_sweep(go, monkeypatch, tmp_path):
     monkeypatch.setenv("NORM", "group")
     words = ("model.width=1,${model.depth}", "model.norm=${oc.env:NORM}", "hydra.sweep.dir=sweep")
@@ -293,6 +297,25 @@ def composed(go, *argv):
     ran = go(*argv, "--cfg", "job")
     assert ran.code == 0, ran.err
     return yaml.safe_load(ran.out)
+
+
+REFUSED = [
+    ("strict=maybe", "strict: 'maybe' is not allowed; give true or false"),
+    (
+        "memfmt=chanels_last",
+        "memfmt: 'chanels_last' is not an option; did you mean 'channels_last'?",
+    ),
+    ("resume=true", "resume: resumes a sweep, and this is a single run"),
+    ("~model", "model: no model is chosen"),
+]
+
+
+@pytest.mark.parametrize(("word", "said"), REFUSED)
+def test_cfg_refuses_what_a_run_refuses_and_prints_nothing(go, tmp_path, word, said):
+    ran = go("model=unet3d", word, "--cfg", "job")
+    assert (ran.code, ran.out) == (2, "")
+    assert said in ran.err
+    assert list(tmp_path.rglob("*")) == []
 
 
 def test_the_steps_stand_in_one_order_whatever_the_order_of_the_words(go):

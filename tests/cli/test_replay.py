@@ -78,6 +78,7 @@ def test_both_machines_are_named_where_they_differ(go, bundle):
     assert Path(told["folder"]) == ran.folder.relative_to(bundle.parent)
 
 
+@pytest.mark.slow
 def test_what_is_equal_on_both_machines_is_said_once(go, bundle):
     ran = go("replay", "bundle", "bench=none")
     rows = [line.split() for line in ran.out.splitlines() if line.startswith("  machine")]

@@ -357,6 +357,7 @@ def broken_by_seed(name, mode, seeds):
     return broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_other_weights_and_inputs_keep_a_contract(mode):
     assert broken_by_seed("norms", mode, 3) == []

@@ -106,6 +106,7 @@ def described(model):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LIBRARIES)
 def test_a_copy_of_a_library_network_keeps_all_but_identity(name):
     model = LIBRARIES[name]()

@@ -421,6 +421,7 @@ def test_a_compiled_call_writes_into_the_arguments_too(kind, dtype):
     assert x._version == 0, "forward only reads it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["before", "after"])
 def test_a_call_compiled_in_parts_writes_into_its_arguments(at):
     def function(x, out):
@@ -441,6 +442,7 @@ def test_a_call_compiled_in_parts_writes_into_its_arguments(at):
     assert x._version == 0, "forward only reads it"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fullgraph", [True, False])
 def test_hooks_compiled_apart_write_back_or_say_so(fullgraph):
     x, given = numbers(), numbers()

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from issue_checks import FLAT, gradient, is_last, last, with_norm
+from prepare.app.report.run_documents import issues
 from prepare.core.model.known_issues import standing
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, KnownIssueError, KnownIssueWarning
@@ -181,13 +182,26 @@ def test_the_same_module_under_two_names_is_named_once():
     assert problem.where == "InstanceNorm2d (1)"
 
 
-def test_a_warning_of_eval_mode_says_it_is_an_error_in_training():
+def test_what_a_backward_meets_is_no_warning_in_eval_mode():
     plan = FLAT.plan(with_norm(nn.InstanceNorm2d(8)).eval())
-    assert "; in training code this is an error; add the step" in str(plan.warnings[0])
+    assert "; in training code this is an error; add the step" in str(plan.training_errors[0])
+    assert not any("backward" in str(each) for each in plan.warnings)
     with command_line_words():
         plan = FLAT.plan(with_norm(nn.InstanceNorm2d(8)).eval())
-    assert "; in training code and with mode=train this is an error; " in str(plan.warnings[0])
-    assert "+steps.repair_layout={}" in str(plan.warnings[0])
+    (error,) = map(str, plan.training_errors)
+    assert "; in training code and with mode=train this is an error; " in error
+    assert "+steps.repair_layout={}" in error
+    (items,) = [each for each in issues(plan.to_dict()) if each.title == "In training"]
+    assert (items.texts, items.where) == ((error,), "page")
+
+
+def test_a_training_batch_of_two_names_the_fault_of_batch_one():
+    model = with_norm(nn.InstanceNorm2d(8)).train()
+    plan = FLAT.plan(model, batch=2)
+    assert not plan.errors
+    assert "the last batch of an epoch may have one" in str(plan.warnings[0])
+    assert FLAT.plan(model, batch=1).errors
+    assert FLAT.plan(model).errors
 
 
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])

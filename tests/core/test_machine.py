@@ -67,6 +67,7 @@ def no_choice(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_choice")
 @pytest.mark.skipif(sys.platform != "linux", reason="torch brings another OpenMP")
 def test_openmp_reads_the_limit_when_torch_is_loaded():

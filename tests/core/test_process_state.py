@@ -139,6 +139,7 @@ def beside_a_serving_thread(runs):
     return answers
 
 
+@pytest.mark.slow
 def test_threads_leave_the_process_and_a_serving_one_as_they_were():
     assert beside_a_serving_thread(2) > 10
 

@@ -48,6 +48,7 @@ def test_every_probe_of_the_table_exists_and_has_an_entry():
     assert named == set(KNOWN)
 
 
+@pytest.mark.slow
 def test_what_is_known_of_this_cpu_is_found(cache):
     kernels = torch.backends.cpu.get_cpu_capability()  # of another CPU this fault does not show
     here = [
@@ -89,6 +90,7 @@ def test_a_probe_that_breaks_down_is_a_finding(setup, reason, monkeypatch):
     assert reason in found.text
 
 
+@pytest.mark.slow
 def test_probes_after_the_time_are_not_probed_and_say_why():
     found = examine("cpu", seconds=0.001, probes=["softmax_layout", "layer_norm_layout"]).findings
     assert [each.verdict for each in found] == ["slow here", "not probed"]

@@ -380,8 +380,8 @@ def test_casts_of_autocast_keep_the_layout_that_is_followed(follow):
 
 
 def test_a_flow_refuses_an_unknown_amp():
-    with pytest.raises(RefusedError, match="amp: 'half' is not allowed"):
-        predict(nn.ReLU(), torch.ones(1), amp="half")
+    with pytest.raises(RefusedError, match="amp: 'hlaf' is not allowed"):
+        predict(nn.ReLU(), torch.ones(1), amp="hlaf")
 
 
 @BOTH

@@ -79,6 +79,17 @@ def test_the_sentence_gives_breaks_cost_and_remedy():
     )
 
 
+def test_places_of_both_directions_are_counted_as_the_remedy_counts():
+    found = flow_of(
+        [module("n", kind="InstanceNorm3d")],
+        [event("n", count=3), event("n", count=4, phase="backward")],
+    )
+    remedy = Remedy(steps=("repair_layout",), breaks=0, copied_bytes=0)
+    (answer,) = flow_document(ReportContext(found={"flow": replace(found, remedy=remedy)})).answers
+    assert answer.line.startswith("LOST at 3 places and 4 in backward (3 InstanceNorm3d)")
+    assert "(removes 7 of 7 breaks)" in flow_sentence(replace(found, remedy=remedy))
+
+
 def test_a_contiguous_model_is_told_that_nothing_was_asked_for(tmp_path, capsys):
     text = "nothing was asked for: no convolution is in channels-last"
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4), nn.Conv2d(4, 4, 3))

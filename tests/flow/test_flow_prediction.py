@@ -146,7 +146,7 @@ def test_a_gpu_that_is_not_here_is_predicted_by_rules(device):
 
 def test_a_device_that_is_not_known_is_refused():
     for device, error, text in (
-        ("gpu", ConfigError, "device: 'gpu' is not a device; write cpu or cuda"),
+        ("gpuu", ConfigError, "device: 'gpuu' is not a device; write cpu or cuda"),
         ("xpu", RefusedError, "device: there is no xpu here, and its layouts are not known"),
     ):
         with pytest.raises(error, match=text):
@@ -159,3 +159,18 @@ def test_a_gpu_without_cudnn_is_not_predicted_without_a_note(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
     assert WITHOUT_CUDNN in predict(model, torch.randn(1, 3, 8, 8), device="cuda").notes
     assert WITHOUT_CUDNN not in predict(model, torch.randn(1, 3, 8, 8)).notes
+
+
+def test_a_prediction_does_not_depend_on_those_before():
+    model = nn.Sequential(nn.Conv3d(4, 4, 1), nn.ReLU(), nn.Conv3d(4, 4, 1)).to(
+        memory_format=torch.channels_last_3d
+    )
+    flows = []
+    try:
+        for threads in (1, 2, 1, 2):
+            torch.set_num_threads(threads)
+            flow = predict(model, torch.randn(2, 4, 4, 4, 4), backward=True)
+            flows.append((flow.summary, flow.convolutions))
+    finally:
+        torch.set_num_threads(1)
+    assert flows[:2] == flows[2:]

@@ -49,6 +49,7 @@ def test_the_task_shows_what_repairs_would_bring(tmp_path, capsys):
     assert "compile: not" in " ".join(capsys.readouterr().out.split())
 
 
+@pytest.mark.slow
 def test_a_run_says_what_a_batch_of_two_would_do(tmp_path, capsys):
     words = ("+model.in_channels=16", "+model.out_channels=16", "+model.kernel_size=3")
     model = ("model._target_=torch.nn.Conv3d", *words, "memfmt=channels_last_3d", "flow=predict")

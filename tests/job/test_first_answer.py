@@ -84,10 +84,19 @@ def test_the_memfmt_that_a_note_names_exists(ranks):
     assert (CONF / "memfmt" / f"{note.rpartition('=')[2]}.yaml").is_file()
 
 
-@pytest.mark.parametrize("words", [(), ("memfmt=contiguous",)])
+def test_a_stage_that_chose_the_recipe_needs_no_note_on_formats(go, monkeypatch):
+    monkeypatch.setattr(STAGES["verify"], "choose", lambda self, work: None)
+    assert "no memfmt" not in go("verify=none", "bench=none")[1].out
+
+
+_SO_ALREADY = ("model._target_=sample_nets.small_channels_last", "memfmt=channels_last")
+
+
+@pytest.mark.parametrize("words", [(), ("memfmt=contiguous",), _SO_ALREADY])
 def test_a_run_that_changes_nothing_is_not_verified_or_timed(go, words):
     folder, said = go(*words)
     assert "unchanged: nothing" in said.out
+    assert ("-m memfmt=contiguous,channels_last" in said.out) is bool(words)
     assert ("as before" in said.out) is (not words)
     assert ("no memfmt" in said.out) is (not words)
     assert json.loads((folder / "result.json").read_text())["reason"] == "nothing changed"

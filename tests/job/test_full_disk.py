@@ -84,6 +84,7 @@ def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, ca
     assert set(found) == set(WRITTEN)
 
 
+@pytest.mark.slow
 def test_a_full_disk_at_the_end_still_prints_the_results(folder, capsys):
     last = len(WRITTEN)
     for n in (1, last - 2, last):

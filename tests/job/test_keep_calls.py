@@ -50,6 +50,7 @@ def uncopied(*_):
     raise CopyError("it is one of a kind")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reason", ["the flow cannot be predicted", "the model holds", "of a kind"])
 def test_a_run_that_cannot_choose_says_what_it_does(reason, tmp_path, capsys, monkeypatch):
     if "holds" in reason:

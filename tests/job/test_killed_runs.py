@@ -76,6 +76,7 @@ def test_ctrl_c_at_any_moment_leaves_whole_files(folder):
     assert codes.count(130) > 10
 
 
+@pytest.mark.slow
 @posix
 def test_the_folder_of_a_killed_run_is_known_as_one(folder, capsys):
     words = ["model._target_=nets.waits", "input.shape=[1,3,4,4]", "memfmt=channels_last"]

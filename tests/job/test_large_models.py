@@ -66,6 +66,7 @@ def test_100_gb_on_meta_are_planned_without_materialising(folder):
     assert max(found["plan"], found["audit"]) < 100_000_000
 
 
+@pytest.mark.slow
 def test_the_command_line_plans_100_gb_on_meta(folder, capsys):
     words = ["model._target_=nets.huge", *CHOSEN]
     assert cli.run([*words, "task=plan", "hydra.run.dir=plan"]) == 0

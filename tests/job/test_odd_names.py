@@ -113,6 +113,7 @@ def test_a_sweep_row_that_fails_in_an_oddly_named_module_is_shown(folder, capsys
     assert [row["status"] for row in rows] == ["ok", "failed"]
 
 
+@pytest.mark.slow
 def test_no_utf_8_terminal_and_no_writable_home_are_needed(folder):
     plain = {
         "LANG": "C",

@@ -36,6 +36,7 @@ def built():
     return RefersToItself()
 
 
+@pytest.mark.slow
 def test_the_command_line_builds_a_model_that_cannot_be_copied_twice(tmp_path, capsys):
     assert job("RefersToItself", tmp_path) == 0
     assert Verification.load(tmp_path / "verify.json").status == "pass"

@@ -156,6 +156,11 @@ def small():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 3))
 
 
+def small_channels_last():
+    """As `small`, and in channels-last already."""
+    return small().to(memory_format=torch.channels_last)
+
+
 def model_state(model):
     """The name, strides and values of each tensor in the state dict."""
     return [(name, each.stride(), each.tolist()) for name, each in model.state_dict().items()]

@@ -19,6 +19,7 @@ def job(folder, *overrides):
     return ended.value.code
 
 
+@pytest.mark.slow
 def test_the_task_writes_a_verified_and_timed_patch(tmp_path, capsys):
     limits = ("bench.seconds=0.2", "bench=short")
     assert job(tmp_path, "memfmt=channels_last_3d", "verify=short", *limits) == 0

@@ -36,6 +36,17 @@ def test_a_recipe_gives_the_same_pipeline_without_hydra(tmp_path):
     assert moved == pipeline.to_config() | {"device": {"device": "meta"}}
 
 
+def test_a_batch_gets_the_dtype_of_the_weights_without_a_step_for_it():
+    pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}})
+    model, batch = pipeline.apply(nn.Sequential(nn.Conv2d(3, 4, 3))), torch.randn(2, 3, 6, 6)
+    given = pipeline.format({"x": batch, "at": torch.tensor([1])})
+    assert (given["x"].dtype, given["at"].dtype) == (torch.bfloat16, torch.int64)
+    assert given["x"].stride() == batch.stride()
+    assert model(given["x"]).dtype is torch.bfloat16
+    as_given = Pipeline.from_config({"conv2d_memory_format": {}})
+    assert as_given.format(batch) is batch
+
+
 def test_device_auto_is_resolved_when_the_pipeline_is_built():
     resolved = Pipeline.from_config({"device": {"device": "auto"}}).to_config()["device"]["device"]
     assert resolved in ("cpu", "cuda", "mps")

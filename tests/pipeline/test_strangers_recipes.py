@@ -54,6 +54,7 @@ def compiling(script):
     return steps, f"steps.compile.options.cpp.cxx: {REFUSED}; "
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.__version__ < (2, 6), reason="torch 2.5 takes `cpp.cxx` as a tuple only")
 def test_in_python_a_compiler_of_ones_own_is_run(compiling, script, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(script.parent / "compiled"))
@@ -394,6 +395,7 @@ def test_a_step_that_needs_a_text_is_left_out_as_a_whole(monkeypatch):
         Pipeline.from_recipe({"needs": {"path": "/tmp/x"}})
 
 
+@pytest.mark.slow
 def test_a_run_with_such_an_option_leaves_a_recipe_and_says_so(tmp_path, monkeypatch, capsys):
     from prepare.app.cli import main as cli
 

@@ -87,6 +87,7 @@ for record in test_objects.make_records().values():
 """
 
 
+@pytest.mark.slow
 def test_every_record_is_shown_in_a_notebook():
     nbformat = pytest.importorskip("nbformat")
     client = pytest.importorskip("nbclient")

@@ -67,7 +67,7 @@ def test_the_page_recommends_the_best_row(swept):
         "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16",
         "The recipe, in 4-row/recipe.yaml",
         "dtype: bfloat16",
-        'Pipeline.load("recipe.yaml", steps={"input_format": {}})',
+        'pipeline = Pipeline.load("recipe.yaml")',
         "Right Right pass 0.004",
     ):
         assert phrase in found.text, phrase
@@ -249,6 +249,30 @@ def test_each_field_has_its_plane_and_its_best(tmp_path):
     assert "#1 model=one a=2" in found.text
     assert "#3 model=two a=2" in found.text
     assert "4 runs" in found.text
+
+
+def test_the_best_card_says_for_which_field_it_is_the_best(tmp_path):
+    rows = [[f"model={model}", f"a={a}"] for model in ("one", "two") for a in (1, 2)]
+    made.plan(tmp_path, rows)
+    slow = {"model=two": 1.4}
+    for number, row in enumerate(rows):
+        ratio = slow.get(row[0], 0.9 - number / 10)
+        verdict = "slower" if ratio > 1 else "faster"
+        made.add_row(tmp_path, number, row, benched=made.bench(ratio, verdict=verdict), verified=made.verification(), steps={})  # fmt: skip
+    text = Reader(page_of(tmp_path)).text
+    assert "Which is best? a=2 for model=one model=one: 1.25x faster" in text
+    assert "none was shown to be faster for model=two" in text
+
+
+def test_a_contiguous_row_has_no_layout_to_keep(tmp_path):
+    made.plan(tmp_path, [["a=1"], ["a=2"], ["a=3"]])
+    asked = {"a=1": 0, "a=2": 13}
+    for number, row in enumerate(("a=1", "a=2", "a=3")):
+        flow = made.flow(asked.get(row, 0))
+        if row not in asked:
+            flow = replace(flow, wanted={5: "contiguous"})
+        made.add_row(tmp_path, number, [row], flowed=flow, verified=made.verification())
+    assert "Kept in 1 of 2 rows" in Reader(page_of(tmp_path)).text
 
 
 def test_every_row_is_in_the_table(swept):

@@ -1,18 +1,31 @@
-"""The training code on a page: it runs for the recipe beside it, with a model in training mode."""
+"""The code to paste, on a page and in the terminal: it runs for the recipe beside it."""
 
+import html
 import json
+import re
+from dataclasses import replace
 
 import pytest
 import torch
 
+import whole_records
+from coder_nets import Coder
 from prepare.app.cli import main as cli
-from prepare.app.report.training_code import recipe_call, training_code
+from prepare.app.report.terminal.run import _is_formatted
+from prepare.app.report.training_code import one_line, training_code
+from prepare.core.forward.call import call_of
+from prepare.core.utils.machine import how_threads_waited
+from prepare.pipeline import Pipeline
+from prepare.stages.export.document import _code
+from prepare.stages.export.exporter import EXPORTERS
+from prepare.stages.export.records import ArtefactContract, InputContract
 from sample_nets import wrong_in_training
 
 WRONG = ("model._target_=sample_nets.wrong_in_training", "memfmt=channels_last")
 SMALL = ("input.shape=[1,3,16,16]", "bench=none", "verify=none", "flow=none")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::prepare.errors.KnownIssueWarning")
 @pytest.mark.parametrize("words", [[], ["+steps.repair_layout={}"], ["precision=half"]], ids=str)
 def test_the_code_of_a_page_runs_in_training_mode(words, tmp_path, monkeypatch):
@@ -45,9 +58,72 @@ def test_the_code_of_a_job_under_autocast_runs_its_forward_in_one():
 
 
 def test_one_call_trains_with_repairs_or_not_at_all():
-    repairs = {"repair_layout": {}}
-    assert recipe_call("r.yaml", repairs=repairs, errors=True) == (
+    plan = {"training_errors": ["wrong"], "training_steps": {"repair_layout": {}}}
+    assert one_line("r.yaml", plan) == (
         'Pipeline.load("r.yaml", steps={"repair_layout": {}}).apply(model)'
     )
-    only = recipe_call("r.yaml", repairs=None, errors=True)
+    only = one_line("r.yaml", {"training_errors": ["wrong"], "training_steps": None})
     assert only == 'Pipeline.load("r.yaml").apply(model.eval())'
+
+
+@pytest.mark.parametrize("words", [["precision=bfloat16"], ["amp=bfloat16"]], ids=str)
+def test_pasted_code_runs_the_method_on_a_float32_batch(words, tmp_path, monkeypatch):
+    of_coder = ("model._target_=coder_nets.Coder", "model.method=decode", "memfmt=channels_last_3d")
+    small = ("input.shape=[1,8,3,6,7]", *SMALL[1:], f"hydra.run.dir={tmp_path}")
+    assert cli.run([*of_coder, *words, *small]) == 0
+    monkeypatch.chdir(tmp_path)
+    page = html.unescape((tmp_path / "report.html").read_text())
+    (code,) = re.findall(
+        r"(?:import torch\n)?from prepare.pipeline import.*?batch\)\)", page, re.DOTALL
+    )
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    formats = _is_formatted(Pipeline.load("recipe.yaml"))
+    assert formats == ("precision=bfloat16" in words)
+    one = one_line("recipe.yaml", plan, method="decode", formats=formats)
+    assert one.startswith("pipeline = ")
+    for text in (code, one.replace("model.decode", "output = model.decode")):
+        names = {"model": Coder(), "batch": torch.randn(1, 8, 3, 6, 7), "Pipeline": Pipeline}
+        with torch.no_grad():
+            exec(text, names)
+        is_half = formats or (bool(words) and text is code)
+        (output,) = names["output"]  # of decode, where forward returns a tensor
+        assert output.dtype is (torch.bfloat16 if is_half else torch.float32)
+
+
+def test_the_times_of_several_threads_name_their_setting():
+    code = training_code({"steps": {}}, waiting="GOMP_SPINCOUNT=1000")
+    assert code.startswith("# Timed with GOMP_SPINCOUNT=1000: set it for your program too.\n")
+    known = {"waiting": "GOMP_SPINCOUNT=1000", "threads": 2}
+    assert how_threads_waited(known) == "GOMP_SPINCOUNT=1000"
+    assert how_threads_waited({**known, "threads": 1}) == how_threads_waited({}) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["torch_export", "onnx"])
+def test_the_code_of_an_artefact_answers_as_the_model(name, tmp_path, monkeypatch):
+    exporter = EXPORTERS[name]()
+    for package in exporter.packages:
+        pytest.importorskip(package)
+    model, batch = torch.nn.Conv2d(3, 4, 3).eval(), torch.randn(2, 3, 6, 6)
+    path = tmp_path / f"model{exporter.suffix}"
+    exporter.write(exporter.lower(exporter.capture(model, call_of(batch)), {}), path, {})
+    monkeypatch.chdir(tmp_path)
+    names = {"batch": batch}
+    exec(exporter.code(f'"{path.name}"', "[batch]"), names)
+    output = names["output"] if name == "torch_export" else torch.from_numpy(names["outputs"][0])
+    assert torch.allclose(output, model(batch), atol=1e-5)
+
+
+def test_the_code_of_an_artefact_gives_what_its_contract_takes():
+    record = replace(whole_records.exported(), exporter="torch_export")
+    given = [InputContract(name=n, shape=(2,), dtype="bfloat16", strides=(1,)) for n in "xy"]
+    for inputs, needs, formats, said in (
+        (given[:1], {}, True, "model(*[batch])"),
+        (given[:1], {}, False, "model(*[each.to(torch.bfloat16) for each in [batch]])"),
+        (given, {"A": "1"}, True, "# Start your program with A=1.\n# batch is the list [x, y].\n"),
+    ):
+        contract = ArtefactContract(inputs=inputs, formats_inputs=formats, environment=needs)
+        (code,) = _code(replace(record, contract=contract))
+        assert said in code.text
+    assert not [*_code(replace(record, status="fail"))]
+    assert not [*_code(replace(record, exporter="not_installed"))]

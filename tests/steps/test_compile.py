@@ -38,6 +38,7 @@ def test_the_whole_call_is_one_graph_also_for_torchs_own_forward(make, graphs):
     assert "call_function" in kinds or "call_module" in kinds
 
 
+@pytest.mark.slow
 def test_each_model_of_one_class_has_a_compilation_cache(graphs):
     models = [pipeline(backend="counted").apply(Net()) for _ in range(10)]
     for net in models:
@@ -58,6 +59,7 @@ class Broken(nn.Module):
         return self.last(x)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     "isolate_recompiles" not in inspect.signature(torch.compile).parameters,
     reason="this torch keeps one cache for all",

@@ -10,6 +10,7 @@ from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline
 
 
+@pytest.mark.slow
 def test_a_job_compiles_and_verifies_the_model(tmp_path, monkeypatch, capsys):
     from prepare.app.cli import main as cli
 

@@ -69,6 +69,7 @@ def test_overridden_train_methods_are_not_called():
     assert (model.training, model.weight.item()) == (False, 1.0)
 
 
+@pytest.mark.slow
 def test_a_frozen_norm_is_verified_against_a_frozen_reference():
     model = ResNet2d(width=4, blocks=[1, 1]).train()
     prepared = FROZEN.apply(copy.deepcopy(model))

@@ -71,6 +71,7 @@ def with_batch_norm(name):
     return instantiate(config, _convert_="all").eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NETWORKS]
 )

@@ -135,6 +135,7 @@ def test_a_parametrization_added_later_is_repaired_again():
         assert is_canonical(each.weight)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["weight_norm", "older weight_norm", "pruned"])
 def test_a_repaired_computed_weight_is_pickled_and_compiled(name):
     module, x = computed(name, "2-d")

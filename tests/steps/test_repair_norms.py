@@ -300,6 +300,7 @@ COMPILED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", COMPILED)
 @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
@@ -314,6 +315,7 @@ def test_a_repaired_norm_compiles_as_one_graph_and_trains(case, n, backend):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", COMPILED)
 def test_a_repaired_norm_exports_with_any_batch_size(case):
     module, x = repaired(make_norm(case)).eval(), channels_last(inputs(case, 3))

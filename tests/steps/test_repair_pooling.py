@@ -97,6 +97,7 @@ def test_a_repaired_module_is_copied_pickled_and_predicted(name):
     assert (predicted.shape, predicted.stride(), predicted.dtype) == (y.shape, y.stride(), y.dtype)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
 @pytest.mark.parametrize("name", FEW)
 def test_a_repaired_module_compiles_whole_and_exports(name, backend):

@@ -146,6 +146,7 @@ def test_a_subclass_stays_itself_and_can_be_undone(name):
     assert CONV3D.fits(module)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kept", [False, True], ids=["repaired", "with replaced calls"])
 @pytest.mark.parametrize("name", SUBCLASSES)
 def test_a_subclass_is_copied_pickled_and_compiled(name, kept):
@@ -244,7 +245,7 @@ def test_a_plan_without_the_step_names_wrong_numbers_only():
     half = {"conv3d_memory_format": {}, "half": {"dtype": "bfloat16"}}
 
     def wrong(steps):  # without AVX-512 torch is also slow here
-        warnings = Pipeline.from_config(steps).plan(model).warnings
+        warnings = Pipeline.from_config(steps).plan(model.train()).warnings
         return [each for each in warnings if "garbage" in each.wrong]
 
     assert [each.where for each in wrong(half)] == ["Causal (0)"]

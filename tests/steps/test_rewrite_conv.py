@@ -1,18 +1,21 @@
 """The step rewrite_conv: what it takes, what it refuses, its choice by an example, layouts, and its undo."""
 
 import copy
+import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from prepare import predict
+from prepare import Workload, predict, verify
+from prepare.app.cli import main as cli
 from prepare.audit import Audit, audit
 from prepare.errors import ConfigError, PatternError
 from prepare.pipeline import Pipeline
 from prepare.stages.tune.candidates import candidates
 from prepare.steps import repair_layout, rewrite_conv
-from prepare.steps.rewrites import _choose, rewrite_names
+from prepare.steps.rewrites import _choose, find_rewrite, rewrite_names
 from prepare.steps.rewrites.linear import LinearConv2d, LinearConv3d
 from rewritten_modules import Causal, Served
 
@@ -31,6 +34,13 @@ class Tower(nn.Module):
 
     def forward(self, x):
         return self.head(self.proj(x.view(-1, 3, *PATCH)).view(-1, 16))
+
+
+class Instant(SimpleNamespace):
+    """A call that takes no time."""
+
+    def __call__(self):
+        pass
 
 
 def pipeline(steps=None, **options):
@@ -147,6 +157,57 @@ def test_the_choice_ends_when_its_time_is_over(clock, monkeypatch, caplog):
     pipeline().apply(model, example=patches())
     assert type(model.proj) is nn.Conv3d
     assert "1 not in the time for it" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("train", [True, False])
+def test_a_weight_that_a_hook_computes_is_timed(train, monkeypatch):
+    times = []
+    monkeypatch.setattr(_choose, "_seconds", lambda run, *_: times.append(run()) or 1.0)
+    model = nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 4, 2, 2))).train(train)
+    pipeline().apply(model, example=torch.randn(1, 3, 4, 4))
+    assert len(times) > _choose._FEW
+
+
+class Tied(nn.Module):
+    """Two convolutions with one weight, of which a rewrite fits the first only."""
+
+    def __init__(self):
+        super().__init__()
+        self.patches, self.overlapping = nn.Conv2d(3, 4, 2, 2), nn.Conv2d(3, 4, 2)
+        self.overlapping.weight = self.patches.weight
+
+    def forward(self, x):
+        return self.patches(x).sum() + self.overlapping(x).sum()
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_a_shared_weight_is_in_one_format(force, clock):
+    for steps, kind in (({"conv2d_memory_format": {}}, nn.Conv2d), ({}, LinearConv2d)):
+        model = Tied()
+        pipeline(steps, force=force).apply(model, example=torch.randn(1, 3, 4, 4))
+        assert type(model.patches) is kind
+        assert model.patches.weight is model.overlapping.weight
+
+
+@pytest.mark.parametrize(("ratios", "known"), [([0.5, 0.5, 0.95, 0.5], 0.5), ([0.95, 1.05], 1.0)])
+def test_a_large_win_is_settled_when_the_time_is_over(ratios, known, monkeypatch):
+    rounds = {True: [], False: []}
+
+    def seconds(run, repeats, clock):
+        rounds[run.is_product].append(1)
+        return ratios[len(rounds[True]) % len(ratios)] if run.is_product else 1.0
+
+    def caller(timer, module, call):
+        return Instant(is_product=isinstance(module, LinearConv2d))
+
+    monkeypatch.setattr(_choose, "_seconds", seconds)
+    monkeypatch.setattr(_choose._Timer, "_caller", caller)
+    timer = _choose._Timer({}, limit=0.0, backward=False, amp="none")
+    call = _choose._Recorded(torch.randn(1, 3, 4, 4), needs_grad=False)
+    _, found = timer.timed(nn.Conv2d(3, 4, 2, 2), call, [find_rewrite("linear")])
+    assert found == {"linear": known}
+    assert len(rounds[True]) <= _choose._LOOKS[0]
 
 
 def test_calls_are_really_timed_with_their_backward(monkeypatch):
@@ -372,3 +433,75 @@ def test_a_user_class_gets_a_name_of_its_rewrite():
     assert type(model[0]).__name__ == "OneFrameCausal"
     assert isinstance(model[0], Causal)
     assert not isinstance(model[0], LinearConv2d)
+
+
+@pytest.mark.parametrize(("large", "kept"), [(0.9, True), (1.6, False)])
+def test_what_loses_at_one_size_of_a_workload_is_left_alone(large, kept, monkeypatch):
+    model = nn.Sequential(nn.Conv2d(4, 4, 1))
+
+    def timed(timer, module, call, rewrites):
+        return 1.0, {each.name: 0.2 if len(call.x) == 1 else large for each in rewrites}
+
+    monkeypatch.setattr(_choose._Timer, "timed", timed)
+    sizes = [torch.randn(1, 4, 4, 4), torch.randn(4, 4, 4, 4)]
+    pipeline({"keep_layout": {}}).apply(model, example=Workload(sizes, weights=[100, 0]))
+    assert (type(model[0]) is not nn.Conv2d) == kept
+
+
+CONV = (
+    "model._target_=torch.nn.Conv2d",
+    *("+model.in_channels=3", "+model.out_channels=8", "+model.kernel_size=4", "+model.stride=4"),
+    *("device=cpu", "flow=none", "bench=none"),
+)
+
+
+def run(folder, *words):
+    """Return the exit code of a run."""
+    with pytest.raises(SystemExit) as ended:
+        cli.main([*CONV, f"hydra.run.dir={folder}", *words])
+    return ended.value.code
+
+
+WRONG = {
+    "+steps.rewrite_conv={linear: [nothing]}": (
+        "steps.rewrite_conv.linear: 'nothing' matches no module of Conv2d; modules: type:Conv2d"
+    ),
+    "+steps.rewrite_conv={pointwise: ['type:Conv2d']}": (
+        "steps.rewrite_conv.pointwise: it does not fit Conv2d: kernel (4, 4) is not one pixel; "
+        "name a convolution that it fits"
+    ),
+    "+steps.rewrite_conv={linaer: [nothing]}": (
+        "steps.rewrite_conv.linaer: no such option; did you mean 'linear'? options: include, exclude, "
+        "force, linear, lower_rank, one_frame, one_position, pointwise"
+    ),
+    "+steps.rewrite_conv={force: true}": (
+        "steps.rewrite_conv.force: Conv2d cannot run as linear: (8, 10) is not a multiple of the kernel (4, 4); "
+        "give other sizes, exclude the module, or leave out force"
+    ),
+}
+
+
+@pytest.mark.parametrize("word", WRONG)
+def test_a_wrong_run_ends_in_one_line_with_code_2(word, tmp_path, capsys):
+    assert run(tmp_path, "input.shape=[2,3,8,10]", "verify=none", word) == 2
+    assert " ".join(capsys.readouterr().err.split()) == WRONG[word]
+
+
+def test_a_run_says_and_counts_what_runs_otherwise(tmp_path, capsys):
+    words = ("input.shape=[2,3,8,8]", "+steps.rewrite_conv={force: true}", "verify=none")
+    assert run(tmp_path, *words) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "rewrite_conv: 1 convolution, 1 runs as linear layout" in out
+    assert "nothing was asked" not in out
+    figures = json.loads((tmp_path / "result.json").read_text())["figures"]
+    assert figures["convolutions_rewritten"] == 1
+
+
+def test_a_wrong_product_fails_the_verification(monkeypatch):
+    model = nn.Sequential(nn.Conv2d(3, 8, 4, 4)).eval()
+    step, x = pipeline(linear=["0"]), torch.randn(2, 3, 8, 8)
+    prepared = step.apply(copy.deepcopy(model))
+    assert verify(model, prepared, x, pipeline=step).status == "pass"
+    right = LinearConv2d._compute
+    monkeypatch.setattr(LinearConv2d, "_compute", lambda *args: 1.01 * right(*args))
+    assert verify(model, prepared, x, pipeline=step).status == "fail"

@@ -10,11 +10,13 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from prepare.core.model.memory_format import canonical_stride
 from prepare.steps.repairs.base import is_channels_last
 from prepare.steps.rewrites import find_rewrite, rewrite_names
-from rewritten_modules import LAYOUTS, MAKE, Causal, Served, make, rewritten
+from rewritten_modules import LAYOUTS, MAKE, STRANGE, Causal, Served, make, rewritten
 
 NAMES = rewrite_names()
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 
 
 @pytest.fixture
@@ -30,6 +32,11 @@ def integers(module, x):
     return module, x
 
 
+def formats_of(x):
+    """Return the names of the formats of this rank."""
+    return "contiguous", "channels_last" if x.dim() == 4 else "channels_last_3d"
+
+
 def gradients(module, x, weights=None):
     x = x.detach().requires_grad_()
     y = module(x)
@@ -41,24 +48,39 @@ def test_every_rewrite_is_tested():
     assert set(MAKE) == set(NAMES)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("count", [16, pytest.param(2400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", NAMES)
-def test_integers_are_bit_equal_with_torchs(name, layout, served):
-    for seed in range(8):
-        module, x = integers(*make(name, seed, layout))
-        other = rewritten(name, module)
-        for ours, right in zip(gradients(other, x), gradients(module, x), strict=True):
-            assert torch.equal(ours, right)
-            assert ours.dtype == right.dtype
-    assert served.count == 8
+def test_integers_are_bit_equal_with_torchs(name, count, served):
+    for seed in range(count):
+        layouts = (*LAYOUTS, *STRANGE)
+        layout = layouts[seed % len(layouts)]
+        module, x = make(name, seed, layout, exact=True)
+        other = rewritten(name, module, {4: "", 5: ""} if seed % 3 == 0 else {})
+        with torch.no_grad():
+            y, right = other(x), module(x)
+        assert torch.equal(y, right), (seed, layout)
+        assert y.stride() in (canonical_stride(y.shape, each) for each in formats_of(y))
+        weights = torch.arange(right.numel(), dtype=right.dtype).remainder(7).view_as(right)
+        for ours, theirs in zip(
+            gradients(other, x, weights), gradients(module, x, weights), strict=True
+        ):
+            assert torch.equal(ours, theirs), (seed, layout)
+            assert ours.dtype == theirs.dtype
+    assert served.count == 2 * count
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("dtype", "count"),
+    [
+        *((dtype, 8) for dtype in (torch.float32, torch.bfloat16, torch.float16)),
+        pytest.param(torch.float32, 2400, marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_error_is_at_most_that_of_torchs_kernel(name, dtype):
+def test_the_error_is_at_most_that_of_torchs_kernel(name, dtype, count):
     ours, torchs = {}, {}
-    for seed in range(6):
-        module, x = make(name, seed)
+    for seed in range(count):
+        module, x = make(name, seed, LAYOUTS[seed % 4])
         other, module, x = rewritten(name, module).to(dtype), module.to(dtype), x.to(dtype)
         exact = copy.deepcopy(module).double()
         y = exact(x.double())
@@ -69,16 +91,22 @@ def test_the_error_is_at_most_that_of_torchs_kernel(name, dtype):
                 zip(gradients(each, x, weights), right, strict=True)
             ):
                 # As a part of the largest number, so that several networks count alike.
-                wrong = float((value.double() - known).abs().max() / known.abs().max())
-                errors[i] = max(errors.get(i, 0.0), wrong)
+                wrong = float(
+                    (value.double() - known).abs().max() / known.abs().max().clamp_min(1e-30)
+                )
+                errors.setdefault(i, []).append(wrong)
     least = 2 * torch.finfo(dtype).eps
-    assert all(ours[i] <= max(1.5 * torchs[i], least) for i in ours)
+    for i in ours:
+        assert max(ours[i]) <= max(1.5 * max(torchs[i]), least)
+        # The mean of many hides no network; that of a few is too uncertain.
+        assert count < 100 or sum(ours[i]) <= 1.5 * sum(torchs[i])
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_result_has_the_layout_of_torchs_and_is_no_view(name, layout):
     module, x = make(name, 3, layout)
+    module.padding_mode = "zeros"  # another one copies in torch, even for a padding of 0
     x = torch.cat([x, x])
     y, right = rewritten(name, module)(x), module(x)
     if y.dim() == 5 and not is_channels_last(
@@ -224,6 +252,19 @@ def test_a_product_copies_neither_the_weight_nor_a_patch():
         assert seen.names - {"view", "permute", "t", "detach"} == {"addmm"}
 
 
+@pytest.mark.parametrize("kernel", [(1, 2, 2), (2, 1, 1)])
+def test_one_sample_of_one_frame_trains_groups_rightly(kernel):
+    last = torch.channels_last_3d  # torch's grouped kernels read the stride of a batch of one
+    for groups, outputs in ((2, 4), (1, 1)):
+        module = nn.Conv3d(4, outputs, kernel, groups=groups)
+        module, x = integers(module, torch.ones(1, 4, 1 if kernel[0] == 1 else 2, 3, 3))
+        right = gradients(module, x)
+        for weight in (torch.contiguous_format, last):
+            other = rewritten("lower_rank", module.to(memory_format=weight))
+            ours = gradients(other, x.contiguous(memory_format=last))
+            assert all(torch.equal(a, b) for a, b in zip(ours, right, strict=True))
+
+
 class TestOneFrame:
     """Frames of zeros are proved or read; all else is torch's."""
 
@@ -304,6 +345,10 @@ STRUCTURES = {
     "one_frame": [
         (nn.Conv3d(3, 4, (1, 3, 3)), "kernel (1, 3, 3) has one tap in time"),
         (nn.Conv3d(3, 4, 3, dilation=2), "dilation (2, 2, 2) is not 1 in time"),
+        (
+            nn.Conv3d(3, 4, (3, 1, 1), (1, 2, 1)),
+            "stride (1, 2, 1) is not 1 where the kernel is one pixel",
+        ),
         (nn.Conv3d(3, 4, 3, padding="same"), "padding same with zeros is not a number of zeros"),
     ],
 }

@@ -98,9 +98,9 @@ def processes_in(folder: Path) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             about = [process.cwd(), *process.cmdline()]
+            ended = process in known or process.status() == psutil.STATUS_ZOMBIE
         except psutil.Error:
             continue
-        ended = process in known or process.status() == psutil.STATUS_ZOMBIE
         if not ended and any(str(folder) in word for word in about):
             processes.append(process)
     return processes

@@ -31,6 +31,7 @@ from prepare.app.sweep.manifest import (
 )
 from prepare.app.sweep.summary import read_summary
 from prepare.core.utils import files
+from prepare.errors import ConfigError
 from sweeps import NET, finish, processes_in, start, wait_for
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
@@ -178,6 +179,7 @@ claim.acquire()
 """
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_no_claim_without_a_process(tmp_path):
     moments = range(1, 40)
     for moment in moments:
@@ -256,6 +258,7 @@ def test_an_id_that_another_process_has_now_is_not_the_claimant(tmp_path):
     assert Claim(held.path).acquire(watch=False)
 
 
+@pytest.mark.slow
 def test_a_job_whose_claim_is_lost_ends_and_writes_nothing(tmp_path):
     process = start(NET + "waits", "seed=0", "resume=true", cwd=tmp_path)
     wait_for((tmp_path / "began").exists)
@@ -280,6 +283,16 @@ def _until(process, word: str) -> str:
         said += (line := process.stderr.readline())
         assert line, said
     return said
+
+
+def test_a_coordinator_claims_nothing_through_a_link(tmp_path):
+    folder, outside = tmp_path / "swept", tmp_path / "outside"
+    folder.mkdir()
+    outside.mkdir()
+    (folder / ".locks").symlink_to(outside)
+    with pytest.raises(ConfigError, match="holds a link out of it: .locks"):
+        Coordinator(folder, rows=[["seed=0"]], identities=["row"], resume=False)
+    assert not list(outside.iterdir())
 
 
 def test_a_command_waits_for_a_row_that_is_claimed_anew(tmp_path, monkeypatch):

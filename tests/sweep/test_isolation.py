@@ -47,6 +47,7 @@ def test_a_failing_job_is_reported_and_leaves_the_others_alone(sweep):
     assert f"({len(MIXED)} of {len(MIXED)} done, 6 failed)" in ran.err
 
 
+@pytest.mark.slow
 def test_a_job_that_calls_exit_fails_whatever_the_code(sweep):
     ran = sweep(NET + "exits,sample_nets.leaves", "+model.code=3")
     assert ran.code == 1
@@ -54,6 +55,7 @@ def test_a_job_that_calls_exit_fails_whatever_the_code(sweep):
     assert all("3" in row["reason"] for row in ran.rows)
 
 
+@pytest.mark.slow
 def test_the_output_of_a_job_goes_to_a_log_of_bounded_size(sweep, monkeypatch):
     ran = sweep(NET + "prints", "+model.count=1,200000")
     assert ran.file(0, "log.txt").read_text() == "line 00000000\n"
@@ -127,6 +129,7 @@ def test_the_fork_server_imports_each_module_once():
     assert len({*fork_server._PRELOADED}) == len(fork_server._PRELOADED)
 
 
+@pytest.mark.slow
 def test_a_killed_fork_server_fails_one_job_and_is_replaced(tmp_path):
     process = start(NET + "waits,sample_nets.Net", cwd=tmp_path)
     wait_for((tmp_path / "began").exists)

@@ -49,6 +49,7 @@ def needs(launcher: str) -> None:
         pytest.skip(f"{plugin} is not installed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [FEW, pytest.param(MIXED, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_failing_job_leaves_the_others_alone_on_every_launcher(tmp_path, launcher, names):
@@ -82,6 +83,7 @@ def test_every_launcher_writes_the_same_audit_and_finds_plugins(tmp_path, launch
     assert audits[0] == audits[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "number",
     [

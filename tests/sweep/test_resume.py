@@ -93,6 +93,7 @@ def test_resume_repeats_only_jobs_that_did_not_end_well(sweep, folder):
     assert third.rows == second.rows
 
 
+@pytest.mark.slow
 def test_added_rows_run_and_old_ones_are_kept_under_new_numbers(sweep, folder):
     sweep("b,d")
     built(folder)
@@ -127,6 +128,7 @@ def test_another_sweep_in_the_folder_is_refused(sweep, folder):
     assert ran.rows == first.rows
 
 
+@pytest.mark.slow
 def test_with_overwrite_every_job_in_an_old_folder_runs_again(sweep, folder):
     sweep("a,b,c")
     (folder / "a fails").touch()
@@ -237,6 +239,7 @@ def test_a_second_sweep_in_a_busy_folder_is_refused(folder):
     assert finish(process, folder / "swept").statuses == ["ok", "ok"]
 
 
+@pytest.mark.slow
 def test_two_sweeps_that_share_a_folder_run_each_job_once(folder):
     words = [
         "model._target_=noted.net",
@@ -253,6 +256,7 @@ def test_two_sweeps_that_share_a_folder_run_each_job_once(folder):
     assert all("3 of 3" in one.out for one in ended)
 
 
+@pytest.mark.slow
 def test_a_sweep_waits_for_jobs_of_another_process(folder):
     first = start(NET + "waits", "seed=0", "resume=true", cwd=folder)
     wait_for((folder / "began").exists)
@@ -340,6 +344,7 @@ def stop_and_resume(
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "begun"),
     [pytest.param(signal.SIGTERM, False, marks=pytest.mark.slow), (signal.SIGKILL, True)],

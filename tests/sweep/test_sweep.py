@@ -59,6 +59,7 @@ def test_a_row_without_effect_is_not_a_failure(sweep):
     assert "2 of 3" in ran.out
 
 
+@pytest.mark.slow
 def test_a_pattern_that_matches_nothing_fails_its_row(sweep):
     ran = sweep(
         *UNET3D,
@@ -127,6 +128,7 @@ def test_the_table_can_be_rebuilt_from_the_files(sweep, capsys):
     assert capsys.readouterr().out == ran.out
 
 
+@pytest.mark.slow
 def test_a_sweep_may_choose_the_names_of_its_folders(sweep):
     ran = sweep(NETS + "Net", "seed=0,1", "hydra.sweep.subdir=a/b${hydra.job.num}")
     assert ran.code == 0, ran.err
@@ -153,6 +155,7 @@ def test_the_folder_name_of_a_row_is_short_flat_and_unique():
     assert all(len(name) <= 100 and "/" not in name for name in long)
 
 
+@pytest.mark.slow
 def test_a_row_with_a_very_long_value_gets_a_folder(sweep):
     keep = "[" + ",".join(f"module_{i}.*" for i in range(60)) + "]"
     ran = sweep(NETS + "Net", f"+steps.half={{keep: {keep}}}", "strict=false", "seed=0,1")

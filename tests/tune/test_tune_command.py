@@ -90,6 +90,7 @@ def test_ctrl_c_keeps_what_was_measured(timed, go, monkeypatch):
     assert not list((folder.parent / "kept").glob("*.json"))
 
 
+@pytest.mark.slow
 def test_the_options_of_the_command_line_reach_the_tuning(timed, go):
     timed.update({"bfloat16": 0.03})
     folder, said = go("tune.budget=4", "tune.allow=[bfloat16]", "memfmt=contiguous")
@@ -142,6 +143,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", ["stopped", *(pytest.param(how, marks=pytest.mark.slow) for how in ("right", "wrong"))]
 )

@@ -92,6 +92,7 @@ def test_noise_of_the_baseline_is_allowed_but_garbage_is_not():
         assert not exceeding(exact, [{"a": [garbage]}], {"a": [1.0]})["a"]
 
 
+@pytest.mark.slow
 def test_gradients_that_are_all_noise_are_cannot_tell():
     torch.manual_seed(0)
     layers = [nn.Conv2d(3, 16, 3, padding=1)]

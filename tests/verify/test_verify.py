@@ -160,6 +160,7 @@ def test_a_shared_exact_run_in_float32_is_judged_like_the_first():
     assert len({tuple((c.what, c.status) for c in each.checks) for each in found}) == 1
 
 
+@pytest.mark.slow
 def test_full_finds_gradients_that_are_wrong_for_one_sample_only():
     reference, _ = flat_norm(nn.SiLU())
     batch = torch.randn(2, 3, 12, 12)

@@ -77,7 +77,7 @@ def test_gradients_whose_errors_noise_hides_are_cannot_tell(size, text):
     assert sentence.startswith(f"pass: outputs right; {hidden}; " if text else "pass: 7 checks")
     assert (hidden if text else "gradients right") in error_text(replace(result, mode="train"))
     shown = verify_document(SimpleNamespace(found={"verify": replace(result, mode="train")}))
-    assert shown.answers[0].answer == ("For outputs" if text else "Yes")
+    assert shown.answers[0].answer == ("Outputs only" if text else "Yes")
     assert "e+0" not in sentence
     assert f"{text} in gradients" in sentence
 

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -59,6 +60,7 @@ def test_the_largest_error_of_right_sizes_counts(tmp_path):
     assert Verification.load(tmp_path / "verify.json") == found
 
 
+@pytest.mark.slow
 def test_exact_runs_are_shared_for_one_size_only():
     exact = {}
     for size in (9, 4, 9):

@@ -112,7 +112,7 @@ def store_recipe(steps: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def composing(config_dir: str | None = None) -> Iterator[Composer]:
+def composing(config_dir: str | None = None, config_name: str | None = None) -> Iterator[Composer]:
     """Initialize Hydra and return a composer; `config_dir` is searched before our own folder."""
     always, folders = [], []
     if config_dir and Path(config_dir).is_dir():
@@ -120,7 +120,7 @@ def composing(config_dir: str | None = None) -> Iterator[Composer]:
         always = [f"hydra.searchpath=[file://{folders[0]}]"]
     store_defaults()
     with hydra.initialize_config_dir(config_dir=str(conf_dir()), **BASE):
-        yield Composer(always=always, folders=folders)
+        yield Composer(config_name, always=always, folders=folders)
 
 
 class Composer:

@@ -11,7 +11,7 @@ from prepare import recipe
 from prepare.app.cli.compose_config import ERRORS, Composer, composing, read_override, store_recipe
 from prepare.app.cli.resolve_config import plain_mapping
 from prepare.app.job.settings import RECIPE
-from prepare.core.utils.folders import STEP_GROUPS
+from prepare.core.utils.folders import STEP_GROUPS, own_name
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
 
@@ -31,7 +31,7 @@ def take_recipe(overrides: Iterable[str], config_dir: str | None) -> None:
     if not isinstance(path, str):
         return
     steps = steps_of(path)
-    given = {group: word for group, word in words.items() if group in STEP_GROUPS}
+    given = {group: own_name(group, word) for group, word in words.items() if group in STEP_GROUPS}
     if given:
         problems: list[Problem] = []
         with composing(config_dir) as composer:

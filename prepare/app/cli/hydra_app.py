@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import traceback
-import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -34,10 +35,11 @@ from prepare.app.cli.resolve_config import (
     shared_save,
 )
 from prepare.app.job.execute import JobSpec, run_job
+from prepare.app.job.model_target import locate_named, targets_in
 from prepare.app.job.outcome import FAILED, INTERRUPTED, WRONG, Outcome
 from prepare.app.job.record import Job, leads_out, used_folder
 from prepare.app.report.pages.write_pages import write_pages
-from prepare.app.report.terminal.console import stage
+from prepare.app.report.terminal.console import announce, stage
 from prepare.app.report.terminal.run import RunOutput, shown_folder
 from prepare.app.report.terminal.sweep_progress import SweepProgress
 from prepare.app.sweep.coordinator import Coordinator
@@ -68,14 +70,17 @@ class CommandState:
     progress: SweepProgress | None = None
 
 
+_NAMED = re.compile(r"(?:_target_|class)\s*[:=]\s*([\w.]+)")
 STATE: ContextVar[CommandState | None] = ContextVar("STATE", default=None)
 
 
 def launch() -> None:
     """Run the task under Hydra, with the arguments in `sys.argv`."""
     store_defaults()
-    with _hydra_13_rules():
-        hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, **BASE)(task)()
+    # Callbacks and logging: ours, and those that the user's own words name.
+    own = {name for word in sys.argv if "hydra" in word for name in _NAMED.findall(word)}
+    rules = BASE or {"execution_whitelist": ("prepare.*", *sorted(own))}
+    hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, **rules)(task)()
 
 
 def task(config: DictConfig) -> None:
@@ -96,7 +101,8 @@ def _run_single(config: DictConfig, about: DictConfig) -> None:
     held = state is not None and state.held is not None
     with nullcontext() if held else claimed(spec.folder, overwrite=overwrite, begun=True):
         output = RunOutput(spec.folder, verbose=is_verbose())
-        outcome = run_job(spec, stage=no_stage if is_quiet() else stage, show=output.show)
+        shown = {"stage": no_stage} if is_quiet() else {"stage": stage, "announce": announce}
+        outcome = run_job(spec, show=output.show, **shown)
         output.end(outcome)
         tell(**_told(outcome, spec.folder))
     raise SystemExit(outcome.code)
@@ -161,9 +167,7 @@ class Checks(Callback):
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if the configuration is wrong."""
         with _exit_on_errors():
-            groups = group_problems(**_launching(config))
-            problems = [*groups, *folder_problems(config), *Composer().problems(config)]
-            _exit_if_any([*problems, *resume_problems(config, sweep=False)])
+            _exit_if_any(run_problems(config, Composer()))
             # Hydra writes its own files before the task begins.
             if (folder := run_folder(config)) is not None:
                 claims = ExitStack()
@@ -190,7 +194,6 @@ class Checks(Callback):
             _exit_if_any(resume_problems(config, sweep=True))
             identities = number_duplicates(_identity(composer.compose(row)) for row in rows)
             folder = Path(config.hydra.sweep.dir).resolve()
-            _exit_if_any(leads_out(folder, "hydra.sweep.dir", sweep=True))
             resume = config.get("resume") is True
             coordinator = Coordinator(
                 folder,
@@ -208,6 +211,13 @@ class Checks(Callback):
                         folder, coordinator.manifest, verbose=is_verbose()
                     )
                     state.progress.start()
+
+
+def run_problems(config: DictConfig, composer: Composer) -> list[Problem]:
+    """Return every problem of the composed configuration of a single run."""
+    groups = group_problems(**_launching(config))
+    problems = [*groups, *folder_problems(config), *composer.problems(config)]
+    return [*problems, *resume_problems(config, sweep=False)]
 
 
 def _launching(config: DictConfig) -> dict[str, Any]:
@@ -239,21 +249,26 @@ def _identity(config: DictConfig) -> str | None:
 
 def instantiated(model: Mapping[str, Any]) -> Any:
     """Return the model of a configuration, as Hydra instantiates it."""
-    with _hydra_13_rules():
-        return hydra.utils.instantiate(dict(model), _convert_="all")
+    rules = {} if BASE else {"_execution_whitelist_": listed_targets(model)}
+    return hydra.utils.instantiate(dict(model), _convert_="all", **rules)
 
 
-@contextmanager
-def _hydra_13_rules() -> Iterator[None]:
-    """Allow what Hydra 1.3 instantiates; Hydra 1.4 warns unless it has a list of what is allowed.
+def listed_targets(model: Mapping[str, Any]) -> list[str]:
+    """Return what a model may call: the user's own words name it. Hydra 1.4 wants such a list, 1.5 needs one.
 
-    The user's own words name the model: a list of them would allow even what Hydra refuses now.
+    A list permits functions that Hydra refuses without one, as `shutil.rmtree`, so functions of Python's own
+    library are left out.
     """
-    with warnings.catch_warnings():
-        # Hydra 1.4 warns of every logging configuration but its own; ours names two classes of Python.
-        warnings.filterwarnings("ignore", "Hydra configured Python logging without an execution")
-        warnings.filterwarnings("ignore", r"hydra\.utils\.instantiate\(\) resolved _target_=")
-        yield
+    listed: list[str] = []
+    for path, node in targets_in(model, "model"):
+        name = str(node["_target_"])
+        with suppress(PrepareError):  # told when the model is built
+            found = locate_named(name, path)
+            home = str(getattr(found, "__module__", ""))
+            if isinstance(found, type) or home.partition(".")[0] not in sys.stdlib_module_names:
+                # Hydra asks for the name under which it is defined, too.
+                listed += [name, f"{home}.{getattr(found, '__qualname__', '')}"]
+    return listed
 
 
 @contextmanager

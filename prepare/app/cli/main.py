@@ -31,7 +31,7 @@ from prepare.core.utils.packages import switch_off_telemetry
 from prepare.core.utils.signals import stopped_by_sigterm
 from prepare.core.utils.text import line, plural, to_nobody
 from prepare.core.utils.wording import command_line_words
-from prepare.errors import ConfigError, PrepareError, Problem, SweepError
+from prepare.errors import ConfigError, PrepareError, Problem, SweepError, raise_problems
 from prepare.pipeline.distributed import rank
 
 if TYPE_CHECKING:
@@ -124,6 +124,8 @@ def _through_hydra(argv: list[str]) -> int:
     flags = read_flags(argv)
     _refuse_callback_overrides(flags)
     take_recipe(flags.overrides, flags.config_dir)
+    if flags.cfg in ("job", "all"):
+        _refuse_wrong_configuration(flags)
     state = hydra_app.CommandState()
     token = hydra_app.STATE.set(state)
     code = FAILED
@@ -181,6 +183,18 @@ def _refuse_callback_overrides(flags: Namespace) -> None:
     with composing(flags.config_dir) as composer:
         others = composer.diagnose(rest, multirun=flags.multirun)
     raise ConfigError.of([*filter(None, refused.values()), *others])
+
+
+def _refuse_wrong_configuration(flags: Namespace) -> None:
+    """Raise ConfigError where a run would refuse the configuration that `--cfg` is to print."""
+    from prepare.app.cli import compose_config, hydra_app
+
+    with compose_config.composing(flags.config_dir, flags.config_name) as composer:
+        try:
+            config = composer.compose(flags.overrides)
+        except compose_config.ERRORS:
+            return  # explained where Hydra composes it
+        raise_problems(ConfigError, hydra_app.run_problems(config, composer))
 
 
 def _launch(argv: list[str], flags: Namespace, state: CommandState) -> int:

@@ -36,7 +36,7 @@ _TARGET = "_target_"
 _GIVEN = ("model._target_", "weights", "hydra.run.dir")
 _LEVELS = ("verify", "bench")
 # The keys of the recorded configuration that a replay takes, beside the model and its input.
-_TAKEN = ("mode", "amp", "strict", "seed")
+_TAKEN = ("mode", "amp", "strict", "seed", "strip")
 # Our own networks take any plain values.
 _NETWORKS = "prepare.models."
 

@@ -15,6 +15,7 @@ from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseExce
 from prepare.app.cli.override_errors import first_sentence
 from prepare.app.job.settings import group_names
 from prepare.core.utils import files
+from prepare.core.utils.folders import own_name
 from prepare.errors import Problem
 
 NO_VALUE = "has no value yet (???)"
@@ -150,9 +151,9 @@ def overrides_in(about: DictConfig) -> list[str]:
 
 
 def choices_in(about: DictConfig) -> dict[str, Any]:
-    """Return the option chosen in each of our groups, without the groups that were dropped."""
+    """Return the own name of the option chosen in each of our groups, without those that were dropped."""
     chosen = about.runtime.choices
-    return {group: chosen[group] for group in group_names() if group in chosen}
+    return {group: own_name(group, chosen[group]) for group in group_names() if group in chosen}
 
 
 def with_a_decoder(problem: Problem, config: DictConfig) -> Problem:

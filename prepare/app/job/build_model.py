@@ -184,7 +184,7 @@ def _is_left_empty(settings: Settings, model: nn.Module, stages: list[Stage]) ->
 
 
 def _read(settings: Settings, model: nn.Module, pipeline: Pipeline) -> None:
-    fill_model(model, open_weights(Path(settings.weights or "")), pipeline)
+    fill_model(model, open_weights(Path(settings.weights or ""), strip=settings.strip), pipeline)
 
 
 def _on_cpu(state: State) -> State:

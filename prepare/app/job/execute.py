@@ -92,12 +92,14 @@ def run_job(
     *,
     stage: Stage = lambda _: nullcontext(),
     show: Show = lambda _: None,
+    announce: Callable[[str], None] = lambda _: None,
     begun: bool = False,
 ) -> Outcome:
     """Execute one job and write its record; never raises.
 
     `stage` is entered with a line on what begins, and may return a function that reports more. `show`
-    is called with the results so far: once the model is prepared, and after its verification. `begun`
+    is called with the results so far: once the model is prepared, and after its verification; `announce`
+    with how long a slow job may take. `begun`
     says that the caller has called `Record.begin`.
     """
     record = Record(spec.folder)
@@ -109,7 +111,7 @@ def run_job(
         if not begun:
             record.begin(spec.job)
             begun = True
-        outcome = _run_in_clean_state(spec, record, _logged(stage, course), show)
+        outcome = _run_in_clean_state(spec, record, _logged(stage, course), show, announce)
     except BaseException as error:  # an error of one job may not end the sweep
         outcome = failure(error)
     seconds = round(time.perf_counter() - start, 3)
@@ -169,7 +171,9 @@ def _logged(stage: Stage, course: _Course) -> Stage:
     return logged
 
 
-def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage, show: Show) -> Outcome:
+def _run_in_clean_state(
+    spec: JobSpec, record: Record, stage: Stage, show: Show, announce: Callable[[str], None]
+) -> Outcome:
     settings = spec.settings()
     # The import of torch swallows an interrupt, and then fails with an unrelated error.
     with stage("starting torch"), held_interrupts():
@@ -180,14 +184,19 @@ def _run_in_clean_state(spec: JobSpec, record: Record, stage: Stage, show: Show)
     with isolated():
         import_plugins(settings.plugins)
         results, model = run_stages(
-            settings, spec.build, folder=spec.folder, progress=stage, show=show
+            settings,
+            spec.build,
+            folder=spec.folder,
+            progress=stage,
+            show=show,
+            announce=announce,
         )
         try:
             if results.audit is not None and not results.stopped:
                 notes = save(settings, model, results.pipeline, stage)
                 results = replace(results, notes=[*results.notes, *notes])
             with stage("writing the record"):
-                results.write(record, replace(spec.job, seen=results.seen()))
+                results.write(record, spec.job)
         except (FileError, CheckpointError) as error:
             # A full disk, for example: the terminal still shows the results.
             return replace(failure(error), results=results)

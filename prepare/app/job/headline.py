@@ -13,8 +13,8 @@ from prepare.core.utils.numbers import part_of_tolerance
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
 _TEXTS = "flow verified verified_what verified_reason timed timed_where timed_reason verdict busy"
 _COUNTS = (
-    "layout_breaks copied_bytes convolutions_called convolutions_kept verified_wrong "
-    "bytes_before bytes_after"
+    "layout_breaks copied_bytes convolutions_called convolutions_kept convolutions_rewritten "
+    "verified_wrong bytes_before bytes_after"
 )
 _NUMBERS = (
     "verified_error verified_allowed outputs_error outputs_allowed "
@@ -24,6 +24,7 @@ _TYPES: dict[str, Any] = {
     **dict.fromkeys(_TEXTS.split(), str),
     **dict.fromkeys((*_COUNTS.split(), *(f"convolutions_{word}" for word in CONVOLUTIONS)), int),
     **dict.fromkeys(_NUMBERS.split(), float | None),
+    "layout_asked": bool,
 }
 
 
@@ -51,13 +52,17 @@ class VerifyFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowFigures:
-    """The figures of a layout flow: breaks in one forward, and the bytes copied at them."""
+    """The figures of a layout flow: breaks in one forward, and the bytes copied at them.
+
+    `asked`: a layout other than contiguous was asked for.
+    """
 
     status: str
     breaks: int
     copied_bytes: int
     convolutions: int
     in_layout: int
+    asked: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +136,7 @@ def _lost(found: Mapping[str, Any]) -> FlowFigures | None:
         copied_bytes=found.get("copied_bytes", 0),
         convolutions=found.get("convolutions_called", 0),
         in_layout=found.get("convolutions_kept", 0),
+        asked=found.get("layout_asked", True),
     )
 
 

@@ -33,7 +33,7 @@ def check_targets(config: Mapping[str, Any], where: str = "model") -> None:
         ModelError: importing the target's module raised.
     """
     problems: list[Problem] = []
-    for path, node in _targets(config, where):
+    for path, node in targets_in(config, where):
         try:
             target = locate_named(node["_target_"], f"{path}._target_")
             problems += _keyword_problems(target, node, path)
@@ -62,7 +62,7 @@ def without_method(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
 
 def hydra_key_problems(config: Mapping[str, Any], where: str = "model") -> Iterable[Problem]:
     """Return the problems of Hydra's own keys, whose wrong values it would refuse or ignore."""
-    for path, node in _targets(config, where):
+    for path, node in targets_in(config, where):
         for key in ("_partial_", "_recursive_"):
             if key in node and not isinstance(node[key], bool):
                 wrong = f"{as_written(node[key])} is not allowed"
@@ -95,7 +95,9 @@ def locate_named(target: str, where: str) -> Callable[..., Any]:
             raise ConfigError(where, f"{name} has no {part!r}", _instead(part, target_object, name))
         target_object = getattr(target_object, part)
     if not callable(target_object):
-        raise ConfigError(where, f"{target} is not a class or function")
+        own = _own_names(target_object) if isinstance(target_object, ModuleType) else []
+        remedy = f"it has {', '.join(own)}: give {target}.{own[0]}" if own else ""
+        raise ConfigError(where, f"{target} is not a class or function", remedy)
     return target_object
 
 
@@ -139,12 +141,18 @@ def _instead(part: str, owner: Any, name: str) -> str:
         return f"did you mean {'.'.join([name, close[0]])!r}?"
     if not isinstance(owner, ModuleType):
         return ""
+    own = _own_names(owner)
+    return f"it has {', '.join(own)}" if own else ""
+
+
+def _own_names(owner: ModuleType) -> list[str]:
+    """Return the classes and functions that a module defines; empty if they are too many to list."""
     own = [
         each
         for each, value in vars(owner).items()
         if not each.startswith("_") and callable(value) and value.__module__ == owner.__name__
     ]
-    return f"it has {', '.join(own)}" if 0 < len(own) <= _LISTED else ""
+    return own if len(own) <= _LISTED else []
 
 
 def _names(owner: Any) -> list[str]:
@@ -154,15 +162,15 @@ def _names(owner: Any) -> list[str]:
     return names
 
 
-def _targets(node: Any, where: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
+def targets_in(node: Any, where: str) -> Iterable[tuple[str, Mapping[str, Any]]]:
     if isinstance(node, Mapping):
         if isinstance(node.get("_target_"), str):
             yield where, node
         for key, item in node.items():
-            yield from _targets(item, f"{where}.{key}")
+            yield from targets_in(item, f"{where}.{key}")
     elif isinstance(node, list):
         for index, item in enumerate(node):
-            yield from _targets(item, f"{where}[{index}]")
+            yield from targets_in(item, f"{where}[{index}]")
 
 
 def _keyword_problems(

@@ -82,7 +82,8 @@ class Job(JsonRecord):
 
     `sweep` distinguishes a sweep from an older one in the same folder, and `identity` one of its jobs
     from another. `shared`: its launcher runs several jobs at a time on one machine. `seen` describes
-    the forward of the example input, if it ran.
+    the forward of the example input, if it ran. `model` is the class of the model, and the method that a
+    call of it runs, `AutoencoderKL.decode`.
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.job", 1, "a job", "the job.json of a run", FileError)
@@ -95,6 +96,7 @@ class Job(JsonRecord):
     launcher: str | None = None
     shared: bool = False
     seen: dict[str, Any] | None = None
+    model: str = field(default="", metadata=_LATE)
 
 
 def files_in(folder: Path) -> tuple[str, ...]:

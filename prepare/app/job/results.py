@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -57,6 +57,9 @@ class Analyses:
             counts = summary["convolutions"]
             figures |= {f"convolutions_{w}": counts.get(w, 0) for w in (*CONVOLUTIONS, "untouched")}
             figures |= {key: summary[key] for key in ("tensors", "bytes_before", "bytes_after")}
+            operations = [row.operation for row in self.audit.rows if row.operation]
+            if rewritten := sum(not name.startswith("conv") for name in operations):
+                figures["convolutions_rewritten"] = rewritten
         for cls in ordered_stages():
             figures |= cls.figures(self.found)
         return figures
@@ -78,7 +81,8 @@ class Results(Analyses):
     `model` is the name of the model's class; `notes` and `warnings` are shown in the terminal. `stopped`
     says what is missing if the job was interrupted after the model was prepared. `unchanged` says that the
     pipeline changes neither the model nor its example, so that nothing is verified or timed. `amp` is the
-    autocast of every forward. `fail_on` are the words of what makes it a failure.
+    autocast of every forward. `fail_on` are the words of what makes it a failure. `waiting` are the variables
+    of the environment that decide how its threads wait.
     """
 
     model: str
@@ -93,6 +97,7 @@ class Results(Analyses):
     task: str = "prepare"
     overrides: tuple[str, ...] = ()
     fail_on: tuple[str, ...] = ()
+    waiting: str = ""
 
     @property
     def is_stopped(self) -> bool:
@@ -128,7 +133,7 @@ class Results(Analyses):
             if (found := self.found.get(Path(file).stem)) is not None:
                 found.save(record.folder / file)
         record.write_environment(environment())
-        record.write_job(job)
+        record.write_job(replace(job, seen=self.seen(), model=self.model))
 
     def seen(self) -> dict[str, Any] | None:
         """Return the example run as it is written to `job.json`."""
@@ -191,8 +196,10 @@ class SavedResults(Analyses):
 
     @property
     def model(self) -> str:
-        """The option chosen in the group `model`, else the model's `_target_`, else its class in the flow."""
+        """The class of the model and its method; of an older record the option or `_target_` of `model`."""
         job = self.job or Job(None, None, [], {})
+        if job.model:
+            return job.model
         option = job.choices.get("model")
         if option and option != "custom":
             return str(option)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from prepare.app.job.build_model import (
@@ -28,6 +32,7 @@ from prepare.core.forward.nested import arguments
 from prepare.core.forward.run_example import count_layouts, own_changes, run_example
 from prepare.core.forward.workload import Workload, head_of, naming, sizes_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.utils.machine import how_threads_wait
 from prepare.core.utils.progress import stage_if
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
@@ -40,17 +45,28 @@ if TYPE_CHECKING:
     from prepare.app.job.settings import Settings
     from prepare.core.utils.progress import Stage as Progress
 
+# A run of more seconds says how long it may take.
+_PATIENCE = 10.0
+
 
 def run_stages(
-    settings: Settings, build: Build, *, folder: Path, progress: Progress, show: Show
+    settings: Settings,
+    build: Build,
+    *,
+    folder: Path,
+    progress: Progress,
+    show: Show,
+    announce: Callable[[str], None] = lambda _: None,
 ) -> tuple[Results, nn.Module]:
     """Return the results of a job and its model, which is prepared unless the task only looks at it.
 
-    `show` is called with what is known so far, again and again.
+    `show` is called with what is known so far, again and again; `announce` once, with how long a run of
+    over 10 seconds may take.
 
     Raises:
         PrepareError: the model cannot be built, or not be prepared.
     """
+    begun = time.monotonic()
     stages = [settings.stages[name] for name in stages_of(settings.task)]
     for stage in stages:
         stage.check_early(settings, locate_named)
@@ -60,7 +76,9 @@ def run_stages(
     saved = settings.compile.save
     cache: AbstractContextManager[CacheCounts | None] = nullcontext()
     with cache if saved is None else compile_cache(saved) as counts:
-        results = _worked(work, stages, _prepared(settings, work, stages, show), show)
+        results = _prepared(settings, work, stages, show)
+        with _announced(work, stages, announce, begun):
+            results = _worked(work, stages, results, show)
     if counts is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
         note = f"compiled code in {saved}: {counts}"
         results = replace(results, notes=[*results.notes, note])
@@ -118,8 +136,10 @@ def _begun(
     work.formatted = formatted = (
         work.pipeline.formatted(example) if example and formats else example
     )
+    # As in a timing, which formats the strides of a batch only by a step for it.
     same = not (example and formatted) or (
-        formatted.args is example.args and formatted.kwargs is example.kwargs
+        work.pipeline.format(example.args) is example.args
+        and work.pipeline.format(example.kwargs) is example.kwargs
     )
     work.unchanged = applies and not work.plan and same
     return work
@@ -165,7 +185,7 @@ def _for_example(work: StageContext) -> Pipeline:
             except CopyError as error:
                 work.notes.append(f"steps.{step.name}.{step.without_example()}: {error}")
                 continue
-            found, notes = work.pipeline.step_for(step, copied, work.example, work.amp)
+            found, notes = work.pipeline.step_for(step, copied, work.needed_workload(), work.amp)
             config[step.name] = found.to_options()
             work.notes += notes
     if config == work.pipeline.to_config():
@@ -189,6 +209,7 @@ def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show:
         warnings=[str(warning) for warning in plan.warnings],
         amp=settings.amp,
         fail_on=settings.fail_on,
+        waiting=how_threads_wait() if torch.get_num_threads() > 1 else "",
     )
     if not tasks()[settings.task].prepares:
         return results
@@ -200,11 +221,41 @@ def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show:
     example, work.took = _run_example(work)
     with work.progress("auditing"):
         audited = audit(work.model, plan=plan)
-    work.notes += _memfmt_note(work.model, work.pipeline)
+    if all(type(stage).choose is Stage.choose for stage in stages):  # nobody has tried the formats
+        work.notes += _memfmt_note(work.model, work.pipeline)
     results = replace(results, example=example, audit=audited, unchanged=work.unchanged)
     # The first answer: the rest loads more of torch than everything until here.
     show(results)
     return results
+
+
+@contextmanager
+def _announced(
+    work: StageContext, stages: list[Stage], announce: Callable[[str], None], begun: float
+) -> Iterator[None]:
+    """Say how long the stages may take, once the run has taken 10 seconds."""
+    longest = [(stage, seconds) for stage in stages if (seconds := stage.longest(work))]
+    if not longest:
+        yield
+        return
+    spent = time.monotonic() - begun
+    parts = ", ".join(f"{stage.noun} {_rounded(seconds)}" for stage, seconds in longest)
+    words = " ".join(f"{stage.name}=none" for stage, _ in longest)
+    total = (
+        f"this run takes up to {_rounded(spent + sum(seconds for _, seconds in longest))}: {parts}"
+    )
+    text = f"{total}; {words} ends it after {_rounded(spent)}"
+    timer = threading.Timer(max(0.0, _PATIENCE - spent), announce, [text])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _rounded(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 1):.0f} s"
 
 
 def _worked(work: StageContext, stages: list[Stage], results: Results, show: Show) -> Results:
@@ -272,7 +323,8 @@ def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | Non
 
 def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
     """Return a note if nothing was asked of the model's convolutions."""
-    if format_steps(pipeline.steps.values(), model):
+    steps = pipeline.steps.values()
+    if format_steps(steps, model) or any(step.measures for step in steps):
         return []
     flat, deep = (
         any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)

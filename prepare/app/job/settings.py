@@ -23,7 +23,8 @@ from prepare.stages.stage import Stage  # noqa: TC001  read at run time
 # The keys that hold one value each: words and switches that a help lists first, and others.
 _WORDS = ("mode", "amp", "strict", "known_issues")
 _VALUES = (
-    *("fail_on", "plugins", "seed", "isolate", "resume", "overwrite", "weights", "save", "recipe"),
+    *("fail_on", "plugins", "seed", "isolate", "resume", "overwrite"),
+    *("weights", "strip", "save", "recipe"),
 )
 RECIPE = "recipe"
 NO_MODEL = "no model is chosen"
@@ -100,6 +101,7 @@ class Settings:
     resume: bool = False
     overwrite: bool = False
     weights: Annotated[str, "the path of a file", check_readable] | None = None
+    strip: Annotated[str, "a prefix of names, as in module."] | None = None
     save: Annotated[str, "the path of a file", check_writable] | None = None
     recipe: Annotated[str, "the path of a file"] | None = None
     choices: dict[str, Any]
@@ -150,6 +152,8 @@ def read_settings(
     if not problems and read.get("save") and not tasks()[task].prepares:
         not_written = f"task={task} does not prepare weights to save"
         problems.append(Problem("save", not_written, "drop save, or choose task=prepare"))
+    if not problems and read.get("strip") and not read.get("weights"):
+        problems.append(Problem("strip", "there is no file of weights", "add weights=FILE"))
     if not problems and read.get("mode") == "train":
         problems += _check_training(read["steps"])
     if problems:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 
 from prepare.app.report.sentences import by_remedy, changes_text
 from prepare.core.document import (
+    FASTER,
     NEXT,
+    RIGHT,
     UNDECIDED,
     USE_RECIPE,
     Advice,
@@ -51,6 +53,8 @@ _DEFAULTS = {
 }
 
 _MEASURE = Advice(rank=100, kind="warn", answer="Measure it before you use it")
+# What to do about an open answer to these questions.
+_VERBS = {RIGHT: "Verify it", FASTER: "Time it"}
 
 # The line of the user's code in front of an error: `my_nets.py:8, in forward: ValueError: ...`.
 _PLACE = re.compile(r"(?:^|.*?: )(?P<file>\S+:\d+)(?:, in (?P<function>[^\s:]+))?: (?P<rest>.*)")
@@ -106,11 +110,17 @@ def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
     return [*found.values(), _card(advice(run, documents))] if found else []
 
 
-def cards_of(documents: Iterable[Document]) -> list[Answer]:
-    """Return the answers of documents without a run, and what to do if they say so."""
+def cards_of(documents: Iterable[Document], default: Iterable[Advice] = ()) -> list[Answer]:
+    """Return the answers of documents without a run, and what to do if they, or the `default`, say so."""
+    documents = list(documents)
+    return [*_by_question(documents).values(), *map(_card, advice_in(documents, default))]
+
+
+def advice_in(documents: Iterable[Document], default: Iterable[Advice] = ()) -> list[Advice]:
+    """Return the advice of documents without a run, one or none; `default` is that of the lowest rank."""
     documents = list(documents)
     found = [each for document in documents for each in document.advice]
-    return [*_by_question(documents).values(), *map(_card, _best(found, documents))]
+    return _best([*found, *default], documents)
 
 
 def _card(advised: Advice) -> Answer:
@@ -140,10 +150,16 @@ def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
     stopped = ""
     if run.is_stopped and result is not None and result.error:
         stopped = f"Interrupted: {first_line(result.error)}. "
-    found = [answer for answer in answers(run, documents) if answer.question != NEXT]
+    found = answers(run, documents)
     if not found and run.plan is not None and run.audit is None:
         return f"Planned only: {changes_text(run.plan['summary'])}."
-    return stopped + " ".join(f"{answer.sentence or answer.answer}." for answer in found)
+    return stopped + sentences_of(found)
+
+
+def sentences_of(answers: Iterable[Answer]) -> str:
+    """Return the answers but what to do as sentences."""
+    found = (answer for answer in answers if answer.question != NEXT)
+    return " ".join(f"{answer.sentence or answer.answer}." for answer in found)
 
 
 def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice:
@@ -162,10 +178,23 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
         "use": True,
     }
     found += [each for key, each in _DEFAULTS.items() if holds[key]]
+    if run.unchanged and run.audit and (asked := run.audit.summary.get("format_steps")):
+        found.append(_compared_with_contiguous(asked))
     if remedy := next(filter(None, by_remedy(run.troubles)), ""):
         read = _DEFAULTS["problems"].answer
         found = [replace(a, answer=capitalized(remedy)) if a.answer == read else a for a in found]
     return _best(found, documents)[0]
+
+
+def _compared_with_contiguous(steps: Iterable[str]) -> Advice:
+    """Return the advice for a model that had the memory format already."""
+    word = "channels_last_3d" if all("3d" in name for name in steps) else "channels_last"
+    return replace(
+        _DEFAULTS["unchanged"],
+        rank=91,
+        answer="Compare two memory formats",
+        remark=f"in a sweep, as in -m memfmt=contiguous,{word}",
+    )
 
 
 def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
@@ -173,7 +202,10 @@ def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
     if open_ := [each for each in _by_question(documents).values() if each.answer in UNDECIDED]:
         remark = open_[0].remark
         remark = f"without {remark}" if remark.endswith("=none") else remark
-        use = replace(_MEASURE, remark=remark, section=open_[0].section or _MEASURE.section)
+        verb = _VERBS.get(open_[0].question, "Measure it")
+        answer = f"{verb} before you use it"
+        section = open_[0].section or _MEASURE.section
+        use = replace(_MEASURE, answer=answer, remark=remark, section=section)
         found = [use if each.section == USE_RECIPE.section else each for each in found]
     return sorted(found, key=lambda each: each.rank)[:1]
 

@@ -9,14 +9,16 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.document import Document, Items, ReportContext, Table
+from prepare.core.document import USE_RECIPE, Document, Items, ReportContext, Table
 from prepare.core.utils.text import line, output_to, plural, printable
-from prepare.stages.registry import ordered_stages
+from prepare.stages.registry import ordered_stages, stages_of
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
 
 _LONGEST = 160
+# What to do with a model that is reported on, if nothing speaks against it.
+DEFAULT = (replace(USE_RECIPE, answer="Use the model as it is", remark=""),)
 # What only the script of a page can show.
 _DATA = re.compile(r"<script type=\"application/json\".*?</script>", re.DOTALL)
 
@@ -39,6 +41,13 @@ def text(record: Any) -> str:
         try:
             from prepare.app.report.terminal.document import show_document
 
+            if hasattr(record, "found"):  # a report
+                from prepare.app.report.sentences import title_text
+                from prepare.app.report.terminal.run import show_report
+
+                title = title_text(record.model, record.steps or {}, record.audit, "none")
+                show_report(title, documents_of(record), DEFAULT)
+                return stream.getvalue().rstrip("\n")
             for number, document in enumerate(documents_of(record)):
                 if number:
                     line("")
@@ -61,7 +70,7 @@ def html(record: Any) -> str | None:
     # A page shows the lead on its first screen, which a notebook has not.
     whole = [replace(each, parts=partial(_with_lead, each)) for each in documents]
     parts = [(part.title, part.body) for part in sections(whole, [])]
-    cards = cards_of(documents) if hasattr(record, "found") else []
+    cards = cards_of(documents, DEFAULT) if hasattr(record, "found") else []
     title = "" if cards else one_line(record)
     page = render(
         "fragment.html", title=title, cards=cards, anchors=(), parts=parts, style=_style()
@@ -79,7 +88,8 @@ def documents_of(record: Any) -> list[Document]:
         return [record.document()]
     if hasattr(record, "found"):  # a report
         own = [_audit_document(record.audit)] if record.audit is not None else []
-        shown = ReportContext(found=record.found)
+        ran = tuple(stages_of("prepare"))
+        shown = ReportContext(found=record.found, ran=ran, audit=record.audit)
         found = (cls.document(shown) for cls in ordered_stages())
         return [*own, *(document for document in found if document is not None)]
     for cls in ordered_stages():

@@ -23,9 +23,8 @@ from prepare.app.report.training_code import training_code as code_for_recipe
 from prepare.audit import STATUSES, AuditRow
 from prepare.core.document import Code, Document, Facts, Folded, Items, Table, Text
 from prepare.core.utils.accelerator import NAMES
-from prepare.core.utils.text import plural, size
-from prepare.stages.registry import ordered_stages
-from prepare.stages.stage import Stage
+from prepare.core.utils.machine import how_threads_waited
+from prepare.core.utils.text import plural, printable, size
 
 if TYPE_CHECKING:
     from prepare.app.job.results import SavedResults
@@ -102,6 +101,9 @@ def issues(plan: Mapping[str, Any]) -> Iterator[Items]:
     for kind, key in (("wrong", "problems"), ("issues", "warnings")):
         for remedy, texts in by_remedy(plan.get(key, [])).items():
             yield Items(texts=tuple(texts), title=remedy, kind=kind)
+    said = {*plan.get("problems", []), *plan.get("warnings", [])}
+    if later := [text for text in plan.get("training_errors") or [] if text not in said]:
+        yield Items(texts=tuple(later), title="In training", kind="issues", where="page")
 
 
 def environment(values: Mapping[str, Any] | None) -> Iterator[Part]:
@@ -128,19 +130,17 @@ def command(run: SavedResults) -> str:
 
 
 def training_code(run: SavedResults) -> str:
-    """Return the lines that apply the recipe in training code; empty without a recipe.
-
-    A stage that chose the recipe has timed it with the inputs as they are; any other run formats its example.
-    """
+    """Return the lines that apply the recipe in training code; empty without a recipe."""
     if run.recipe is None:
         return ""
     amp = run.result.amp if run.result is not None else "none"
-    return code_for_recipe(run.plan, amp, formats=not _is_chosen(run))
-
-
-def _is_chosen(run: SavedResults) -> bool:
-    choosing = (cls for cls in ordered_stages() if cls.choose is not Stage.choose)
-    return any(file.rpartition(".")[0] in run.found for cls in choosing for file in cls.records())
+    method = run.job.model.partition(".")[2] if run.job else ""
+    method = method if method.isidentifier() else ""
+    figures = (run.result and run.result.figures) or {}
+    waiting = (
+        printable(how_threads_waited(run.environment or {})) if figures.get("time_ratio") else ""
+    )
+    return code_for_recipe(run.plan, amp, method=method, waiting=waiting)
 
 
 def _failure(run: SavedResults) -> Iterator[Part]:

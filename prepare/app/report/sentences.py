@@ -52,7 +52,7 @@ def declared_text(
 
 
 def converted_text(audit: Audit) -> str:
-    """Return `17 of 18 convolutions converted, 1 excluded: head`, and those that nobody asked for."""
+    """Return `17 of 18 convolutions converted, 1 excluded: head`, who was not asked, and who runs as what."""
     counted = audit.summary["convolutions"]
     total, converted = sum(counted.values()), counted.get("converted", 0)
     if not total:
@@ -60,8 +60,14 @@ def converted_text(audit: Audit) -> str:
         return f"{found:,} of {plural(audit.summary['tensors'], 'tensor')} converted"
     asking = {*(audit.summary.get("format_steps") or ())}
     asked = bool(asking)
+    found = Counter(row.operation for row in audit.rows if row.operation)
+    runs = "".join(
+        f", {count:,} {'runs' if count == 1 else 'run'} as {name}"
+        for name, count in found.items()
+        if not name.startswith("conv")
+    )
     if not asked and not converted:
-        return f"{plural(total, 'convolution')} as before"
+        return plural(total, "convolution") + (runs or " as before")
     weights = [row for row in audit.rows if _is_convolution(row)]
     others = Counter(
         r.type for r in weights if asked and asking.isdisjoint(r.steps) and r.status in _AS_IT_WAS
@@ -76,7 +82,7 @@ def converted_text(audit: Audit) -> str:
     parts += [f"{already:,} already were so"] * (already > 0)
     parts += [f"{missed:,} excluded: {names}" if names else f"{missed:,} excluded"] * bool(missed)
     parts += [f"{n:,} INEFFECTIVE" for n in [counted.get("ineffective", 0)] if n]
-    text = ", ".join(parts)
+    text = ", ".join(parts) + runs
     if others:
         named = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common(2))
         text += f"; {named} not asked for (memfmt=by_rank converts both)"

@@ -46,6 +46,12 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
         Column("timed", _timed(lambda t: t.what if len(kinds) > 1 else ""), 3),
         Column("right", right_text, 1),
         *(Column(s, _count(s), 7 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
+        Column(
+            "rewritten",
+            _of_figures(lambda found: str(found.get("convolutions_rewritten", ""))),
+            7,
+            number=True,
+        ),
         Column("memory", lambda row: memory_text(row.headline), 5),
         Column("breaks", _lost(lambda lost: str(lost.breaks)), 4, number=True),
         Column("copied", _lost(lambda lost: size(lost.copied_bytes)), 6, number=True),

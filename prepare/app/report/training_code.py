@@ -1,4 +1,4 @@
-"""The lines of training code that prepare a model as a job has prepared it."""
+"""Write code to paste that prepares and calls a model as a run has, in some lines or in one."""
 
 from __future__ import annotations
 
@@ -12,48 +12,58 @@ _WIDTH = 45
 
 
 def training_code(
-    plan: Mapping[str, Any] | None, amp: str = "none", *, formats: bool = True
+    plan: Mapping[str, Any] | None, amp: str = "none", *, method: str = "", waiting: str = ""
 ) -> str:
-    """Return code that loads the recipe and applies it to a `model`, also one in training mode.
+    """Return code that loads the recipe, applies it to a `model`, also one in training mode, and calls it.
 
     `plan` is the content of `plan.json`. If training with the recipe is an error, the code adds the steps
-    that repair it, or prepares the model for inference. `amp` is the autocast of the forward; `formats` says
-    that the inputs are formatted also without a step for it, as a run does with its example.
+    that repair it, or prepares the model for inference. `amp` is the autocast of the forward; `method` is
+    called in place of the model itself; it was timed with the variables `waiting` in the environment.
     """
     plan = plan or {}
     errors, repairs = plan.get("training_errors", []), plan.get("training_steps") or {}
-    has_format = "input_format" in plan.get("steps", {})
-    inputs: dict[str, Any] = {"input_format": {}} if formats and not has_format else {}
-    added = {**repairs, **inputs}
-    lines = ["import torch"] if amp != "none" else []
+    lines = [f"# Timed with {waiting}: set it for your program too."] if waiting else []
+    lines += ["import torch"] if amp != "none" else []
     lines += ["from prepare.pipeline import Pipeline", ""]
     if repairs:
         names = " and ".join(repairs)
         lines.append(f"# Without {names}, training mode is an error: see Warnings.")
     elif errors:
         lines.append("# For inference only: training mode is an error, see Warnings.")
-    steps = f", steps={as_python(added)}" if added else ""
-    arguments = f'"recipe.yaml"{steps}'
-    if len(arguments) > _WIDTH:
-        arguments = f"\n    {arguments}\n"
-    lines.append(f"pipeline = Pipeline.load({arguments})")
-    prepared = "model" if repairs or not errors else "model.eval()"
+    load, prepared = _load_and_model("recipe.yaml", repairs, errors=bool(errors), width=_WIDTH)
+    lines.append(f"pipeline = {load}")
     lines.append(f"model = pipeline.apply({prepared})  # in place, the same object")
     indent = ""
     if amp != "none":
         device = plan.get("steps", {}).get("device", {}).get("device", "cpu").partition(":")[0]
         lines.append(f'with torch.autocast("{device}", torch.{amp}):')
         indent = "    "
-    batch = "pipeline.format(batch)" if formats or has_format else "batch"
-    lines.append(f"{indent}output = model({batch})")
+    lines.append(f"{indent}output = {_call(method)}")
     return "\n".join(lines)
 
 
-def recipe_call(path: str, *, repairs: Mapping[str, Mapping[str, Any]] | None, errors: bool) -> str:
-    """Return one call that loads the recipe at `path` and applies it, also to a model in training mode.
+def one_line(path: str, plan: Mapping[str, Any], *, method: str = "", formats: bool = False) -> str:
+    """Return one line that loads the recipe at `path` and applies it, as `training_code` does.
 
-    `repairs` are the steps that training needs besides, `errors` says that training is an error without.
+    It ends with a call if that is not `model(batch)`: with `formats` a batch has to be formatted.
     """
+    repairs, errors = plan.get("training_steps") or {}, bool(plan.get("training_errors"))
+    load, prepared = _load_and_model(path, repairs, errors=errors)
+    if not (method or formats):
+        return f"{load}.apply({prepared})"
+    return f"pipeline = {load}; pipeline.apply({prepared}); {_call(method)}"
+
+
+def _load_and_model(
+    path: str, repairs: Mapping[str, Any], *, errors: bool, width: int | None = None
+) -> tuple[str, str]:
+    """Return the call that loads a recipe, and the model as `apply` takes it."""
     steps = f", steps={as_python(repairs)}" if repairs else ""
-    prepared = "model" if repairs or not errors else "model.eval()"
-    return f'Pipeline.load("{path}"{steps}).apply({prepared})'
+    arguments = f'"{path}"{steps}'
+    if width is not None and len(arguments) > width:
+        arguments = f"\n    {arguments}\n"
+    return f"Pipeline.load({arguments})", "model" if repairs or not errors else "model.eval()"
+
+
+def _call(method: str) -> str:
+    return f"model{'.' if method else ''}{method}(pipeline.format(batch))"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from prepare.app.job.outcome import FAILED, Outcome, write_result
-from prepare.app.job.record import Job, Record, Result, unusable
+from prepare.app.job.record import Job, Record, Result, leads_out, unusable
 from prepare.app.sweep.locks import Claim, ClaimLost, claim, is_held
 from prepare.app.sweep.manifest import (
     SweepManifest,
@@ -23,7 +23,7 @@ from prepare.app.sweep.manifest import (
 )
 from prepare.core.utils import files
 from prepare.core.utils.folders import ask_server
-from prepare.errors import ConfigError, FileError
+from prepare.errors import ConfigError, FileError, raise_problems
 
 # Seconds that stopped jobs have to end.
 _PATIENCE = 4.0
@@ -39,7 +39,7 @@ class Coordinator:
     the same rows.
 
     Raises:
-        ConfigError: another sweep is running in the folder, or its results are there.
+        ConfigError: another sweep is running in the folder, its results are there, or a link leads out of it.
         FileError: the folder cannot be used.
     """
 
@@ -53,6 +53,7 @@ class Coordinator:
         overwrite: bool = False,
     ) -> None:
         self.folder = folder
+        raise_problems(ConfigError, leads_out(folder, "hydra.sweep.dir", sweep=True))
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._lead = Claim(leaders(folder) / secrets.token_hex(8))

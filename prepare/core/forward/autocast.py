@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 import torch
 
-from prepare.core.utils.suggest import choose
+from prepare.core.utils.suggest import choose, meant
 from prepare.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 Amp = Literal["none", "bfloat16", "float16"]
 
 
-def check_amp(amp: object) -> None:
-    """Raise RefusedError if `amp` is not one of none, bfloat16 and float16."""
-    if amp not in get_args(Amp):
+def read_amp(amp: object) -> Amp:
+    """Return the word for `amp`, such as `bfloat16` for `bf16` or torch's object.
+
+    Raises:
+        RefusedError: it is not one of none, bfloat16 and float16.
+    """
+    if (known := meant(amp, get_args(Amp))) is None:
         raise RefusedError("amp", f"{amp!r} is not allowed", choose(str(amp), get_args(Amp)))
+    return cast("Amp", known)
 
 
 def autocast(amp: str, device: torch.device) -> AbstractContextManager[Any]:

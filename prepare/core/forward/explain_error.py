@@ -39,8 +39,8 @@ def _hints() -> dict[str, str]:
             "other 16-bit precision"
         ),
         r"missing \d+ required|unexpected keyword|takes .* positional": words(
-            cli="forward takes other arguments: give them in input.args and input.kwargs, "
-            "one dict as input.args=[{NAME:{shape:[...]}}]",
+            cli="forward takes other arguments: give them as input.args=[{shape:[...]},...] and "
+            "input.kwargs={NAME:{shape:[...]}}, one dict as input.args=[{NAME:{shape:[...]}}]",
             python="forward takes other arguments: a tuple is positional arguments, a mapping is keyword "
             "arguments; for one dict argument give (batch,)",
         ),

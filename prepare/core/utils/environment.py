@@ -22,7 +22,9 @@ _INSTRUCTIONS = {
 
 # What readers of an environment rely on; older records have less.
 _TYPES = {
-    **dict.fromkeys(("date", "python", "torch", "platform", "cpu", "git_commit"), str | None),
+    **dict.fromkeys(
+        ("date", "python", "torch", "platform", "cpu", "git_commit", "waiting"), str | None
+    ),
     **dict.fromkeys(("cores", "threads"), int | None),
     "packages": dict[str, str | None] | None,
     "devices": list[str] | None,

@@ -9,8 +9,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from prepare.core.utils.files import TEMPORARY
+from prepare.core.utils.suggest import meant
 
 try:
     import fcntl
@@ -26,6 +28,13 @@ def conf_dir() -> Path:
     package = Path(__file__).resolve().parents[2]
     inside = package / "conf"
     return inside if inside.is_dir() else package.parent / "conf"
+
+
+def own_name(group: str, option: Any) -> Any:
+    """Return the name of the file of an option in a group of steps: `bfloat16` for `bf16`."""
+    if group not in STEP_GROUPS or not isinstance(option, str):
+        return option
+    return meant(option, (file.stem for file in (conf_dir() / group).glob("*.yaml"))) or option
 
 
 def cache_folder(name: str) -> Path:

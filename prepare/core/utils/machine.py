@@ -171,6 +171,11 @@ def limit_spinning() -> None:
         os.environ[_SPIN_COUNT] = _SPINS
 
 
+def how_threads_waited(environment: Mapping[str, Any]) -> str:
+    """Return the variables with which an environment made its times; empty where a single thread computed."""
+    return str(environment.get("waiting") or "") if (environment.get("threads") or 1) > 1 else ""
+
+
 def how_threads_wait() -> str:
     """Return the variables that decide how threads wait, as `NAME=value`; empty if none is set."""
     return " ".join(f"{name}={os.environ[name]}" for name in _VARIABLES if name in os.environ)

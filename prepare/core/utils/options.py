@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
-from prepare.core.utils.suggest import ALIASES, choose
+from prepare.core.utils.suggest import choose, meant
 from prepare.core.utils.taken_out import taken_out
 from prepare.errors import ConfigError, Problem
 
@@ -190,7 +190,8 @@ def _convert_checked(value: Any, hint: Any) -> Any:
         raise _misfit(value, hint) from None
     try:
         for check in filter(callable, checks):
-            check(result)
+            known = check(result)  # another name of the value, if it returns one
+            result = result if known is None else known
     except ValueError as error:
         raise _CheckError(*error.args) from None
     return result
@@ -216,13 +217,10 @@ def _convert_union(value: Any, hint: Any) -> Any:
 
 def _convert_literal(value: Any, hint: Any) -> Any:
     allowed = typing.get_args(hint)
-    words = [value]
-    if isinstance(value, str):
-        word = value.removeprefix("torch.")
-        words += [word, ALIASES.get(word.lower())]
-    for word in words:
-        if any(word == choice and type(word) is type(choice) for choice in allowed):
-            return word
+    if any(value == choice and type(value) is type(choice) for choice in allowed):
+        return value
+    if isinstance(value, str) and (known := meant(value, allowed)) is not None:
+        return known
     word = value if isinstance(value, str) else ""
     raise ValueError(f"{as_written(value)} is not allowed", choose(word, map(str, allowed)))
 

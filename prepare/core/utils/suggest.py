@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 # Common synonyms; accepted wherever the word on the right is allowed.
 ALIASES = {
@@ -30,6 +31,17 @@ ALIASES = {
 _LISTED = 12
 # The most characters of a word that is compared: the time grows with them.
 _LONGEST = 10_000
+
+
+def meant(word: Any, allowed: Iterable[Any]) -> str | None:
+    """Return the text of `allowed` that `word` is, or is a synonym of; None if it is none of them."""
+    name = str(word).removeprefix("torch.")
+    texts = [choice for choice in allowed if isinstance(choice, str)]
+    if name in texts:
+        return name
+    low = name.lower()
+    known = ALIASES.get(low, low)
+    return next((each for each in texts if ALIASES.get(each, each) == known), None)
 
 
 def nearest(word: str, allowed: Iterable[str], *, cutoff: float = 0.55) -> list[str]:

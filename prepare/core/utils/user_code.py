@@ -13,19 +13,36 @@ from prepare.core.utils.text import first_line
 
 # Packages whose lines do not show what the user's code, or the network of another package, did.
 _INNER = ("torch", "hydra", "omegaconf", "prepare")
+# Letters of a message that is given whole.
+_MOST = 300
 _OURS = Path(__file__).resolve().parents[2]
 
 
 def described(error: BaseException, message: str | None = None) -> str:
     """Return `my_nets.py:8, in forward: ValueError: message`; without the line if there is none to name.
 
-    `message` replaces the first line of the error.
+    `message` replaces that of the error, of which a long one gives its first line. The error that caused it
+    follows, the last of the chain.
     """
     if message is None:
         # The message of a SyntaxError repeats the line.
-        message = str(error.msg) if isinstance(error, SyntaxError) else first_line(error)
+        message = str(error.msg) if isinstance(error, SyntaxError) else short_text(error)
     kind = type(error).__name__
-    return raised_at(error) + (f"{kind}: {message}" if message else kind)
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    last = short_text(chain[-1])
+    caused = f"; caused by {type(chain[-1]).__name__}: {last}"
+    is_new = len(chain) > 1 and last and last not in message
+    return (
+        raised_at(error) + (f"{kind}: {message}" if message else kind) + (caused if is_new else "")
+    )
+
+
+def short_text(error: BaseException) -> str:
+    """Return the message of an error in one line, or the first line of a long message."""
+    whole = " ".join(str(error).split())
+    return whole if len(whole) <= _MOST else first_line(error)
 
 
 def raised_at(error: BaseException) -> str:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +61,7 @@ def compare(
     format: Mapping[str, Callable[[Any], Any]] | None = None,  # noqa: A002
     device: str | torch.device | None = None,
     amp: Amp = "none",
+    aside: Collection[str] = (),
     seed: int = 0,
     progress: Callable[[Progress], object] | None = None,
     _clock: Clock = time.perf_counter,
@@ -104,6 +105,8 @@ def compare(
         device: require this device. By default each variant runs where its parameters are.
         amp: run the forward of every variant under `torch.autocast` to this dtype; a training step in float16
             uses a GradScaler. With `none`, an autocast region around this call has no effect.
+        aside: variants that explain the others: the bench does not wait for their verdicts, and each has its
+            interval at `confidence`.
         seed: seed of the order and of the inputs.
         progress: called from time to time between timings.
 
@@ -116,7 +119,7 @@ def compare(
         RefusedError: `amp` is unknown; two models share a tensor; `device` is not available, or a variant
             is on another one; or `within_budget` is set and the calls take too long.
     """
-    from prepare.core.forward.autocast import check_amp
+    from prepare.core.forward.autocast import read_amp
     from prepare.core.forward.nested import arguments
     from prepare.core.forward.torch_state import isolated
     from prepare.core.forward.unchanged import unchanged
@@ -127,10 +130,19 @@ def compare(
 
     names, formats = list(variants), format or {}
     baseline = names[0] if baseline is None and names else baseline
+    amp = read_amp(amp)
     options = BenchOptions(
-        train, budget, within_budget, longest, settle, precision, confidence, seed, amp
+        train,
+        budget,
+        within_budget,
+        longest,
+        settle,
+        precision,
+        confidence,
+        seed,
+        amp,
+        tuple(aside),
     )
-    check_amp(amp)
     if problems := list(_problems(names, baseline, formats, options)):
         raise ConfigError.of(problems)
     _check_device(device)
@@ -157,6 +169,7 @@ def _problems(
     if not names:
         yield Problem("variants", "the mapping is empty", "give {name: model}, the baseline first")
     wanted = [("baseline", baseline)] if names else []
+    wanted += [("aside", name) for name in options.aside]
     for key, name in [*wanted, *(("format", name) for name in formats)]:
         if name not in names:
             remedy = choose(str(name), names, noun="variants")

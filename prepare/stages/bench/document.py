@@ -24,10 +24,12 @@ from prepare.core.document import (
     Where,
     columns,
 )
+from prepare.core.utils.machine import disturbed_times
 from prepare.core.utils.numbers import (
     digits,
     doubt,
     interval_text,
+    is_wide,
     noise_text,
     seconds,
     span,
@@ -36,6 +38,7 @@ from prepare.core.utils.numbers import (
 )
 from prepare.core.utils.sizes import is_mixed, verdicts_text
 from prepare.core.utils.text import capitalized, plural, printable, size
+from prepare.stages.bench.earned import earned_advice, earned_text
 from prepare.stages.bench.records import PREPARED, Bench, Comparison
 
 if TYPE_CHECKING:
@@ -79,7 +82,7 @@ def bench_document(shown: ReportContext) -> Document | None:
             for each in (c, *c.sizes)
         ),
         notes=(
-            *((busy,) if busy and busy.partition(";")[0] not in bench.headline.reason else ()),
+            *((busy,) if busy and busy.partition(";")[0] not in _row_line(bench) else ()),
             *_repeats(bench),
         ),
         parts=lambda: (
@@ -128,7 +131,16 @@ def case_sentence(case: Case) -> str:
     text = _speed(case, _confidence(case))
     if row.verdict == "unclear":
         text += f", as {row.reason or 'the interval is too wide'}"
+    elif row.ratio_interval and is_wide(row.ratio_interval):
+        disturbed = disturbed_times(case.comparison.settings, case.comparison.noise)
+        text += f", as {disturbed}" if disturbed else ""
+    if earned := earned_text(case):
+        text += f": {earned}"
     return printable(f"{what} {text}")
+
+
+def _row_line(bench: Bench) -> str:
+    return f"{bench.headline.reason} {case_sentence(bench.cases[0])}"
 
 
 def _confidence(case: Case) -> float:
@@ -168,6 +180,8 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
         text = _speed(bench.cases[0], confidence=None)
         answer = capitalized(text)
         kind, remark = _KINDS.get(row.verdict, "plain"), f"{_remark(row)} ({bench.cases[0].what})"
+        if earned := earned_text(bench.cases[0]):
+            remark += f"; {earned}"
         line = case_sentence(bench.cases[0]).removeprefix("inference").lstrip(", ")
         if kind == "good" and wrong:
             kind, remark = "plain", f"{remark}; but the outputs are wrong"
@@ -238,6 +252,7 @@ def _advice(bench: Bench) -> Iterator[Advice]:
     if found:
         rank, kind, answer, remark = found
         yield Advice(rank=rank, kind=kind, answer=answer, remark=remark, section=_SECTION)
+    yield from earned_advice(bench.cases[0], _SECTION)
 
 
 def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:

@@ -34,7 +34,7 @@ _SETTINGS = {
     "train": bool | None,
     **dict.fromkeys(("threads", "batch_size", "cores_available"), int | None),
     **dict.fromkeys(("confidence", "others", "load_before", "stolen", "held_back"), float | None),
-    "amp": str | None,
+    **dict.fromkeys(("amp", "rest"), str | None),
 }
 
 

@@ -26,7 +26,8 @@ _CPU = torch.device("cpu")
 class Series:
     """The timings of a variant, one per round; `reason` says why the variant failed.
 
-    A timing is the mean of `calls` calls in a row; with `warm`, one untimed call precedes them.
+    A timing is the mean of `calls` calls in a row; with `warm`, one untimed call precedes them. One that runs
+    `aside` explains the others: it neither prolongs the bench nor widens their intervals.
     """
 
     variant: Variant
@@ -39,6 +40,7 @@ class Series:
     samples: list[float] = field(default_factory=list)
     page_faults: list[float] = field(default_factory=list)  # per call
     reason: str = ""
+    aside: bool = False
 
     def first_call(self, batch: Any, clock: Clock) -> float:
         """Return the seconds of one call, which compiles if anything has to be compiled."""
@@ -92,12 +94,14 @@ class SampleSet:
         if self.baseline.reason:
             known = [statistics.estimate(each.samples, self.confidence) for each in self.active()]
         else:
-            known = [self.ratio(each) for each in self.active() if each is not self.baseline]
+            compared = (each for each in self.active() if not each.aside)
+            known = [self.ratio(each) for each in compared if each is not self.baseline]
         return max((each.precision for each in known), default=math.inf)
 
     def is_settled(self) -> bool:
         """Return whether no verdict is `unclear`, so that more rounds need not be timed."""
-        return all(self._verdict(each)[0] != "unclear" for each in self.series if not each.reason)
+        judged = (each for each in self.series if not (each.reason or each.aside))
+        return all(self._verdict(each)[0] != "unclear" for each in judged)
 
     def control_result(self) -> Control | None:
         """Compare the baseline with itself; None if it failed."""

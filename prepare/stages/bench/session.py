@@ -45,7 +45,7 @@ _NOTABLE_PART, _NOTABLE_FAULTS = 0.1, 1000
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Options of `bench.compare`: mode, seconds, when it stops, seed, autocast."""
+    """Options of `bench.compare`: mode, seconds, when it stops, seed, autocast, variants aside."""
 
     train: bool
     budget: float
@@ -56,6 +56,7 @@ class BenchOptions:
     confidence: float
     seed: int
     amp: str
+    aside: tuple[str, ...] = ()
 
 
 class Looks:
@@ -89,8 +90,9 @@ class BenchSession:
         progress: Callable[[Progress], object] | None,
         clock: Clock,
     ) -> None:
-        series = {name: Series(variant) for name, variant in variants.items()}
-        confidence = statistics.bonferroni(options.confidence, len(series) - 1)
+        series = {n: Series(variant, aside=n in options.aside) for n, variant in variants.items()}
+        judged = sum(not each.aside for each in series.values()) - 1
+        confidence = statistics.bonferroni(options.confidence, judged)
         control = Series(variants[baseline])
         self._samples = SampleSet(list(series.values()), series[baseline], control, confidence)
         self._options, self._progress, self._clock = options, progress, clock
@@ -119,6 +121,7 @@ class BenchSession:
         conditions |= {"threads": torch.get_num_threads()}
         conditions |= {"interop_threads": torch.get_num_interop_threads()}
         settings = asdict(self._options) | {
+            "aside": list(self._options.aside),
             "confidence_of_each": self._samples.confidence,
             "batch_size": items,
             "untimed_call_first": self._warm,

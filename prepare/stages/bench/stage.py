@@ -12,7 +12,10 @@ from prepare.stages.stage import Level, Seconds, Stage, StageContext, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
-    from prepare.stages.bench.records import Case, Comparison
+    from prepare.stages.bench.records import Bench, Case, Comparison
+
+# The convolutions are timed within this part of the time of the whole.
+_PART = 0.1
 
 
 @stage("bench")
@@ -52,6 +55,15 @@ class BenchStage(Stage):
         """The seconds of one comparison; 0 if nothing is timed."""
         return 0.0 if self.level == "none" else self.seconds or BUDGET[self.level]
 
+    def longest(self, work: StageContext) -> float:
+        if work.reference is None or isinstance(work.reference, str):
+            return 0.0
+        from prepare.stages.bench.time_prepared import time_limit
+
+        is_short = self.level == "short" and self.seconds is None
+        steps = work.step_seconds()
+        return sum(time_limit(self.budget, step) if is_short else self.budget for step in steps)
+
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None:
             return {}
@@ -71,6 +83,8 @@ class BenchStage(Stage):
                 amp=work.amp,
                 tell=tell or (lambda _: None),
             )
+        if note := _slower_note(work, found):
+            work.notes.append(note)
         return {"bench": found}
 
     @classmethod
@@ -99,6 +113,22 @@ class BenchStage(Stage):
         from prepare.stages.bench.document import bench_document
 
         return bench_document(shown)
+
+
+def _slower_note(work: StageContext, found: Bench) -> str:
+    """Return which convolutions are slower in their format, if the whole is not faster; empty for none."""
+    from prepare.pipeline.collect_wants import format_steps
+    from prepare.stages.bench.slow_convolutions import slower_note
+
+    reference, example, formatted = work.reference, work.example, work.formatted
+    is_formatted = format_steps(work.pipeline.steps.values(), work.model)
+    is_known = found.headline.verdict in ("slower", "no difference")
+    if isinstance(reference, str | None) or not (
+        example and formatted and is_formatted and is_known
+    ):
+        return ""
+    inputs, seconds = (example, formatted), _PART * found.seconds
+    return slower_note(reference, work.model, inputs, amp=work.amp, seconds=seconds)
 
 
 def _figures(case: Case, prefix: str) -> dict[str, Any]:

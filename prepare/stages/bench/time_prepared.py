@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.forward.autocast import device_of
 from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.workload import for_each_size
+from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.utils.text import first_line, plural
 from prepare.core.utils.user_code import is_out_of_memory
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import BUDGET, compare
+from prepare.stages.bench.earned import ALONE, REST
 from prepare.stages.bench.records import PREPARED, UNPREPARED, Bench, Case, Progress
 from prepare.stages.verify.inputs import format_call, resized
 
@@ -29,7 +31,9 @@ if TYPE_CHECKING:
 INFERENCE, ONE_SAMPLE, TRAINING = "inference", "inference of one sample", "training step"
 # The longest time of a short case, for slow calls. It makes about `_CALLS` calls at least: three of each
 # variant, and three rounds of three, with a margin.
-LONGEST, _CALLS = 120.0, 18
+LONGEST, _CALLS, _CALLS_OF_THREE = 120.0, 18, 24
+# The parts of a recipe that changes precision and layout, and nothing else.
+_LAYOUT = {"precision", "layout", "repair", "calls", "inputs", "common"}
 PRECISION = {"short": 0.03, "full": 0.01}
 # The time of a training step in forwards, roughly.
 _FORWARDS = 3
@@ -42,6 +46,16 @@ class Models:
     unprepared: nn.Module | str
     prepared: nn.Module
     pipeline: Pipeline
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Alone:
+    """A model prepared by the steps of precision alone, and what the others are."""
+
+    name: str
+    model: nn.Module
+    pipeline: Pipeline
+    rest: str
 
 
 @for_each_size("example", "took")
@@ -81,7 +95,10 @@ def time_models(
     if reason or not example:
         cases: tuple[Case, ...] = (Case(what=first, reason=reason),)
     else:
-        case = partial(_case, models, level=level, seconds=seconds, amp=amp, tell=tell)
+        alone = None
+        if _CALLS_OF_THREE * _takes(models, first, took) <= (seconds or LONGEST):
+            alone = _precision_alone(models)
+        case = partial(_case, models, alone=alone, level=level, seconds=seconds, amp=amp, tell=tell)
         cases = tuple(case(*each) for each in _calls(call_of(example), level, first).items())
     return Bench(level=level, mode=mode, seconds=time.perf_counter() - start, cases=cases)
 
@@ -108,6 +125,11 @@ def _takes(models: Models, what: str, took: float) -> float:
     return took * (_FORWARDS if what == TRAINING else 1)
 
 
+def time_limit(budget: float, call: float) -> float:
+    """Return the most seconds of a short case whose call takes `call` seconds; 0 if it is not timed."""
+    return 0.0 if _too_long("", call) else max(budget, _CALLS * call)
+
+
 def _too_long(what: str, seconds: float) -> str:
     """Return why a short case whose call takes `seconds` is not timed; empty if three rounds fit."""
     if _CALLS * seconds <= LONGEST:
@@ -129,6 +151,7 @@ def _case(
     what: str,
     call: Call,
     *,
+    alone: _Alone | None,
     level: Level,
     seconds: float | None,
     amp: Amp,
@@ -137,10 +160,15 @@ def _case(
     """Return the case, timed for `seconds`, or as long as the level says."""
     unprepared = models.unprepared
     assert not isinstance(unprepared, str)  # else no case is timed
-
+    variants = {
+        UNPREPARED: (unprepared, _device_steps(models)),
+        PREPARED: (models.prepared, models.pipeline),
+    }
+    if alone is not None:
+        variants[alone.name] = alone.model, alone.pipeline
     try:
         comparison = compare(
-            {UNPREPARED: unprepared, PREPARED: models.prepared},
+            {name: model for name, (model, _) in variants.items()},
             call,
             train=what == TRAINING,
             budget=seconds or BUDGET[level],
@@ -148,18 +176,46 @@ def _case(
             longest=LONGEST if level == "short" and seconds is None else None,
             settle=level == "short",
             amp=amp,
+            aside=[alone.name] if alone else [],
             precision=PRECISION[level],
             format={
-                UNPREPARED: partial(
-                    format_call, prepared=unprepared, pipeline=_device_steps(models)
-                ),
-                PREPARED: partial(format_call, prepared=models.prepared, pipeline=models.pipeline),
+                name: partial(format_call, prepared=model, pipeline=pipeline)
+                for name, (model, pipeline) in variants.items()
             },
             progress=lambda now: tell(f"timing {what}: {_progress_text(now)}"),
         )
     except Exception as error:
         return Case(what=what, reason=_expected(error))
+    if alone is not None:
+        comparison = replace(comparison, settings={**comparison.settings, REST: alone.rest})
     return Case(what=what, comparison=comparison)
+
+
+def _precision_alone(models: Models) -> _Alone | None:
+    """Return a model with the precision of the prepared one alone; None if there is no other change."""
+    unprepared, steps = models.unprepared, list(models.pipeline.steps.values())
+    parts = {step.recipe_part for step in steps}
+    if isinstance(unprepared, str) or not {"precision", "layout"} <= parts:
+        return None
+    precision = next(step for step in steps if step.recipe_part == "precision")
+    pipeline = Pipeline(s for s in steps if s is precision or s.recipe_part in ("common", "inputs"))
+    try:
+        model = pipeline.apply(deep_copy(unprepared), strict=False, known_issues="ignore")
+    except (CopyError, PrepareError):
+        return None
+    if _forms(model) == _forms(models.prepared):
+        return None
+    return _Alone(
+        name=f"{precision.to_options().get('dtype', precision.name)}{ALONE}",
+        model=model,
+        pipeline=pipeline,
+        rest="the layout" if parts <= _LAYOUT else "the other steps",
+    )
+
+
+def _forms(model: nn.Module) -> list[Any]:
+    """Return the classes and strides in a model."""
+    return [*map(type, model.modules()), *(tensor.stride() for tensor in model.parameters())]
 
 
 def _device_steps(models: Models) -> Pipeline:

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from prepare.core.document import Advice, Answer, Document, Facts, Items, ReportContext, Table, Text
+from prepare.core.document import (
+    Advice,
+    Answer,
+    Code,
+    Document,
+    Facts,
+    Items,
+    ReportContext,
+    Table,
+    Text,
+)
 from prepare.core.utils.numbers import doubt, seconds, small, verdict_text
-from prepare.core.utils.text import plural, size
+from prepare.core.utils.text import plural, printable, size
+from prepare.core.utils.wording import as_python
+from prepare.errors import PrepareError
+from prepare.stages.export.exporter import EXPORTERS
 from prepare.stages.export.records import ARTEFACT
 
 if TYPE_CHECKING:
@@ -34,7 +48,31 @@ def export_document(shown: ReportContext) -> Document | None:
         rows=(("exported", export_sentence(export)), *_size_rows(export)),
         details=(("inputs", _layouts(export)), *(("taken out", text) for text in taken_out)),
         parts=lambda: tuple(_parts(export, taken_out)),
+        lead=tuple(_code(export)),
     )
+
+
+def _code(export: Export) -> Iterator[Code]:
+    """Yield the lines that load the artefact and call it with `batch`, or with a list of several inputs."""
+    exporter: Any = None
+    with suppress(PrepareError):  # one of another package, which is not installed here
+        exporter = EXPORTERS[export.exporter]
+    if export.status != "pass" or exporter is None:
+        return
+    contract = export.contract
+    inputs = "[batch]" if len(contract.inputs) == 1 else "batch"
+    changes = ".contiguous()" if contract.requires_contiguous else ""
+    dtypes = {each.dtype for each in contract.inputs} & {"float16", "bfloat16"}
+    if dtypes and not contract.formats_inputs:
+        changes += f".to(torch.{dtypes.pop()})"
+    if changes:
+        inputs = f"[each{changes} for each in {inputs}]"
+    if text := exporter.code(as_python(export.artefact), inputs):
+        needs = " ".join(f"{key}={value}" for key, value in contract.environment.items())
+        head = f"# Start your program with {needs}.\n" if needs else ""
+        names = ", ".join(printable(each.name) for each in contract.inputs)
+        head += f"# batch is the list [{names}].\n" if len(contract.inputs) > 1 else ""
+        yield Code(text=f"{head}{text}", title="In your code")
 
 
 def export_sentence(export: Export) -> str:

@@ -50,6 +50,7 @@ class Exporter:
     `suffix` ends the name of the artefact, `beside` those of files that belong to it. `keeps` names the steps
     that the artefact can hold; others are taken out of the model before the capture.
     `contiguous_weights`: the memory format of the weights is taken out as well.
+    `code` may give a user the lines that call it.
     `environment` are the variables under which the artefact has to run. `layout_remedy` is the advice where
     a layout of inputs is answered wrongly. `extra` is the extra of this package that brings `packages`.
     """
@@ -120,6 +121,11 @@ class Exporter:
     def load(self, path: Path) -> Loaded:
         """Load an artefact, in a process that knows nothing of its model."""
         raise NotImplementedError
+
+    @classmethod
+    def code(cls, artefact: str, inputs: str) -> str:
+        """Return lines that call an artefact, given its path and the list of its inputs as Python code."""
+        return ""
 
     def metadata(self, path: Path) -> dict[str, str]:
         """Read the metadata in an artefact; empty if the format has no place for it."""

@@ -139,7 +139,9 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
             remark += (
                 f"; {others:,} of {of} {'returns' if others == 1 else 'return'} another layout"
             )
-        return "bad", f"Lost at {plural(summary['breaks'], 'place')}", remark
+        back = summary["backward"]["breaks"]
+        also = f" and {back:,} in backward" if back else ""
+        return "bad", f"Lost at {plural(summary['breaks'], 'place')}{also}", remark
     if summary["backward"]["breaks"]:
         remark = named(layout_causes(flow, "backward"))
         lost = plural(summary["backward"]["breaks"], "place")

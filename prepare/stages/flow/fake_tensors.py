@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from prepare.core.forward.explain_error import explained
 from prepare.core.model.tensors import is_plain
+from prepare.core.utils.suggest import ALIASES
 from prepare.errors import ConfigError, RefusedError
 from prepare.stages.flow.torch_operators import cudnn_format, is_convolution
 
@@ -77,7 +78,8 @@ class Target(NamedTuple):
             RefusedError: no layout is known of a device of this type that is not here.
         """
         try:
-            device = present if asked is None else torch.device(asked)
+            named = ALIASES.get(asked, asked) if isinstance(asked, str) else asked
+            device = present if named is None else torch.device(named)
         except RuntimeError as error:
             wrong = f"{asked!r} is not a device"
             raise ConfigError("device", wrong, "write cpu or cuda") from error

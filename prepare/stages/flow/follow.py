@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from prepare.core.forward.autocast import autocast, check_amp, device_of
+from prepare.core.forward.autocast import autocast, device_of, read_amp
 from prepare.core.forward.compiled import eager_if_compiled, is_compiled
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import arguments, tensors_in
@@ -78,7 +78,7 @@ def predict(
         ConfigError: `wanted` does not name a layout, or `device` no device.
         RefusedError: `amp` is unknown, or `device` is neither here nor `cuda`.
     """
-    check_amp(amp)
+    amp = read_amp(amp)
 
     def run() -> Flow:
         watcher = _watcher_for(model, wanted)
@@ -93,9 +93,7 @@ def predict(
         if name := lazy_parameter(model):
             reason = f"{name} has no shape yet; run one forward first"
             return builder.build(model, "predict", layouts, reason)
-        fake = FakeTensorMode(allow_non_fake_inputs=True)
-        # The cache is global to the process, and a convolution's strides depend on the number of threads.
-        fake.cache_enabled = False
+        watcher.fake = fake = FakeTensorMode(allow_non_fake_inputs=True)
 
         def stand_in(tensor: Tensor) -> Tensor:
             if device is None and not tensor.is_meta:
@@ -142,7 +140,7 @@ def observe(
         RefusedError: `amp` is unknown, or a lazy module has no parameters yet.
         ModelError: the forward or backward raised; names the innermost module.
     """
-    check_amp(amp)
+    amp = read_amp(amp)
 
     def run() -> Flow:
         watcher = _watcher_for(model, wanted)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from prepare.core.model.memory_format import FORMATS, ORDERS, canonical_stride, satisfied, takes
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_strided, named_tensors
-from prepare.core.utils.suggest import choose
+from prepare.core.utils.suggest import choose, meant
 from prepare.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -142,17 +142,19 @@ def _winner(votes: Counter[str] | None) -> str:
 
 def _checked(wanted: Mapping[int, str] | str) -> dict[int, str]:
     if isinstance(wanted, str):
-        if wanted not in FORMATS:
+        if (known := meant(wanted, FORMATS)) is None:
             raise ConfigError("wanted", f"{wanted!r} is not a format", choose(wanted, FORMATS))
-        return {rank: wanted for rank in RANKS if takes(wanted, rank)}
+        return {rank: known for rank in RANKS if takes(known, rank)}
+    read: dict[int, str] = {}
     for rank, name in wanted.items():
         if rank not in RANKS:
             raise ConfigError(
                 "wanted", f"{rank!r} is not a rank that can be followed", "use 4 or 5"
             )
         allowed = [word for word in FORMATS if takes(word, rank)]
-        if name not in allowed:
+        if (known := meant(name, allowed)) is None:
             raise ConfigError(
                 f"wanted.{rank}", f"{name!r} is not a format", choose(str(name), allowed)
             )
-    return dict(sorted(wanted.items()))
+        read[rank] = known
+    return dict(sorted(read.items()))

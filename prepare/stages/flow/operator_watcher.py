@@ -27,6 +27,8 @@ from prepare.stages.flow.torch_operators import (
 )
 
 if TYPE_CHECKING:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
     from prepare.stages.flow.flow_builder import FlowBuilder
     from prepare.stages.flow.layout_states import LayoutStates
 
@@ -40,7 +42,7 @@ class OperatorWatcher(TorchDispatchMode):
     """While entered, follows all operations and adds what it records to a FlowBuilder.
 
     While `in_compiled`, it records nothing; while `in_repaired`, only copies and convolutions. With
-    `as_cuda`, fake tensors on the CPU stand for those of a CUDA that is not here.
+    `as_cuda`, fake tensors on the CPU stand for those of a CUDA that is not here; `fake` is the mode below.
     `internal_error` is an error of the watcher, which must not be reported as one of the model.
     """
 
@@ -52,6 +54,7 @@ class OperatorWatcher(TorchDispatchMode):
         self.in_compiled = False
         self.in_repaired = False
         self.as_cuda = False
+        self.fake: FakeTensorMode | None = None
         self.internal_error: Exception | None = None
         # The call sites of forward, by the autograd sequence number that the backward refers to.
         self._forward_sites: dict[int, CallSite] = {}
@@ -63,6 +66,10 @@ class OperatorWatcher(TorchDispatchMode):
         if _is_composite(func):  # inference_mode does not decompose these operators
             with self:
                 return func.decompose(*args, **kwargs)
+        if self.fake:
+            # torch keeps results of shape functions for the process, but not what convolutions depend on:
+            # the number of threads, and the backends that are enabled.
+            self.fake.cache_enabled = not is_convolution(func._schema.name.partition("::")[2])
         output = func(*args, **kwargs)
         output = correct_strides(func._schema.name, args, output, as_cuda=self.as_cuda)
         if not self.in_compiled:

@@ -106,6 +106,7 @@ class FlowStage(Stage):
         summary = flow.summary
         return {
             "flow": flow.status,
+            "layout_asked": not {*flow.wanted.values()} <= {"contiguous"},
             "layout_breaks": summary["breaks"],
             "layout_regains": summary["regains"],
             "copied_bytes": summary["copied_bytes"],

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import nn
-
-from prepare.core.forward.autocast import Amp, check_amp
+from prepare.core.forward.autocast import Amp, read_amp
 from prepare.core.utils.suggest import choose
-from prepare.errors import PrepareError, RefusedError
+from prepare.errors import RefusedError
+from prepare.pipeline.distributed import on_rank_zero
 from prepare.stages.tune.session import TuningSession
 from prepare.stages.tune.stage import TuneStage
 from prepare.stages.verify.metric import limit_of
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from prepare.core.utils.progress import Stage
     from prepare.stages.bench.variant import Clock
     from prepare.stages.tune.records import Keep, Tuning
-
-_Result = TypeVar("_Result")
 
 
 def tune(
@@ -103,7 +101,7 @@ def tune(
         True
         >>> prepared = tuning.pipeline.apply(model)
     """
-    check_amp(amp)
+    amp = read_amp(amp)
     options = {
         "allow": allow if isinstance(allow, str) else list(allow),
         "budget": budget,
@@ -124,7 +122,7 @@ def tune(
         build=build,
         clock=_clock,
     )
-    return _on_rank_zero(session.run)
+    return on_rank_zero(session.run)
 
 
 def keep_in_float32(
@@ -162,7 +160,7 @@ def keep_in_float32(
         progress=progress,
         build=build,
     )
-    return _on_rank_zero(lambda: session.keep(dtype))
+    return on_rank_zero(lambda: session.keep(dtype))
 
 
 def _options(mode: str, options: Mapping[str, Any]) -> TuneStage:
@@ -170,35 +168,3 @@ def _options(mode: str, options: Mapping[str, Any]) -> TuneStage:
     if mode not in ("eval", "train"):
         raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
     return TuneStage.from_options(options, {"mode": mode})
-
-
-def _on_rank_zero(work: Callable[[], _Result]) -> _Result:
-    """Run `work` on rank 0 and return its result on every rank; without torch.distributed, just run it.
-
-    Ranks that are prepared differently would train wrong numbers silently.
-
-    Raises:
-        PrepareError: the error of rank 0; the other ranks raise a RefusedError that names rank 0.
-        KeyboardInterrupt: rank 0 was stopped.
-    """
-    distributed = torch.distributed
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return work()
-    if distributed.get_world_size() == 1:
-        return work()
-    # The result, the error as text, and whether that ends the program.
-    message: list[Any] = [None, None, False]
-    if distributed.get_rank() == 0:
-        try:
-            message[0] = work()
-        except BaseException as error:
-            text = str(error) if isinstance(error, PrepareError) else repr(error)
-            with suppress(Exception):  # another rank that has ended as well
-                distributed.broadcast_object_list([None, text, not isinstance(error, Exception)])
-            raise
-    distributed.broadcast_object_list(message)
-    if message[2]:
-        raise KeyboardInterrupt(f"rank 0 was stopped: {message[1]}")
-    if message[1] is not None:
-        raise RefusedError("rank 0", message[1], "see the output of rank 0")
-    return message[0]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.autocast import Amp, autocast, check_amp, device_of
+from prepare.core.forward.autocast import Amp, autocast, device_of, read_amp
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.stand_ins import lazy_parameter
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from prepare.stages.verify.records import Verification
 
 Level = Literal["short", "full"]
-_SECONDS = {"short": 30.0, "full": 600.0}
+SECONDS = {"short": 30.0, "full": 600.0}
 # The memory limit is this part of the free memory; the bytes where the system does not report it.
 _FREE_PART, _UNKNOWN_MEMORY = 0.5, 4 * 2**30
 
@@ -123,10 +123,10 @@ def verify(
     if not isinstance(reference, nn.Module):
         reference = reference()
     _check_arguments(reference, prepared, level=level, mode=mode, gradients=gradients)
-    check_amp(amp)
+    amp = read_amp(amp)
     autocast(amp, device_of([prepared]))  # raises if the device has none
     memory = memory or default_memory(prepared)
-    budget = Budget(seconds or _SECONDS[level], memory, longest=0.0 if seconds else _LONGEST)
+    budget = Budget(seconds or SECONDS[level], memory, longest=0.0 if seconds else _LONGEST)
     call = call_of(batch).map(Tensor.detach)
     rewritten, mode_changed = rewritten_modules(reference, prepared, pipeline)
     models = ModelPair(reference, prepared, pipeline, rewritten, amp)
@@ -185,8 +185,12 @@ def _extend_time(budget: Budget, models: ModelPair, case: VerificationCase, cost
     except Exception as error:  # the comparison raises it again, and explains it
         raise_if_out_of_memory(error)
         return
-    needed = _STEPS * step() * budget.pace(torch.float32)
-    budget.seconds = max(budget.seconds, min(needed, _LONGEST))
+    budget.seconds = time_limit(budget.seconds, step() * budget.pace(torch.float32))
+
+
+def time_limit(seconds: float, step: float) -> float:
+    """Return the limit of the time of a model whose step takes `step` seconds, at least `seconds`."""
+    return max(seconds, min(_STEPS * step, _LONGEST))
 
 
 def _takes_one_sample(case: VerificationCase, cost: Cost, *, gradients: bool) -> bool:
@@ -205,7 +209,7 @@ def default_memory(model: nn.Module) -> int:
 def _check_arguments(
     reference: nn.Module, prepared: nn.Module, *, level: str, mode: str, gradients: bool
 ) -> None:
-    for name, word, allowed in (("level", level, _SECONDS), ("mode", mode, ("eval", "train"))):
+    for name, word, allowed in (("level", level, SECONDS), ("mode", mode, ("eval", "train"))):
         if word not in allowed:
             raise RefusedError(name, f"{word!r} is not a {name}", choose(word, allowed))
     if mode == "train" and not gradients:

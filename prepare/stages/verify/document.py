@@ -22,7 +22,7 @@ from prepare.core.document import (
 )
 from prepare.core.utils.numbers import doubt, share_text, small, tolerance_text
 from prepare.core.utils.text import capitalized, plural, printable
-from prepare.core.utils.wording import argument
+from prepare.core.utils.wording import argument, words
 
 if TYPE_CHECKING:
     from prepare.core.document import Part
@@ -188,7 +188,7 @@ def _answer(verification: Verification) -> Answer:
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
         elif verification.mode == "train" and _hidden(verification):
-            kind, answer, sentence = "warn", "For outputs", "Outputs right"
+            kind, answer, sentence = "warn", "Outputs only", "Outputs right"
     return Answer(
         question=RIGHT,
         kind=kind,
@@ -209,7 +209,8 @@ def _advice(verification: Verification) -> Iterator[Advice]:
         answer = f"Raise {limit}" if limit else "Verify it with verify=full"
         yield Advice(rank=30, kind="warn", answer=answer, section=_SECTION)
     elif verification.mode == "train" and (remark := _hidden(verification)):
-        answer = "Verify it once in float32"
+        once = words(cli="with precision=float32 amp=none", python="without half and autocast")
+        answer = f"Verify it once in float32, {once}"
         yield Advice(rank=72, kind="warn", answer=answer, remark=remark, section=_SECTION)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from prepare.core.forward.call import Call
 from prepare.core.forward.input_formatter import Formatter
-from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
@@ -64,22 +63,16 @@ def format_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> C
     """Convert the call to the device, dtypes and memory formats of the prepared model."""
     if pipeline is None:
         return call.map(_formatter_like(prepared).tensor)
-    formatter = user_formatter(pipeline) or pipeline.format
     # A step written by a user expects the batch itself, not a tuple of arguments.
-    args = (formatter(call.args[0]),) if len(call.args) == 1 else formatter(call.args)
-    return Call(args, formatter(call.kwargs))
+    one = len(call.args) == 1
+    args = (pipeline.format(call.args[0]),) if one else pipeline.format(call.args)
+    return Call(args, pipeline.format(call.kwargs))
 
 
 def user_formatter(pipeline: Pipeline) -> Callable[[Any], Any] | None:
-    """Return the function with which a user formats a batch; None if the model formats it itself.
-
-    Without an input step, only the device and the floating-point dtype are converted, since the model
-    could not run otherwise.
-    """
-    steps = pipeline.steps.values()
-    if not any(step.phase == "inputs" for step in steps):
-        return replace(InputFormat().bind(steps), memory_format=None).format
-    return None if any(getattr(step, "attach", False) for step in steps) else pipeline.format
+    """Return the function with which a user formats a batch; None if the model formats it itself."""
+    is_attached = any(getattr(step, "attach", False) for step in pipeline.steps.values())
+    return None if is_attached else pipeline.format
 
 
 def resized(call: Call, size: int) -> Call:

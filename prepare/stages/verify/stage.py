@@ -81,6 +81,14 @@ class VerifyStage(Stage):
         """Return the function that `metric` names. Raises ConfigError if it does not exist."""
         return None if self.metric is None else locate(self.metric, "verify.metric")
 
+    def longest(self, work: StageContext) -> float:
+        if self.level == "none" or work.reference is None or isinstance(work.reference, str):
+            return 0.0
+        from prepare.stages.verify.check_model import SECONDS, time_limit
+
+        steps = work.step_seconds()
+        return sum(self.seconds or time_limit(SECONDS[self.level], step) for step in steps)
+
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None or not work.example:
             return {}

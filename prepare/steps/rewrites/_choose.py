@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from prepare.core.forward.autocast import Amp, autocast, device_of
 from prepare.core.forward.nested import arguments
 from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.workload import sizes_of
 from prepare.core.model.module_kinds import reads_contiguous
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.text import first_line, plural
@@ -40,12 +43,19 @@ _FEW, _MUCH = 3, 0.9
 
 @dataclass
 class _Recorded:
-    """A call of a convolution: its input, how often it came, and the seconds that it took."""
+    """A call of a convolution: its input, how often it came at which size, and the seconds that it took."""
 
     x: Tensor
     needs_grad: bool
-    count: int = 0
+    size: int = 0
+    times: int = 0
+    weight: float = 1.0
     seconds: float = 0.0
+
+    @property
+    def count(self) -> float:
+        """The calls of this kind in the whole of a workload."""
+        return self.times * self.weight
 
 
 @dataclass
@@ -88,7 +98,8 @@ def choose_rewrites(
     """Return the rewrites that are faster beyond noise for the calls of `example`; changes no module.
 
     `model` is prepared but for this step. Calls of the same sizes of the same kind of convolution are timed
-    once; the longest come first, until the time is over.
+    once; the longest come first, until the time is over. With a Workload a rewrite has to be faster for the
+    weighted whole, and slower at none of its sizes.
     """
     start = time.perf_counter()
     if not tried:
@@ -149,15 +160,22 @@ def unserved_calls(
 def _record(
     model: nn.Module, example: Any, names: Mapping[str, Any], *, backward: bool, amp: Amp
 ) -> tuple[dict[str, list[_Recorded]], float]:
-    """Return the calls of the named convolutions in a call of the model, and the seconds of that."""
-    calls: dict[str, dict[Any, _Recorded]] = {}
-    args, kwargs = arguments(example)
-    cast = autocast(amp, device_of([model]))
-    with _recording(model, names, calls), torch.set_grad_enabled(backward), cast:
-        start = time.perf_counter()
-        model(*args, **kwargs)
-    found = {name: list(by_size.values()) for name, by_size in calls.items()}
-    return found, time.perf_counter() - start
+    """Return the calls of the named convolutions in a call of the model with each size, and its seconds."""
+    found: dict[str, list[_Recorded]] = {}
+    seconds = 0.0
+    for number, (size, batch) in enumerate(sizes_of(example)):
+        calls: dict[str, dict[Any, _Recorded]] = {}
+        args, kwargs = arguments(batch)
+        cast = autocast(amp, device_of([model]))
+        with _recording(model, names, calls), torch.set_grad_enabled(backward), cast:
+            start = time.perf_counter()
+            model(*args, **kwargs)
+        seconds += time.perf_counter() - start
+        for name, by_kind in calls.items():
+            for call in by_kind.values():
+                call.size, call.weight = number, size.weight
+                found.setdefault(name, []).append(call)
+    return found, seconds
 
 
 @contextmanager
@@ -175,7 +193,7 @@ def _recording(model: nn.Module, names: Mapping[str, Any], calls: dict[str, Any]
             start = time.perf_counter()
             y = run(x, weight, bias)
             _wait(x.device)
-            by_size[key].count += 1
+            by_size[key].times += 1
             by_size[key].seconds = time.perf_counter() - start
             return y
 
@@ -205,6 +223,7 @@ class _Timer:
     ) -> tuple[Rewrite | None, float, float] | None:
         """Return the best rewrite or None, with the seconds before and after; None if no time is left."""
         totals = dict.fromkeys(rewrites, 0.0)
+        lost: dict[Rewrite, dict[int, float]] = {each: defaultdict(float) for each in rewrites}
         before = 0.0
         for call in calls:
             key = (*map(str, _signature(module, call)), *(each.name for each in rewrites))
@@ -215,9 +234,11 @@ class _Timer:
             seconds, ratios = self.known[key]
             before += call.count * seconds
             for rewrite in rewrites:
-                totals[rewrite] += call.count * seconds * ratios[rewrite.name]
-        best = min(rewrites, key=lambda rewrite: totals[rewrite])
-        is_faster = totals[best] < _LEAST * before
+                ratio = ratios[rewrite.name]
+                totals[rewrite] += call.count * seconds * ratio
+                lost[rewrite][call.size] += call.times * seconds * (ratio - 1)
+        best = min(rewrites, key=lambda rewrite: (max(lost[rewrite].values()) > 0, totals[rewrite]))
+        is_faster = totals[best] < _LEAST * before and max(lost[best].values()) <= 0
         return (best if is_faster else None), before, totals[best]
 
     def timed(
@@ -245,10 +266,12 @@ class _Timer:
         while len(samples[""]) < _LOOKS[-1]:
             for name in shuffled.sample([*run], len(run)):
                 samples[name].append(_seconds(run[name], repeats, clock))
-            if len(samples[""]) in _LOOKS and "unclear" not in _verdicts(samples, ratios):
-                break
             is_late = time.perf_counter() > self.limit
             if len(samples[""]) >= _FEW and _is_hopeless(samples, is_late=is_late):
+                break
+            # The last look, when the time is over, takes the place of those that would have followed.
+            is_look = len(samples[""]) in _LOOKS or (is_late and len(samples[""]) > _LOOKS[0])
+            if is_look and ("unclear" not in _verdicts(samples, ratios) or is_late):
                 break
         return statistics.estimate(samples[""], _CONFIDENCE).value, ratios
 
@@ -256,16 +279,20 @@ class _Timer:
         """Return a function that runs one call, with its backward in training."""
         backward = self.backward
         x = call.x.clone().requires_grad_(call.needs_grad and backward)
-        leaves = [each for each in (x, *module.parameters()) if each.requires_grad]
-        given: list[Tensor] = []
+        # As leaves: a weight that a hook computes belongs to the graph of a call that is over.
+        given = [module.weight, *([] if module.bias is None else [module.bias])]
+        weights = [each.detach().requires_grad_(each.requires_grad and backward) for each in given]
+        weight, bias = (*weights, None)[:2]
+        leaves = [each for each in (x, *weights) if each.requires_grad]
+        grad: list[Tensor] = []
 
         def run() -> None:
             with torch.set_grad_enabled(backward):
                 with autocast(self.amp, x.device):
-                    y = module._conv_forward(x, module.weight, module.bias)
+                    y = module._conv_forward(x, weight, bias)
                 if backward and leaves:
-                    given[:] = given or [torch.randn_like(y)]
-                    torch.autograd.grad(y, leaves, given[0])
+                    grad[:] = grad or [torch.randn_like(y)]
+                    torch.autograd.grad(y, leaves, grad[0])
             _wait(x.device)
 
         return run
@@ -281,10 +308,10 @@ def _signature(module: Any, call: _Recorded) -> tuple[Any, ...]:
 
 
 def _is_hopeless(samples: Mapping[str, list[float]], *, is_late: bool) -> bool:
-    """Return whether no rewrite was ever faster; if it is late, whether none was always much faster."""
+    """Return whether no rewrite was ever faster; if it is late, whether none is much faster."""
     pairs = [statistics.ratios(times, samples[""]) for name, times in samples.items() if name]
-    if is_late:
-        return len(samples[""]) >= _LOOKS[0] or not any(max(each) < _MUCH for each in pairs)
+    if is_late and len(samples[""]) < _LOOKS[0]:
+        return not any(median(each) < _MUCH for each in pairs)
     return all(min(each) >= 1 for each in pairs)
 
 

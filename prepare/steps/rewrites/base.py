@@ -16,12 +16,7 @@ from torch.nn.modules.conv import _ConvNd
 
 from prepare.core.model.tensors import is_lazy, is_plain
 from prepare.steps.repairs import find_repair, repair_names
-from prepare.steps.repairs.base import (
-    FORMATS,
-    is_channels_last,
-    not_a_view,
-    with_channels_last_grad,
-)
+from prepare.steps.repairs.base import is_channels_last, not_a_view, with_channels_last_grad
 from prepare.steps.repairs.swap_class import SwapClass
 
 
@@ -183,12 +178,10 @@ def as_matrix(weight: Tensor) -> Tensor:
 
 
 def in_format(x: Tensor, *, last: bool) -> Tensor:
-    """Return `x` in channels-last or contiguous, no view of a result."""
-    if last:
-        return (
-            not_a_view(x) if is_channels_last(x) else x.contiguous(memory_format=FORMATS[x.dim()])
-        )
-    return not_a_view(x) if x.is_contiguous() else x.contiguous()
+    """Return `x` in channels-last or contiguous, with exact strides for sizes of 1; no view of a result."""
+    x = (x.movedim(1, -1) if last else x).contiguous()
+    x = x.flatten().view(x.shape)
+    return not_a_view(x.movedim(-1, 1) if last else x)
 
 
 def _is_common(x: Tensor, weight: Tensor, groups: int) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from prepare.steps.repairs.base import is_channels_last
 from prepare.steps.rewrites.base import Rewrite, Rewritten, in_format
 
 
@@ -23,18 +24,22 @@ class LowerRankConv3d(Rewritten, nn.Conv3d):
         if self.kernel_size[0] > 1:
             column = padding if isinstance(padding, str) else (padding[0], 0)
             y = F.conv2d(
-                x.flatten(3),
-                weight.flatten(3),
+                _columns(x),
+                _columns(weight),
                 bias,
                 (self.stride[0], 1),
                 column,
                 (dilation[0], 1),
                 self.groups,
             )
-            return in_format(y.unflatten(3, x.shape[3:]), last=last)
+            if is_channels_last(y):
+                y = y.movedim(1, -1).unflatten(2, x.shape[3:]).movedim(-1, 1)
+            else:
+                y = y.unflatten(3, x.shape[3:])
+            return in_format(y, last=last)
         frame = padding if isinstance(padding, str) else padding[1:]
         y = F.conv2d(
-            x.transpose(1, 2).flatten(0, 1),
+            x.squeeze(2) if x.shape[2] == 1 else x.transpose(1, 2).flatten(0, 1),
             weight.squeeze(2),
             bias,
             self.stride[1:],
@@ -43,6 +48,15 @@ class LowerRankConv3d(Rewritten, nn.Conv3d):
             self.groups,
         )
         return in_format(y.unflatten(0, (len(x), x.shape[2])).transpose(1, 2), last=last)
+
+
+def _columns(x: Tensor) -> Tensor:
+    """Return all pixels of `x` as one dimension: a view with the strides of its layout.
+
+    `flatten` alone gives one sample in channels-last another stride, with which torch's grouped convolution
+    computes wrong gradients of its weight.
+    """
+    return x.movedim(1, -1).flatten(2, 3).movedim(-1, 1) if is_channels_last(x) else x.flatten(3)
 
 
 class _Flat(Rewrite):

@@ -1,6 +1,7 @@
 """The rewrite of causal 3-d convolutions on one frame: the 2-d convolution of the tap that meets data."""
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -57,6 +58,9 @@ class _Causal(Rewrite):
             return f"kernel {module.kernel_size} has one tap in time"
         if module.padding == "same" or module.padding_mode != "zeros":
             return f"padding {module.padding} with {module.padding_mode} is not a number of zeros"
+        # As a 2-d convolution torch's backward may write outside its memory: conv2d_strided_kernel_1_cpu.
+        if prod(module.kernel_size[1:]) == 1 < prod(module.stride[1:]):
+            return f"stride {module.stride} is not 1 where the kernel is one pixel"
         return "" if module.dilation[0] == 1 else f"dilation {module.dilation} is not 1 in time"
 
     def unserved(self, module: Any, sizes: Sequence[int]) -> str:

@@ -15,10 +15,10 @@ from markupsafe import Markup
 
 from prepare import recipe
 from prepare.app.job.results import read_results
-from prepare.app.report.documents import answers, shown_of, verdict
+from prepare.app.report.documents import answers, cards_of, sentences_of, shown_of, verdict
 from prepare.app.report.pages.section import MALFORMED, drawn, has_content, sections, unexpected
 from prepare.app.report.render import render, template_text
-from prepare.app.report.run_documents import command, own_documents, training_code
+from prepare.app.report.run_documents import audit_facts, command, own_documents, training_code
 from prepare.app.report.sentences import bytes_text, convolutions_text, steps_text
 from prepare.core.document import Charts, Code, Facts
 from prepare.core.utils import files
@@ -28,12 +28,12 @@ from prepare.errors import PrepareError
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from prepare.app.job.record import Result
-    from prepare.app.job.results import SavedResults
+    from prepare.app.job.results import Analyses, SavedResults
     from prepare.app.report.compare_runs import Differences
-    from prepare.core.document import Answer, Document, Part
+    from prepare.core.document import Advice, Answer, Document, Part
 
 NAME = "report.html"
 T = TypeVar("T")
@@ -73,6 +73,29 @@ def run_page(folder: str | Path, *, result: Result | None = None) -> str:
             about=("report of a run", _known(_day, run) or ""),
             command=_known(command, run) or "",
         )
+
+
+def model_page(
+    report: Analyses,
+    documents: Sequence[Document],
+    default: Iterable[Advice],
+    *,
+    model: str,
+    steps: str,
+) -> str:
+    """Return the page of a report on a model, in the words of Python; `default` is what to do with it."""
+    cards = cards_of(documents, default)
+    facts = [("Steps", steps)] if steps else []
+    facts += audit_facts(report.audit) if report.audit else []
+    done = Facts(rows=tuple(facts), title="What was done")
+    return page(
+        model,
+        documents,
+        cards=cards,
+        verdict=sentences_of(cards),
+        lead=[[done], [part for document in documents for part in document.lead]],
+        about=("report on a model",),
+    )
 
 
 def run_documents(run: SavedResults, problems: list[str]) -> Iterator[Document]:
@@ -167,8 +190,10 @@ def _run_lead(run: SavedResults, documents: Iterable[Document]) -> list[list[Par
     # Code for a model that computes something else is not worth a place on the first screen.
     wrong = run.result is not None and run.result.status == "verification_failed"
     done = Facts(rows=tuple(facts), title="What was done")
-    code = Code(text="" if wrong else training_code(run), title="In your code")
     lead = [part for document in documents for part in document.lead]
+    # An artefact brings its own.
+    has_code = wrong or any(isinstance(part, Code) for part in lead)
+    code = Code(text="" if has_code else training_code(run), title="In your code")
     pictures: list[Part] = [part for part in lead if isinstance(part, Charts)]
     others = [part for part in lead if part not in pictures]
     columns: list[list[Part]] = [pictures, [done, code]] if pictures else [[done], [code]]

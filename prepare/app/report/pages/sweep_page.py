@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from prepare import recipe
-from prepare.app.job.results import read_plan
+from prepare.app.job.results import read_results
 from prepare.app.report.pages.page import NAME, page
 from prepare.app.report.pages.sweep_matrix import matrices_of
 from prepare.app.report.render import short
+from prepare.app.report.run_documents import training_code
 from prepare.app.report.sentences import timing_text, verified_text
 from prepare.app.report.sweep_table import (
     choices,
@@ -25,7 +26,6 @@ from prepare.app.report.sweep_table import (
     shared_rows,
     verdict_of,
 )
-from prepare.app.report.training_code import training_code
 from prepare.app.sweep.ranking import RankedGroup, Ranking, command, first_timing, rank
 from prepare.app.sweep.summary import UNENDED
 from prepare.core.document import (
@@ -109,7 +109,7 @@ class _Sweep:
         """Yield behind a line the code for the best row of each field, and its recipe."""
         for row in self._best():
             if (steps := _recipe(self.folder, row)) is not None:
-                code = training_code(_plan(self.folder, row))
+                code = _code(self.folder, row)
                 file = f"The recipe, in {row.folder}/recipe.yaml:"
                 parts = (Code(text=code, title="In training code:"), Code(text=steps, title=file))
                 yield Folded(title=self._named(row), parts=parts)
@@ -251,7 +251,7 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     """Yield the answers of a sweep's page: which row is best, whether it is right, whether all ended well."""
     rows = summary.rows
     groups = [group for group in ranking.groups if group.best]
-    yield _best(summary, groups)
+    yield _best(summary, ranking.groups)
     best = [group.best for group in groups if group.best]
     yield from _judged(best[0]) if len(best) == 1 else _counted(rows)
     statuses = Counter(row.status for row in rows)
@@ -266,11 +266,11 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     )
 
 
-def _best(summary: Summary, groups: list[RankedGroup]) -> Answer:
+def _best(summary: Summary, groups: Sequence[RankedGroup]) -> Answer:
     """Return the best rows of the groups by their values, or why there is none."""
     # What could not be told apart is no success.
     kind, remark = "plain" if any(group.ties for group in groups) else "good", ""
-    found = [(group, group.best) for group in groups[:_FEW] if group.best]
+    found = [(group, group.best) for group in groups if group.best][:_FEW]
     if not found:
         any_timed = any(map(first_timing, summary.rows))
         answer = "None was shown to be faster" if any_timed else "No row was timed"
@@ -278,10 +278,19 @@ def _best(summary: Summary, groups: list[RankedGroup]) -> Answer:
     else:
         names = dict.fromkeys(_values_of(row, summary.varying, group.about) for group, row in found)
         answer = " and ".join(names)
+        missing = [group.about for group in groups if not group.best]
+        if missing:
+            answer = " and ".join(
+                f"{_values_of(row, summary.varying, group.about)} for {group.about}"
+                for group, row in found
+            )
         remarks = (f"{group.about}: {verdict_of(row)}" for group, row in found)
         timed = first_timing(found[0][1])
         single = timing_text(timed) if timed else ""
         remark = single if len(groups) == 1 else "; ".join(remarks)
+        remark += (
+            f"; none was shown to be faster for {', '.join(missing[:_FEW])}" if missing else ""
+        )
         if tied := [row.number for group in groups for row in group.ties]:
             remark += f"; not told apart from {numbered(tied)}"
     return Answer(
@@ -312,7 +321,7 @@ def _judged(row: SweepRow) -> Iterator[Answer]:
     kind, answer = kinds.get(verified.status if verified else "", ("warn", "Not verified"))
     remark = verified_text(verified)
     yield Answer(question=RIGHT, kind=kind, answer=answer, remark=remark, section="rows")
-    if lost:
+    if lost and lost.asked:
         yield Answer(
             question=LAYOUT,
             kind="bad" if lost.breaks else "good",
@@ -331,7 +340,9 @@ def _counted(rows: Iterable[SweepRow]) -> Iterator[Answer]:
         others = ", ".join(f"{n:,} {status}" for status, n in checked.items() if status != "pass")
         answer = f"{checked['pass']:,} of {checked.total():,} are right"
         yield Answer(question=RIGHT, kind=kind, answer=answer, remark=others, section="rows")
-    followed = [row.headline.lost.breaks for row in rows if row.headline.lost]
+    flows = [row.headline.lost for row in rows if row.headline.lost]
+    # Of a row whose convolutions are to be contiguous there is no layout to keep.
+    followed = [flow.breaks for flow in flows if flow.asked]
     if followed:
         kept = followed.count(0)
         yield Answer(
@@ -359,10 +370,10 @@ def _recipe(folder: Path, row: SweepRow) -> str | None:
     return None
 
 
-def _plan(folder: Path, row: SweepRow) -> dict[str, Any] | None:
+def _code(folder: Path, row: SweepRow) -> str:
     with suppress(PrepareError):
-        return read_plan(folder / (row.folder or ""))
-    return None
+        return training_code(read_results(folder / (row.folder or "")))
+    return ""
 
 
 def _plane(title: str, points: Iterable[Point]) -> Plane:

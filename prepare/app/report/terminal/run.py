@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.report.documents import advice, shown_of, stage_documents
+from prepare.app.report.documents import advice, advice_in, shown_of, stage_documents
 from prepare.app.report.objects import changes_table
 from prepare.app.report.sentences import (
     by_remedy,
@@ -24,7 +24,7 @@ from prepare.app.report.sentences import (
 )
 from prepare.app.report.terminal.console import console, has_width
 from prepare.app.report.terminal.document import part_lines, show_document
-from prepare.app.report.training_code import recipe_call
+from prepare.app.report.training_code import one_line
 from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Document
 from prepare.core.utils.text import line, output, plural, printable, size
 from prepare.core.utils.wording import step
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
     from prepare.app.job.outcome import Outcome
     from prepare.app.job.results import Results
     from prepare.audit import Audit
-    from prepare.core.document import Answer, Row
+    from prepare.core.document import Advice, Answer, Row
     from prepare.core.forward.run_example import LayoutCount
+    from prepare.pipeline import Pipeline
 
 # The width of the longest label: of the answers, and with `--verbose`.
 _LABEL, _LABELS = 8, 12
@@ -168,12 +169,21 @@ class RunOutput:
         text = f"{found.answer[0].lower()}{found.answer[1:]}"
         if found.section == "reproduce":
             path = self._path("recipe.yaml")
-            call = recipe_call(path, repairs=plan.training_steps, errors=bool(plan.training_errors))
+            method, formats = results.model.partition(".")[2], _is_formatted(results.pipeline)
+            training = {
+                "training_steps": plan.training_steps,
+                "training_errors": plan.training_errors,
+            }
+            call = one_line(path, training, method=method, formats=formats)
+            if results.waiting and results.figures().get("time_ratio"):
+                call += f" in a program started with {results.waiting}"
             added = [step(name, **options) for name, options in (plan.training_steps or {}).items()]
             command = f"by command {' '.join([f'recipe={path}', *added])}"
             note = (
                 "; training needs what is added to the recipe, which was not timed" if added else ""
             )
+            if results.amp != "none":
+                note += f"; call it under torch.autocast to {results.amp}"
             return [f"{call}, or {command}{note}"]
         said = [text for each in documents for _, text in each.rows]
         said += [each.remark for document in documents for each in document.answers]
@@ -183,6 +193,25 @@ class RunOutput:
             return [text]
         joint = ", " if found.remark.partition(" ")[0].strip(",") in _JOINED else "; "
         return [f"{text}{joint}{found.remark}"]
+
+
+def _is_formatted(pipeline: Pipeline) -> bool:
+    """Return whether the user has to format a batch, as it is not the model that does."""
+    given = pipeline.input_format()
+    formats = given.dtype or given.device not in (None, "cpu")
+    formats = formats or any(step.phase == "inputs" for step in pipeline.steps.values())
+    return bool(formats) and not given.attach
+
+
+def show_report(title: str, documents: Sequence[Document], default: Iterable[Advice]) -> None:
+    """Print a report on a model as a run is: a title, its answers, what to do, and the first note."""
+    rows = _answer_rows(documents, ended=True)
+    for found in advice_in(documents, default):
+        answer = f"{found.answer[0].lower()}{found.answer[1:]}"
+        rows.append((NEXT.lower(), "; ".join(filter(None, (answer, found.remark)))))
+    line(printable(title))
+    _show_rows(rows, width=_LABEL)
+    _show_first([], [note for each in documents for note in each.notes])
 
 
 def _answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:

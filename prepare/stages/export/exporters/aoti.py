@@ -64,6 +64,14 @@ class Aoti(Exporter):
         model = torch._inductor.aoti_load_package(str(path))
         return lambda args, kwargs: model(*args, **kwargs)
 
+    @classmethod
+    def code(cls, artefact: str, inputs: str) -> str:
+        return (
+            "import torch\n\n"
+            f"model = torch._inductor.aoti_load_package({artefact})\n"
+            f"output = model(*{inputs})"
+        )
+
     def metadata(self, path: Path) -> dict[str, str]:
         import torch
 

@@ -60,6 +60,16 @@ class Onnx(Exporter):
 
         return call
 
+    @classmethod
+    def code(cls, artefact: str, inputs: str) -> str:
+        return (
+            "import onnxruntime\n\n"
+            f'session = onnxruntime.InferenceSession({artefact}, providers=["CPUExecutionProvider"])\n'
+            "names = [each.name for each in session.get_inputs()]\n"
+            f"arrays = [each.numpy() for each in {inputs}]\n"
+            "outputs = session.run(None, dict(zip(names, arrays)))"
+        )
+
     def metadata(self, path: Path) -> dict[str, str]:
         import onnx
 

@@ -66,6 +66,16 @@ class OpenVino(Exporter):
 
         return call
 
+    @classmethod
+    def code(cls, artefact: str, inputs: str) -> str:
+        # As in `load`.
+        return (
+            "import openvino\n\n"
+            'config = {"INFERENCE_PRECISION_HINT": "f32"}\n'
+            f'compiled = openvino.Core().compile_model({artefact}, "CPU", config)\n'
+            f"outputs = compiled([each.numpy() for each in {inputs}])"
+        )
+
     def metadata(self, path: Path) -> dict[str, str]:
         import openvino
 

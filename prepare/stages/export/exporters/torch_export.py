@@ -36,6 +36,14 @@ class TorchExport(Exporter):
         module = _load(path).module()
         return lambda args, kwargs: module(*args, **kwargs)
 
+    @classmethod
+    def code(cls, artefact: str, inputs: str) -> str:
+        return (
+            "import torch\n\n"
+            f"model = torch.export.load({artefact}).module()\n"
+            f"output = model(*{inputs})"
+        )
+
     def metadata(self, path: Path) -> dict[str, str]:
         extra = dict.fromkeys(METADATA, "")
         _load(path, extra_files=extra)

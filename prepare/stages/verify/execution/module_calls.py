@@ -23,6 +23,8 @@ from prepare.stages.verify.execution.single_run import RunResult, random_gradien
 
 # A function of the call, the module and its arguments, which returns the outputs.
 _Handler = Callable[[Callable[[], Any], nn.Module, Call], Any]
+# Tensors and their copies, by id and version: a tensor that is later changed in place keeps its values.
+Copies = dict[tuple[int, int], tuple[Tensor, Tensor]]
 
 
 class NotAloneError(Exception):
@@ -43,6 +45,15 @@ class RecordedCall:
     output_gradients: dict[int, Tensor] = field(default_factory=dict)
     input_gradients: list[Tensor | None] = field(default_factory=list)
     children: list[RecordedCall] = field(default_factory=list)
+
+    def keep_outputs(
+        self, output: Any, copy: Callable[[Tensor], Tensor], *, gradients: bool = True
+    ) -> None:
+        """Record what the call returned, and the gradients of that when they arrive."""
+        self.outputs = map_tensors(copy, output)
+        for index, tensor in enumerate(tensors_in(output) if gradients else ()):
+            if tensor.requires_grad:
+                tensor.register_hook(partial(keep_gradient, self.output_gradients, index))
 
     def changed(self, change: Callable[[Tensor], Tensor]) -> RecordedCall:
         """Return this call with `change` applied once to each argument and each output of a child."""
@@ -120,8 +131,7 @@ class CallRecorder:
         self._interceptor, self._forward_only = interceptor, forward_only
         self._names = {id(module): name for name, module in model.named_modules()}
         self._running: list[RecordedCall] = []
-        # Keyed by tensor and version, so that a tensor that is later changed in place keeps its values.
-        self._copies: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+        self._copies: Copies = {}
         self._patch = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -137,33 +147,18 @@ class CallRecorder:
         name = self._names.get(id(module))
         if name is None or _is_in_backward():  # a checkpointed segment runs again in backward
             return run()
-        call = RecordedCall(name, arguments.map(self._copy))
+        copy = partial(copy_once, self._copies, differentiable=self._forward_only)
+        call = RecordedCall(name, arguments.map(copy))
         self._running.append(call)
         try:
             output = run()
         finally:
             self._running.pop()
-        self._keep_outputs(call, output)
+        call.keep_outputs(output, copy)
         if self._running:
             self._running[-1].children.append(call)
         self.calls.append(call)
         return output
-
-    def _keep_outputs(self, call: RecordedCall, output: Any) -> None:
-        """Record what a call returned, and the gradients of that when they arrive."""
-        call.outputs = map_tensors(self._copy, output)
-        for index, tensor in enumerate(tensors_in(output)):
-            if tensor.requires_grad:
-                tensor.register_hook(partial(_keep_gradient, call.output_gradients, index))
-
-    def _copy(self, tensor: Tensor) -> Tensor:
-        key = (id(tensor), tensor._version)
-        if key not in self._copies:
-            requires_grad = tensor.requires_grad or self._forward_only
-            copy = tensor.detach().clone()
-            copy.requires_grad_(requires_grad and (copy.is_floating_point() or copy.is_complex()))
-            self._copies[key] = (tensor, copy)
-        return self._copies[key][1]
 
 
 @dataclass
@@ -339,5 +334,21 @@ def _is_in_backward() -> bool:
     return torch._C._current_autograd_node() is not None
 
 
-def _keep_gradient(gradients: dict[int, Tensor], index: int, gradient: Tensor) -> None:
+def copy_once(copies: Copies, tensor: Tensor, *, differentiable: bool = False) -> Tensor:
+    """Return a copy without a graph; the same for the same tensor, unless it was changed in place.
+
+    If it is `differentiable`, it requires a gradient wherever one is possible.
+    """
+    key = id(tensor), -1 if tensor.is_inference() else tensor._version
+    if key not in copies or tensor.is_inference():  # it has no version: each time another copy
+        with torch.inference_mode(mode=False):
+            copy = tensor.detach().clone()
+        is_wanted = tensor.requires_grad or differentiable
+        copy.requires_grad_(is_wanted and (copy.is_floating_point() or copy.is_complex()))
+        copies[key] = tensor, copy
+    return copies[key][1]
+
+
+def keep_gradient(gradients: Any, index: int, gradient: Tensor) -> None:
+    """Put a copy of a gradient at `index`, as a hook of a tensor does."""
     gradients[index] = gradient.detach().clone()

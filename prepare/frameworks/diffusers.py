@@ -1,0 +1,81 @@
+"""Prepare one component of a diffusers pipeline, such as its VAE, with the method that the pipeline calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torch import nn
+
+from prepare.core.forward.calling import class_calling
+from prepare.core.utils.suggest import choose
+from prepare.errors import RefusedError
+from prepare.frameworks._recipe import NetworkRecipe, Recipe
+
+if TYPE_CHECKING:
+    from diffusers import DiffusionPipeline
+
+_Pipe = TypeVar("_Pipe", bound="DiffusionPipeline")
+
+
+def prepare(
+    pipe: _Pipe,
+    component: str,
+    *,
+    recipe: Recipe,
+    method: str = "forward",
+    guard: Mapping[str, Any] | None = None,
+) -> _Pipe:
+    """Apply a recipe to a component of a pipeline, in place, and return the pipeline.
+
+    Its inputs are formatted by a hook, and those of `method` on the way in. The hooks of
+    `enable_model_cpu_offload` stay and go on working, installed before or after. A step `device` of the
+    recipe is left out, since the pipeline moves its components.
+
+    Args:
+        pipe: a `diffusers.DiffusionPipeline`.
+        component: its name in the pipeline: `unet`, `transformer`, `vae`.
+        recipe: the path of a recipe, a mapping of steps, or a Pipeline.
+        method: what the pipeline calls of it, where that is not the component itself: `decode` of a VAE.
+        guard: the options of `Pipeline.guard`, as in `{"every": 1000}`; without them it is not watched.
+
+    Raises:
+        RefusedError: the pipeline has no such network, or its weights are offloaded one by one.
+        ConfigError: the network has no such method, or the recipe is wrong.
+    """
+    networks = {name: each for name, each in pipe.components.items() if isinstance(each, nn.Module)}
+    if component not in networks:
+        wrong = f"{component!r} is not a network of this {type(pipe).__name__}"
+        raise RefusedError("component", wrong, choose(component, networks, noun="networks"))
+    model = networks[component]
+    class_calling(type(model), method)  # raises if there is no such method
+    if any(map(_is_offloaded, model.modules())):
+        wrong = "its weights are offloaded module by module, which would bring back those of before"
+        remedy = "prepare it first, then call enable_sequential_cpu_offload or enable_group_offload"
+        raise RefusedError(component, wrong, remedy)
+    network = NetworkRecipe(recipe, guard=guard)
+    network.apply(model)
+    if method != "forward":
+        own = vars(model).get(method)  # what others have put there is called still
+        inner = own.args[1] if isinstance(own, partial) and own.func is _formatted else own
+        vars(model)[method] = partial(_formatted, model, inner or method, network.pipeline.format)
+    network.watch(model)
+    return pipe
+
+
+def _formatted(model: nn.Module, inner: Any, format_batch: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call `inner`, or the method of this name, with formatted tensors; copies have their own."""
+    args, kwargs = format_batch(args), format_batch(kwargs)
+    if isinstance(inner, str):
+        return getattr(type(model), inner)(model, *args, **kwargs)
+    return inner(*args, **kwargs)
+
+
+def _is_offloaded(module: nn.Module) -> bool:
+    """Return whether hooks keep its values elsewhere: accelerate's hooks, or diffusers' groups."""
+    registry = getattr(module, "_diffusers_hook", None)
+    grouped = any("group_offloading" in name for name in getattr(registry, "hooks", {}))
+    hooks = getattr(module, "_hf_hook", None)
+    each = getattr(hooks, "hooks", [hooks])
+    return grouped or any(getattr(hook, "offload", False) for hook in each)
