@@ -36,7 +36,7 @@ from typing import Any, Self
 
 # Names and messages of others may hold what a terminal takes as a command; Python prints them as they are.
 _COMMANDS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-# Characters of a place and of what is wrong, which may be those of a file or a model, and lines of a text.
+# The most characters of a place and of a message, which a file may have chosen, and the most lines.
 _LONGEST_PLACE, _LONGEST, _MOST_LINES = 1_000, 3_000, 100
 
 

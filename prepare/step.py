@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import itertools
 import typing
-from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from types import MappingProxyType
@@ -16,6 +15,8 @@ from prepare.core.utils.options import ForRecipes, is_for_recipes, plain, read_o
 from prepare.errors import Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     import torch
 
     from prepare.core.model.tensors import NamedTensor

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from dataclasses import dataclass
 from types import ModuleType
@@ -15,6 +14,8 @@ from prepare.core.utils.text import csv_text
 from prepare.errors import AuditError
 
 if TYPE_CHECKING:
+    import os
+
     from torch import nn
 
     from prepare.pipeline.plan import Plan

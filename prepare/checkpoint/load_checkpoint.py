@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar, cast
 
 from torch import nn
 from torch.nn.modules.module import _IncompatibleKeys
@@ -26,6 +25,9 @@ from prepare.pipeline import Pipeline
 from prepare.pipeline.known_issue_checks import KnownIssues, check_known_issues
 from prepare.pipeline.preconditions import fsdp_problems
 from prepare.step import ModuleStep, TensorStep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
 
 _CHECKS = ("auto", "always", "never")
 _Model = TypeVar("_Model", bound=nn.Module)

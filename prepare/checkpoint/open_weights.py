@@ -23,7 +23,7 @@ from prepare.errors import CheckpointError, ConfigError, FileError
 _PATIENCE = 30.0
 # Seconds for which a pair of files with two times is new, and how often and long it is looked at again.
 _NEW, _LOOKS, _PAUSE = 5.0, 10, 0.02
-# Characters of the name of a file.
+# The most characters of the name of a shard.
 _LONGEST = 256
 Rename = Callable[[str], str | None]
 

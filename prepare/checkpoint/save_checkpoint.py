@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +30,9 @@ from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.step import TensorStep, Want
 from prepare.steps import compile  # noqa: A004
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Mapping
 
 _CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",

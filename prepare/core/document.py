@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from prepare.core.utils.wording import words
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
     from prepare.core.utils.numbers import Interval
 
 # The kinds of bars and points: the baseline, better (smaller), worse (larger), not different, and
@@ -82,22 +83,22 @@ KINDS = ("good", "bad", "warn", "plain")
 Where = Literal["", "page", "terminal", "file"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Answer:
-    """A question, its answer in a few words, and a remark; `section` is the anchor with the details.
+    """A question, its answer in a few words, and a remark.
 
     `kind` is `good`, `bad`, `warn` or `plain` (nothing to judge). `sentence` is the answer in a line of
     text; by default the answer alone. `line` is the answer beside its question in a terminal, by default the
-    answer and the remark.
+    answer and the remark. `section` is the anchor with the details, by default that of its document.
     """
 
     question: str
     kind: str
     answer: str
     remark: str = ""
-    section: str = ""
-    sentence: str = ""
-    line: str = ""
+    section: str = field(default="", kw_only=True)
+    sentence: str = field(default="", kw_only=True)
+    line: str = field(default="", kw_only=True)
 
 
 # The questions of a run, and the labels of the answers in a terminal; what to do is the last.
@@ -106,7 +107,7 @@ LAYOUT, RIGHT, FASTER, NEXT = "Layout", "Right", "Faster", "Next"
 UNDECIDED = UNCLEAR, NOT_MEASURED, NEVER_TAKEN = "Unclear", "Not measured", "Never taken"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Advice:
     """Advice; of all that a run gives, the one with the lowest `rank` is shown as what to do."""
 
@@ -114,15 +115,11 @@ class Advice:
     kind: str
     answer: str
     remark: str = ""
-    section: str = ""
+    section: str = field(default="", kw_only=True)
 
 
 USE_RECIPE = Advice(
-    rank=100,
-    kind="good",
-    answer="Use the recipe",
-    remark="in training code, or by the command",
-    section="reproduce",
+    100, "good", "Use the recipe", "in training code, or by the command", section="reproduce"
 )
 
 
@@ -314,6 +311,13 @@ class Document:
     parts: Callable[[], Iterable[Part]] = tuple
     lead: tuple[Part, ...] = ()
     is_whole: bool = False
+
+    def __post_init__(self) -> None:
+        if self.title:
+            for key in ("answers", "advice"):
+                given = getattr(self, key)
+                own = (each if each.section else replace(each, section=self.name) for each in given)
+                object.__setattr__(self, key, tuple(own))
 
     def shown(self, where: Where) -> Iterable[Part]:
         """Return the parts for `page` or `terminal`."""

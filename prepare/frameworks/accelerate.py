@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -13,6 +12,8 @@ from prepare.frameworks._recipe import NetworkRecipe, Recipe
 from prepare.pipeline.distributed import same_on_all_ranks
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from accelerate import Accelerator
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -12,6 +11,9 @@ from prepare.core.forward.calling import class_calling
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.frameworks._recipe import NetworkRecipe, Recipe
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 
 def prepare(

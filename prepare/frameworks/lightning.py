@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +10,8 @@ import lightning.pytorch as pl
 from prepare.frameworks._recipe import NetworkRecipe, Recipe, child_network
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from prepare.frameworks._recipe import NetworkRecipe, Recipe
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
-    from transformers import TrainerControl, TrainerState, TrainingArguments
 
 
 class PrepareCallback(TrainerCallback):

@@ -6,10 +6,9 @@ import _thread
 import contextvars
 import os
 import threading
-from collections.abc import Callable
 from contextlib import nullcontext
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, distributed, fx
@@ -19,6 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from prepare.core.forward.torch_state import saved_settings
 from prepare.core.model.tensors import is_plain
 from prepare.stages.verify.execution.module_calls import NotAloneError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _T = TypeVar("_T")
 _MESSAGES = ("c10d", "_c10d_functional", "_c10d_functional_autograd", "symm_mem")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,6 +26,8 @@ from prepare.stages.verify.execution.runner import ModelPair
 from prepare.stages.verify.execution.single_run import contiguous, seed_everything
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from prepare.guard.watch import WatchedCall
     from prepare.stages.verify.execution.single_run import RunResult
 

@@ -7,7 +7,6 @@ import math
 import threading
 import time
 import zlib
-from collections.abc import Callable, Hashable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -32,6 +31,8 @@ from prepare.pipeline.drift import Drift, Guard, optimizer_drift, plan_drift, ra
 from prepare.pipeline.optimizer_state import unwrap_optimizer
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterator
+
     from torch.optim import Optimizer
 
 

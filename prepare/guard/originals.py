@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -16,6 +15,8 @@ from prepare.core.model.tensors import is_plain
 from prepare.pipeline.preconditions import fsdp_problems
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from prepare.pipeline.plan import Plan
 
 _TABLES = ("_parameters", "_buffers")

@@ -7,7 +7,6 @@ import re
 import warnings
 from dataclasses import dataclass, field, replace
 from io import BytesIO
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -23,6 +22,8 @@ from prepare.guard.apart import apart
 from prepare.pipeline.optimizer_state import relayout
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch.optim import Optimizer
 
     from prepare.guard.originals import Originals

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,8 @@ from prepare.stages.verify.execution.module_calls import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from prepare.core.forward.call import Call
 
 _COMPILED = "_compiled_call_impl"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -31,6 +30,8 @@ from prepare.pipeline.transfer import AnyMove, Transfer
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from torch.optim import Optimizer
 
     from prepare.pipeline.tensor_table import RequestTable

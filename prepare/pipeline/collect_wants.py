@@ -57,8 +57,8 @@ def format_steps(
 
     With a `model` also those that want one of its convolutions only.
     """
-    found = {step.name: step.formats(model) for step in steps if isinstance(step, TensorStep)}
-    return {name: formats for name, formats in found.items() if formats}
+    requested = {step.name: step.formats(model) for step in steps if isinstance(step, TensorStep)}
+    return {name: formats for name, formats in requested.items() if formats}
 
 
 def _requests(places: Iterable[NamedTensor]) -> tuple[list[TensorRequest], list[StorageGroup]]:
@@ -185,7 +185,7 @@ def _fill(
         skipped = selection.reason_to_skip_tensor(places) if selection.patterns else None
         for _, want in () if skipped else answers:
             for side, value in want:
-                if side == "clamp":  # how to cast, and no property that the tensor can have
+                if side == "clamp":  # it says how to cast, and is no property of the tensor
                     request.clamp = True
                 elif side == "dtype" and (
                     kept := protected and _cast_protection(request, value, protected)

@@ -8,7 +8,6 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
@@ -60,6 +59,8 @@ from prepare.step import PHASES, Step, remembering
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from prepare.guard.model_guard import ModelGuard
     from prepare.guard.respond import OnDifference
 

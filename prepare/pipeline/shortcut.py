@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -15,6 +14,8 @@ from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
     from torch.optim import Optimizer
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
 from prepare.core.utils.options import as_written, plain, read_options, read_size
-from prepare.errors import ConfigError, raise_problems
+from prepare.errors import ConfigError, Problem, raise_problems
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from prepare.core.forward.example_input import Example
     from prepare.core.forward.workload import Workload
     from prepare.core.utils.progress import Stage as Progress
-    from prepare.errors import Problem
     from prepare.pipeline import Pipeline
     from prepare.pipeline.plan import Plan
 

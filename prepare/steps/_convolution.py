@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -15,6 +14,8 @@ from prepare.patterns import Patterns
 from prepare.step import ModuleStep, Offer, Step, TensorStep, Want
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     import torch
 
     from prepare.core.model.tensors import NamedTensor

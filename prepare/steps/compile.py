@@ -9,7 +9,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -27,6 +26,8 @@ from prepare.step import ForRecipes, ModelStep, Offer
 from prepare.steps.device import ForDevice
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
     import torch
 
 _OPENVINO = "openvino"  # refused: with this torch it silently compiles with inductor
@@ -34,8 +35,8 @@ _OPENVINO = "openvino"  # refused: with this torch it silently compiles with ind
 _BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager", "openxla", "tvm")
 _PACKAGES = {"openxla": "torch_xla", "tvm": "tvm"}
 _FROZEN = "turns the weights into constants, which cannot be trained"
-# What a recipe may set in `options` of inductor: switches, and numbers up to a limit. It has 600 more, among
-# them compilers to run, paths, functions, caches in a network, and switches that dump files (trace.enabled).
+# What a recipe may set in `options` of inductor: switches, and numbers up to a limit. Inductor has 600
+# more: compilers to run, paths, functions, caches in a network, switches that dump files (trace.enabled).
 _SWITCHES = (
     *("aggressive_fusion", "combo_kernels", "conv_1x1_as_mm", "coordinate_descent_tuning"),
     *("coordinate_descent_check_all_directions", "deterministic", "emulate_precision_casts"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import re
-from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
@@ -16,6 +15,8 @@ from prepare.registry import register
 from prepare.step import ForRecipes, Step, TensorStep, Want
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
     from prepare.core.model.tensors import NamedTensor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 from prepare.core.utils.wording import inference_mode, option, words
@@ -12,6 +11,8 @@ from prepare.registry import register
 from prepare.step import ModuleStep
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     import torch
 
 

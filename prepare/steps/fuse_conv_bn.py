@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import plural
@@ -13,6 +12,8 @@ from prepare.registry import register
 from prepare.step import ModuleStep, Offer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     import torch
 
 _SHOWN = 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
@@ -13,6 +12,8 @@ from prepare.registry import register
 from prepare.step import Offer, TensorStep, Want
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     import torch
 
     from prepare.core.forward.float32_calls import CastResults

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -12,6 +11,8 @@ from prepare.step import ForRecipes, InputStep, Offer, Step, TensorStep
 from prepare.steps.device import DEVICE, readable_device
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     import torch
 
     from prepare.core.forward.input_formatter import Formatter

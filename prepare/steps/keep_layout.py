@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -14,6 +13,8 @@ from prepare.step import ForRecipes
 from prepare.steps._convolution import ForChannelsLast
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     import torch
 
     from prepare.steps.keeping.find_calls import CodeCall

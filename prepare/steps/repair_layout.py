@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +15,8 @@ from prepare.steps._convolution import ForChannelsLast
 from prepare.steps.device import ForDevice
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     import torch
 
     from prepare.steps.keeping.find_calls import CodeCall

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -17,6 +16,8 @@ from prepare.steps import rewrites
 from prepare.steps._convolution import ForChannelsLast
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     import torch
 
     from prepare.steps.rewrites.base import Rewrite

@@ -7,11 +7,9 @@ import dataclasses
 import inspect
 import pickle
 import warnings
-from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 from unittest.mock import patch
 
 import pytest
@@ -25,6 +23,10 @@ from prepare.pipeline.plan import state
 from prepare.registry import STEPS
 from prepare.step import InputStep, Step, TensorStep
 from prepare.testing.networks import facts, mixed, tensors
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 
 class StepContract:
@@ -67,7 +69,7 @@ class StepContract:
         model = self.model()
         before = facts(model)
         first, second = (self._pipeline().plan(model).to_dict() for _ in range(2))
-        for plan in (first, second):  # what other programs do meanwhile is not the step's
+        for plan in (first, second):  # a warning about this machine is not about the step
             plan["warnings"] = [
                 text for text in plan["warnings"] if not text.startswith("this machine: ")
             ]

@@ -176,7 +176,7 @@ def test_a_recipe_is_advised_only_if_no_answer_is_open(followed, verified, timed
     said = " ".join(" ".join(card) for card in cards).lower()
     open_ = any(word in said for word in ("unclear", "not measured", "never taken"))
     assert (next_ == "Use the recipe") <= (not open_)
-    assert not next_.endswith("it before you use it") or open_
+    assert not next_.endswith("it before you use it") or open_ or "failed" in said
     good = (followed, verified, timed)
     if good[0] in ("kept", "lost", "contiguous") and good[1:] == ("pass", "faster"):
         assert next_ == "Use the recipe"

@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from prepare.steps.keeping import operators as served
-from prepare.steps.keeping.memory_order import channels_last_of
+from prepare.steps.keeping.memory_order import channels_last_of, nearly_channels_last
 
 # What a model calls; methods of tensors are not in it.
 CALLED = {
@@ -272,3 +272,16 @@ def test_operators_pass_on_what_is_not_for_them():
 )
 def test_other_layouts_are_not_taken_for_channels_last(x):
     assert channels_last_of(x) is None
+
+
+@pytest.mark.parametrize("name", ["zeros_like", "ones_like"])
+def test_a_like_tensor_has_its_shape_and_layout_under_vmap(name):
+    x = torch.randn(2, 2, 4, 5, 3).movedim(-1, 2)
+    made = torch.vmap(getattr(operators, name))(x)
+    assert torch.equal(made, getattr(torch, name)(x))
+    assert channels_last_of(made[0]) is torch.channels_last
+
+
+def test_one_channel_is_not_nearly_channels_last():
+    assert nearly_channels_last(torch.ones(2, 1, 4, 4)) is None
+    assert nearly_channels_last(torch.ones(2, 1, 4, 3).movedim(-1, 1)) is torch.channels_last

@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.outcome import DONE, INTERRUPTED, NOT_VERIFIED, WRONG
 from prepare.core.utils.text import line, output_to, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 FLAGS = ("--json", "--quiet", "--verbose")
 _REASONS = {WRONG: "configuration", INTERRUPTED: "interrupted", NOT_VERIFIED: "verification"}

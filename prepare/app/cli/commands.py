@@ -7,9 +7,8 @@ import json
 import shutil
 import sys
 from argparse import ArgumentError, ArgumentParser
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from prepare.app.cli.answer import tell
 from prepare.app.job.outcome import DONE
@@ -17,6 +16,9 @@ from prepare.core.utils.files import write_text
 from prepare.core.utils.taken_out import taken_out
 from prepare.core.utils.text import line, plural, printable
 from prepare.errors import ConfigError, FileError, PrepareError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _WIDEST = 110
 _DOCTOR = "doctor [--device DEVICE] [--seconds N]"

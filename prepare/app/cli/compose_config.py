@@ -7,12 +7,11 @@ import itertools
 import os
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import hydra
 from hydra.core.config_store import ConfigStore
@@ -48,6 +47,9 @@ from prepare.app.job.settings import NO_MODEL, group_names, level_names, read_se
 from prepare.core.utils.folders import conf_dir
 from prepare.errors import ConfigError, Problem
 from prepare.stages.registry import ordered_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 CONFIG_NAME = "config"
 # The name under which the steps of `recipe=FILE` are stored.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from prepare.app.cli.answer import FLAGS
@@ -13,6 +12,7 @@ from prepare.registry import STEPS
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterator
 
 # The bare words, and what each is for.
 USAGES = {

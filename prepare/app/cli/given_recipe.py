@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare import recipe
 from prepare.app.cli.compose_config import ERRORS, Composer, composing, read_override, store_recipe
@@ -14,6 +13,9 @@ from prepare.app.job.settings import RECIPE
 from prepare.core.utils.folders import STEP_GROUPS, own_name
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
 
 # Its word on the command line replaces what the recipe says, as in `Pipeline.load(path, device=...)`.
 _REPLACES = "device"
@@ -86,12 +88,12 @@ def steps_of(path: str) -> dict[str, Any]:
 def _steps_by_option(composer: Composer, group: str) -> dict[str, Mapping[str, Any]]:
     """Return the steps that each option of a group adds."""
     others = [f"~{other}" for other in STEP_GROUPS if other not in (group, "memfmt")]
-    found: dict[str, Mapping[str, Any]] = {}
+    steps_of: dict[str, Mapping[str, Any]] = {}
     for option in composer.groups[group]:
         with suppress(*ERRORS):
             composed = composer.compose([*others, f"{group}={option}"])
-            found[option] = plain_mapping(composed)["steps"]
-    return found
+            steps_of[option] = plain_mapping(composed)["steps"]
+    return steps_of
 
 
 def _contradictions(

@@ -7,7 +7,6 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from string import Template
@@ -25,6 +24,8 @@ from prepare.registry import STEPS
 from prepare.stages.registry import ordered_stages, tasks
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
     from prepare.step import Step
 
 # The command as the template and the files of options write it.
@@ -119,21 +120,21 @@ def _keys(topic: str, width: int, config_dir: str | None) -> Iterator[str]:
 
 def _file_rows(group: str, config_dir: str | None) -> Iterator[tuple[str, str]]:
     """Yield each key that has a comment in the files of a group, with the options that have it."""
-    found: dict[tuple[str, str], list[str]] = {}
+    options_of: dict[tuple[str, str], list[str]] = {}
     for option, path in _options(group, config_dir).items():
         text = path.read_text(encoding="utf-8")
         files = [
             path,
             *(conf_dir() / f"{name}.yaml" for name in re.findall(r"- /(\w+)@_here_", text)),
         ]
-        # The comment at the top is of the file.
+        # The comment at the top is about the file as a whole.
         texts = (re.sub(r"\A(#.*\n)+", "", each.read_text(encoding="utf-8")) for each in files)
         text = "\n".join(texts)
         for comment, key, value in re.findall(r"((?:^#.*\n)+)^(\w+): (.+)$", text, re.MULTILINE):
             words = re.sub(r"^# ?", "", comment, flags=re.MULTILINE).split()
-            found.setdefault((f"{group}.{key}={value}", " ".join(words)), []).append(option)
+            options_of.setdefault((f"{group}.{key}={value}", " ".join(words)), []).append(option)
     every = len(_options(group, config_dir))
-    for (key, about), options in sorted(found.items(), key=lambda each: -len(each[1])):
+    for (key, about), options in sorted(options_of.items(), key=lambda each: -len(each[1])):
         yield key, about if len(options) == every else f"{', '.join(options)}: {about}"
 
 

@@ -6,7 +6,6 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass
@@ -57,6 +56,8 @@ from prepare.core.utils.torch_version import check_torch
 from prepare.errors import ConfigError, PrepareError, Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from omegaconf import DictConfig
 
 

@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from prepare.app.cli.answer import answered, print_problems
@@ -36,6 +35,7 @@ from prepare.pipeline.distributed import rank
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterator, Sequence
 
     from prepare.app.cli.hydra_app import CommandState
     from prepare.app.report.terminal.sweep_progress import SweepProgress

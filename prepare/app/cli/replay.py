@@ -6,9 +6,8 @@ one of our configurations, or a `_target_` that is given again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.app.cli.answer import is_quiet, no_stage, tell
 from prepare.app.cli.compose_config import Composer, composing
@@ -28,6 +27,9 @@ from prepare.core.utils.plain_yaml import short_repr
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import line, printable
 from prepare.errors import ConfigError, PrepareError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 _CONFIG = ".hydra/config.yaml"
 _REMEDY = "give the folder that a run has written"

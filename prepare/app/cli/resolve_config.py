@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import InterpolationToMissingValueError, OmegaConfBaseException
@@ -17,6 +16,9 @@ from prepare.app.job.settings import group_names
 from prepare.core.utils import files
 from prepare.core.utils.folders import own_name
 from prepare.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 NO_VALUE = "has no value yet (???)"
 # The keys that name the folders that Hydra makes.

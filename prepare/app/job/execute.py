@@ -6,10 +6,8 @@ import logging.config
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.outcome import Outcome, failure, finished, write_result
@@ -21,6 +19,9 @@ from prepare.core.utils.wording import command_line_words
 from prepare.errors import CheckpointError, ConfigError, FileError, Problem
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
     from prepare.app.job.results import Show
     from prepare.core.utils.progress import Stage
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils import json_records
 from prepare.core.utils.numbers import part_of_tolerance
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 # The statuses of convolutions that tables count.
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")

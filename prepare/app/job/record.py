@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -16,6 +15,8 @@ from prepare.errors import FileError, Problem
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from prepare.audit import Audit
     from prepare.pipeline import Pipeline
     from prepare.pipeline.plan import Plan

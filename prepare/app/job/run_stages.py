@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -23,7 +21,7 @@ from prepare.app.job.build_model import (
     too_large,
 )
 from prepare.app.job.model_target import locate_named, without_method
-from prepare.app.job.results import ExampleRun, Results
+from prepare.app.job.results import ExampleRun, Results, Show
 from prepare.audit import audit
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
@@ -33,6 +31,7 @@ from prepare.core.forward.run_example import count_layouts, own_changes, run_exa
 from prepare.core.forward.workload import Workload, head_of, naming, sizes_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.machine import how_threads_wait
+from prepare.core.utils.progress import Stage as Progress
 from prepare.core.utils.progress import stage_if
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
@@ -41,9 +40,10 @@ from prepare.stages.registry import stages_of, tasks
 from prepare.stages.stage import Stage, StageContext
 
 if TYPE_CHECKING:
-    from prepare.app.job.results import Show
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
     from prepare.app.job.settings import Settings
-    from prepare.core.utils.progress import Stage as Progress
 
 # A run of more seconds says how long it may take.
 _PATIENCE = 10.0

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 from prepare.app.job.model_target import hydra_key_problems
 from prepare.checkpoint.paths import check_readable, check_writable
@@ -19,6 +18,9 @@ from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.registry import STEPS
 from prepare.stages.registry import STAGES, ordered_stages, tasks
 from prepare.stages.stage import Stage  # noqa: TC001  read at run time
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 # The keys that hold one value each: words and switches that a help lists first, and others.
 _WORDS = ("mode", "amp", "strict", "known_issues")

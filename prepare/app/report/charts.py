@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
@@ -18,6 +16,9 @@ from prepare.core.utils import files
 from prepare.core.utils.text import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
     from prepare.core.utils.numbers import Interval
 
 Box = tuple[float, float, float, float]  # left, top, right, bottom

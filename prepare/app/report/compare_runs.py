@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare import recipe
 from prepare.app.job.headline import CONVOLUTIONS, BenchFigures, Headline, headline
 from prepare.app.job.record import without_result
-from prepare.app.job.results import read_results
+from prepare.app.job.results import SavedResults, read_results
 from prepare.app.report.sentences import timing_text, verified_text
-from prepare.audit import Audit
-from prepare.core.document import Document, Folded, Table, Text
+from prepare.audit import Audit, AuditRow, Difference
+from prepare.core.document import Document, Folded, Table, Text, columns
 from prepare.core.utils import files
 from prepare.core.utils.text import counts, plural, size
 from prepare.errors import ConfigError, FileError
 
 if TYPE_CHECKING:
-    from prepare.app.job.results import SavedResults
-    from prepare.audit import AuditRow, Difference
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
 # Each kind of path on the command line, as messages name it.
 _KINDS = {"run": "the record of a run", "audit": "an audit", "recipe": "a recipe"}
@@ -317,16 +315,15 @@ def _speed(first: BenchFigures | None, second: BenchFigures) -> str:
 def _document(
     name: str, title: str, changes: Iterable[Change], every: Sequence[Change] = ()
 ) -> Document:
-    side = (("A", "prose"), ("B", "prose"))
-    columns = (("Item", "name"), *side, ("Difference", "word"), ("Note", "prose"))
+    titles = columns("Item name, A prose, B prose, Difference word, Note prose")
     shown, each = (
         Table(
             label=label,
-            columns=columns,
-            rows=[(c.name, c.first, c.second, c.word, c.note) for c in found],
+            columns=titles,
+            rows=[(c.name, c.first, c.second, c.word, c.note) for c in listed],
             form="stacked sides",
         )
-        for label, found in ((title, changes), ("Each difference", every))
+        for label, listed in ((title, changes), ("Each difference", every))
     )
     fold = f"Each tensor: {plural(len(every), 'difference')}"
     parts = (shown, Folded(title=fold, parts=(each,)))

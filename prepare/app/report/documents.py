@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prepare.app.report.sentences import by_remedy, changes_text
 from prepare.core.document import (
@@ -23,36 +22,26 @@ from prepare.core.utils.text import capitalized, first_line, plural
 from prepare.stages.registry import ordered_stages, stages_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
+    from collections.abc import Iterable, Mapping
 
     from prepare.app.job.record import Result
     from prepare.app.job.results import Results, SavedResults
 
 # What applies if no stage says otherwise.
 _DEFAULTS = {
-    "problems": Advice(rank=40, kind="warn", answer="Read the warnings", section="issues"),
+    "problems": Advice(40, "warn", "Read the warnings", section="issues"),
     "ineffective": Advice(
-        rank=50,
-        kind="warn",
-        answer="Read the warnings",
-        remark="some weights have another layout",
-        section="result",
+        50, "warn", "Read the warnings", "some weights have another layout", section="result"
     ),
-    "unprepared": Advice(rank=92, kind="plain", answer="Leave out task=flow to prepare it"),
+    "unprepared": Advice(92, "plain", "Leave out task=flow to prepare it"),
     "unchanged": Advice(
-        rank=93,
-        kind="plain",
-        answer="Choose a change",
-        remark="as in memfmt=channels_last or precision=bfloat16",
+        93, "plain", "Choose a change", "as in memfmt=channels_last or precision=bfloat16"
     ),
-    "example": Advice(
-        rank=94, kind="warn", answer="Give an example input", remark="as in input.shape=[2,3,64,64]"
-    ),
+    "example": Advice(94, "warn", "Give an example input", "as in input.shape=[2,3,64,64]"),
     "use": USE_RECIPE,
 }
 
-_MEASURE = Advice(rank=100, kind="warn", answer="Measure it before you use it")
+_MEASURE = Advice(100, "warn", "Measure it before you use it")
 # What to do about an open answer to these questions.
 _VERBS = {RIGHT: "Verify it", FASTER: "Time it"}
 
@@ -69,7 +58,6 @@ _WORDS = {
     "configuration": "The configuration",
     "known issue": "A known issue",
 }
-_SECTION = "failure"
 
 
 def task_of(found: Mapping[str, Any]) -> str:
@@ -124,13 +112,7 @@ def advice_in(documents: Iterable[Document], default: Iterable[Advice] = ()) -> 
 
 
 def _card(advised: Advice) -> Answer:
-    return Answer(
-        question=NEXT,
-        kind=advised.kind,
-        answer=advised.answer,
-        remark=advised.remark,
-        section=advised.section,
-    )
+    return Answer(NEXT, advised.kind, advised.answer, advised.remark, section=advised.section)
 
 
 def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
@@ -234,10 +216,7 @@ def _failure_answers(result: Result) -> list[Answer]:
         answers.append(("When?", "plain", f"While {result.during}", done))
     if advice:
         answers.append((NEXT, "warn", advice, ""))
-    return [
-        Answer(question=question, kind=kind, answer=answer, remark=remark, section=_SECTION)
-        for question, kind, answer, remark in answers
-    ]
+    return [Answer(*each, section="failure") for each in answers]
 
 
 def failure_word(result: Result) -> str:

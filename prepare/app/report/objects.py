@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.document import USE_RECIPE, Document, Items, ReportContext, Table
+from prepare.core.document import USE_RECIPE, Document, Items, Part, ReportContext, Table
 from prepare.core.utils.text import line, output_to, plural, printable
 from prepare.stages.registry import ordered_stages, stages_of
 
 if TYPE_CHECKING:
-    from prepare.core.document import Part
+    from collections.abc import Iterable
 
 _LONGEST = 160
 # What to do with a model that is reported on, if nothing speaks against it.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -20,16 +19,16 @@ from prepare.app.report.sentences import (
     outputs_sentence,
 )
 from prepare.app.report.training_code import training_code as code_for_recipe
-from prepare.audit import STATUSES, AuditRow
-from prepare.core.document import Code, Document, Facts, Folded, Items, Table, Text
+from prepare.audit import STATUSES, Audit, AuditRow
+from prepare.core.document import Code, Document, Facts, Folded, Items, Part, Table, Text, columns
 from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.machine import how_threads_waited
 from prepare.core.utils.text import plural, printable, size
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
     from prepare.app.job.results import SavedResults
-    from prepare.audit import Audit
-    from prepare.core.document import Part
 
 # More reasons, and longer commands, are not read.
 _LIMIT, _LETTERS = 2000, 4000
@@ -46,18 +45,18 @@ def own_documents() -> Iterator[tuple[str, Callable[[SavedResults], Document | N
         ("reproduce", "Reproduce", 90, _reproduce),
         ("environment", "Environment", 95, lambda run: _environment(run.environment or {})),
     )
-    for name, title, place, found in parts:
-        yield title, partial(_document, name, title, place, found)
+    for name, title, place, make in parts:
+        yield title, partial(_document, name, title, place, make)
 
 
 def _document(
     name: str,
     title: str,
     place: int,
-    found: Callable[[SavedResults], Iterable[Part]],
+    make: Callable[[SavedResults], Iterable[Part]],
     run: SavedResults,
 ) -> Document | None:
-    parts = tuple(found(run))
+    parts = tuple(make(run))
     return Document(name=name, title=title, place=place, parts=lambda: parts) if parts else None
 
 
@@ -68,21 +67,20 @@ def audit_parts(audit: Audit) -> Iterator[Part]:
 
 
 def _tensors(audit: Audit) -> tuple[Text, Table, Folded]:
-    found = audit.summary["status"]
-    by_status = ", ".join(f"{found.get(status, 0):,} {status}" for status in STATUSES)
+    counts = audit.summary["status"]
+    by_status = ", ".join(f"{counts.get(status, 0):,} {status}" for status in STATUSES)
     text = f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor"
     text += f": {by_status}" if is_judged(audit) else ""
     note = Text(text=text, kind="note")
-    reasons = [("Status", "word"), ("Reason", "prose"), ("Tensors", "number")]
-    columns = (*reasons, ("First tensor", "code"))
+    titles = columns("Status word, Reason prose, Tensors number, First tensor code")
     title = "Not converted, or only in part"
-    why = Table(label="Not converted", title=title, columns=columns, rows=_reasons(audit.rows))
-    tensors = [("Tensor", "name"), ("Module", "text"), ("Status", "word"), ("Shape", "number")]
-    tensors += [("Strides", "number"), ("Type", "text"), ("Device", "text")]
-    tensors += [("Strides before", "number"), ("Before", "text"), ("Reason", "prose")]
+    why = Table(label="Not converted", title=title, columns=titles, rows=_reasons(audit.rows))
     every = Table(
         label="All tensors with their status",
-        columns=tuple(tensors),
+        columns=columns(
+            "Tensor name, Module text, Status word, Shape number, Strides number, Type text, Device text, "
+            "Strides before number, Before text, Reason prose"
+        ),
         rows=list(map(_tensor, sorted(audit.rows, key=_worst_first))),
         file="audit.csv",
     )

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.job.headline import CONVOLUTIONS
-from prepare.audit import STATUSES
+from prepare.app.job.headline import CONVOLUTIONS, BenchFigures, Headline, VerifyFigures
+from prepare.audit import STATUSES, Audit, AuditRow
 from prepare.core.utils.numbers import doubt, share_text, speed_text, tolerance_text
 from prepare.core.utils.text import counts, plural, size
 
 if TYPE_CHECKING:
-    from prepare.app.job.headline import BenchFigures, Headline, VerifyFigures
-    from prepare.audit import Audit, AuditRow
+    from collections.abc import Iterable, Mapping
 
 # A sentence names at most so many reasons.
 _NAMED = 3

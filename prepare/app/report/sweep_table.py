@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.job.headline import CONVOLUTIONS
+from prepare.app.job.headline import CONVOLUTIONS, BenchFigures, FlowFigures
 from prepare.app.job.record import NOTHING_CHANGED
 from prepare.app.report.sentences import memory_text, timing_text, verified_text
 from prepare.app.sweep.ranking import RankedGroup, Ranking, first_timing
@@ -17,7 +16,8 @@ from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import Column
 
 if TYPE_CHECKING:
-    from prepare.app.job.headline import BenchFigures, FlowFigures
+    from collections.abc import Callable, Iterable, Iterator
+
     from prepare.app.sweep.summary import Summary, SweepRow
 
 # Replaces a verdict if other jobs ran on the same cores.

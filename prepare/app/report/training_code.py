@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.wording import as_python
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 # The letters of an argument list that fits on a line, in half of a page.
 _WIDTH = 45

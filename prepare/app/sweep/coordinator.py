@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prepare.app.job.outcome import FAILED, Outcome, write_result
 from prepare.app.job.record import Job, Record, Result, leads_out, unusable
@@ -24,6 +23,10 @@ from prepare.app.sweep.manifest import (
 from prepare.core.utils import files
 from prepare.core.utils.folders import ask_server
 from prepare.errors import ConfigError, FileError, raise_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
 
 # Seconds that stopped jobs have to end.
 _PATIENCE = 4.0

@@ -14,15 +14,12 @@ import traceback
 import warnings
 from contextlib import nullcontext, suppress
 from multiprocessing.connection import Connection, wait
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import IO, Any, NoReturn
 
-from prepare.app.job.execute import run_job
+from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.sweep.locks import ClaimLost
 from prepare.core.utils.files import checked_writes, open_unlinked
 from prepare.stages.registry import ordered_stages
-
-if TYPE_CHECKING:
-    from prepare.app.job.execute import JobSpec
 
 # Modules that are slow to import and that every job needs: that of the job, and what it imports later.
 _PRELOADED = (

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.headline import Headline, headline
 from prepare.app.job.outcome import DONE, FAILED, NOT_VERIFIED
@@ -13,6 +12,9 @@ from prepare.app.job.record import Record, without_result
 from prepare.app.sweep.manifest import SweepManifest, is_led, is_running, read_sweep_manifest
 from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 # Statuses of jobs that have not ended, and so have not succeeded either.
 UNENDED = ("running", "waiting")
@@ -62,8 +64,8 @@ def read_summary(folder: Path) -> Summary:
         FileError: the folder is not that of a sweep.
     """
     manifest = read_sweep_manifest(folder)
-    found = _records(folder, manifest)
-    if manifest is None and not found:
+    records = _records(folder, manifest)
+    if manifest is None and not records:
         if error := without_result(folder):
             raise error
         wrong = "is not the folder of a sweep"
@@ -71,8 +73,8 @@ def read_summary(folder: Path) -> Summary:
     planned = dict(enumerate((manifest and manifest.rows) or []))
     live = is_led(folder)
     rows = [
-        _row(number, planned.get(number, []), found.get(number), folder, live=live)
-        for number in sorted({*planned, *found})
+        _row(number, planned.get(number, []), records.get(number), folder, live=live)
+        for number in sorted({*planned, *records})
     ]
     keys = dict.fromkeys(key for row in rows for key in row.choices)
     varying = [key for key in keys if len({row.choices.get(key) for row in rows}) > 1]
@@ -84,20 +86,20 @@ def _records(folder: Path, manifest: SweepManifest | None) -> dict[int, Record |
 
     Where a `job.json` cannot be read, it is the error, by the number that begins the name of the folder.
     """
-    found: dict[int, Record | FileError] = {}
+    records: dict[int, Record | FileError] = {}
     for path in sorted(folder.rglob("job.json")):
         record = Record(path.parent)
         try:
             job = record.job()
         except FileError as error:
             if digits := _NUMBER.match(path.parent.name):
-                found.setdefault(int(digits[0]), error)
+                records.setdefault(int(digits[0]), error)
             continue
         if job is not None:
             number = manifest.number(job) if manifest else job.number
             if number is not None:
-                found[number] = record
-    return found
+                records[number] = record
+    return records
 
 
 def _row(

@@ -12,15 +12,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.job.execute import run_job
+from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, Outcome, failure, write_result
 from prepare.app.job.record import KEPT, Job, Record, Result
 from prepare.app.sweep.locks import ClaimLost, claim
@@ -32,7 +30,8 @@ from prepare.core.utils.signals import Stopped
 from prepare.errors import FileError
 
 if TYPE_CHECKING:
-    from prepare.app.job.execute import JobSpec
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
 # Launchers whose jobs go on after the command line that started them has ended.
 OUTLIVE_COMMAND = ("submitit_slurm",)

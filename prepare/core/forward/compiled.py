@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +13,8 @@ from prepare.core.utils.text import plural
 from prepare.errors import FileError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"

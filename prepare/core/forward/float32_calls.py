@@ -7,9 +7,8 @@ equal hooks are recognised.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,9 @@ from prepare.core.forward.nested import map_tensors
 from prepare.core.model.module_tree import remove_hooks
 from prepare.core.model.scripting import NotScriptable
 from prepare.core.utils.wording import option
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 # The step that casts to 16 bits, and puts these hooks on the modules that it keeps.
 CAST_STEP = "half"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache, partial
 from operator import is_
 from types import CellType, FunctionType, MemberDescriptorType, ModuleType, SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 # An OrderedDict has an order of its own, which the methods of dict do not keep.
 CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from prepare.core.forward.nested import LEAVES, items_of
 from prepare.core.model.tensors import is_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # Elements of a memory for each one of the tensors in it, beyond which it is not gone through.
 _SPARSEST = 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +24,8 @@ from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.core.utils.text import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     from prepare.core.forward.example_input import Example
 
 

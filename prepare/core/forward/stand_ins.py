@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +10,9 @@ from torch.nn.parameter import is_lazy
 from torch.utils._pytree import tree_map
 
 from prepare.core.model.tensors import is_expanded, is_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def lazy_parameter(model: nn.Module) -> str | None:

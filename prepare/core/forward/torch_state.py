@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from prepare.core.utils.process_state import PROCESS_STATE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 _NHWC = "PYTORCH_MIOPEN_SUGGEST_NHWC"
 # A value that torch refuses to read: its older and newer switches were set to different things.

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from operator import is_
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +31,9 @@ from prepare.core.model.devices import free_memory
 from prepare.core.model.tensors import is_plain, stored_values
 from prepare.core.utils.signals import held_interrupts
 from prepare.errors import GuardError, GuardWarning, RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
 
 _T = TypeVar("_T")
 # Containers and objects below an attribute of a module; what is deeper belongs to something else.

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from prepare.core.model.tensors import is_plain, named_tensors, with_bits_of
 from prepare.core.utils.text import first_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 # The tables of every module: parameters, buffers, children, hooks.
 _TABLES = tuple(key for key, value in vars(nn.Module()).items() if isinstance(value, dict | set))

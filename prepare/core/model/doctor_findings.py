@@ -6,9 +6,7 @@ import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.forward_code import forward_code, torch_class
@@ -32,7 +30,8 @@ from prepare.core.utils.json_records import LIMIT, parse_json
 from prepare.errors import FileError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from torch import Tensor, nn
 

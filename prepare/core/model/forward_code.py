@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from types import CodeType, FunctionType, MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
@@ -16,6 +15,9 @@ from torch.nn import functional as F  # noqa: N812
 from prepare.core.model.module_kinds import REPAIRS, is_repair
 from prepare.core.model.module_tree import source_of
 from prepare.core.model.replaced_method import ReplacedMethod, foreign_method
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 # The methods with which a call may begin, outermost first.
 _ENTRIES = ("__call__", "_call_impl", "forward")

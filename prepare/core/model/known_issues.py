@@ -7,14 +7,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.issue_sizes import SIZES, is_kernel_stride, is_narrow_strided
 from prepare.core.utils import plain_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
 FILE = Path(__file__).with_suffix(".yaml")
 # The answers of the doctor on this machine.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dis
-from collections.abc import Iterator, Mapping
 from functools import cache
 from types import CodeType, FunctionType
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 
 def may_read_mode(modules: Mapping[str, nn.Module], name: str) -> bool:

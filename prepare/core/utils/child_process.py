@@ -13,9 +13,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
 # The number of SIGALRM on Linux and macOS; Windows has none.
 _ALARM = 14

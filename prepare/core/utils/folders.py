@@ -6,13 +6,15 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.files import TEMPORARY
 from prepare.core.utils.suggest import meant
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 try:
     import fcntl

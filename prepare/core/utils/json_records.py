@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -18,6 +17,8 @@ from prepare.core.utils.sizes import without_empty_sizes
 from prepare.core.utils.text import printable
 
 if TYPE_CHECKING:
+    import os
+
     from prepare.errors import PrepareError
 
 _T = TypeVar("_T")

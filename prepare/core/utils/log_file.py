@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.files import open_unlinked
 from prepare.core.utils.text import printable
+
+if TYPE_CHECKING:
+    import os
 
 
 class LogFile(logging.FileHandler):

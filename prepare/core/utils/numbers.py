@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 Interval = tuple[float, float] | None
 # The figure of a wider interval, as a factor between its ends, is its nearer end: `over 4x`.

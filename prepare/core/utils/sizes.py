@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import le
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prepare.core.utils.numbers import is_wide, verdict_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
 
 _ORDER = ("faster", "slower", "no difference", "unclear", "failed", "not compared")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
@@ -18,6 +17,7 @@ from prepare.core.document import (
     Document,
     Folded,
     Items,
+    Part,
     ReportContext,
     Table,
     Text,
@@ -39,11 +39,11 @@ from prepare.core.utils.numbers import (
 from prepare.core.utils.sizes import is_mixed, verdicts_text
 from prepare.core.utils.text import capitalized, plural, printable, size
 from prepare.stages.bench.earned import earned_advice, earned_text
-from prepare.stages.bench.records import PREPARED, Bench, Comparison
+from prepare.stages.bench.records import PREPARED, Bench, Case, Comparison, Control, VariantResult
 
 if TYPE_CHECKING:
-    from prepare.core.document import Part
-    from prepare.stages.bench.records import Case, Control, VariantResult
+    from collections.abc import Iterable, Iterator
+
     from prepare.stages.verify.records import Verification
 
 _SECTION = "bench"
@@ -60,9 +60,7 @@ def bench_document(shown: ReportContext) -> Document | None:
             return None
         remark = UNCHANGED if shown.unchanged else shown.without("bench")
         sentence = "Speed not measured"
-        missing = Answer(
-            question=FASTER, kind="plain", answer=NOT_MEASURED, remark=remark, sentence=sentence
-        )
+        missing = Answer(FASTER, "plain", NOT_MEASURED, remark, sentence=sentence)
         return Document(name=_SECTION, place=50, answers=(missing,))
     if isinstance(bench, Comparison):
         return comparison_document(bench)
@@ -188,15 +186,7 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
         line += "; but its outputs are wrong" if wrong else ""
         sentence = _SAYS.get(row.verdict, answer)
         sentence += f". {capitalized(busy)}" if busy else ""
-    return Answer(
-        question=FASTER,
-        kind=kind,
-        answer=answer,
-        remark=remark,
-        section=_SECTION,
-        sentence=sentence,
-        line=line,
-    )
+    return Answer(FASTER, kind, answer, remark, sentence=sentence, line=line)
 
 
 def _by_size(case: Case, comparison: Comparison, busy: str, *, wrong: bool) -> Answer:
@@ -205,11 +195,10 @@ def _by_size(case: Case, comparison: Comparison, busy: str, *, wrong: bool) -> A
     remark = f"{speed_text(row.verdict, row.ratio, row.ratio_interval)} for all sizes together"
     slower = any(v.verdict == "slower" and v.size.weight for v in comparison.verdicts)
     return Answer(
-        question=FASTER,
-        kind="plain" if wrong else "warn" if slower else _KINDS.get(row.verdict, "plain"),
-        answer=capitalized(text),
-        remark=f"{remark}; but the outputs are wrong" if wrong else remark,
-        section=_SECTION,
+        FASTER,
+        "plain" if wrong else "warn" if slower else _KINDS.get(row.verdict, "plain"),
+        capitalized(text),
+        f"{remark}; but the outputs are wrong" if wrong else remark,
         sentence=f"{capitalized(text)}. {capitalized(busy)}" if busy else "",
         line=text,
     )
@@ -251,7 +240,7 @@ def _advice(bench: Bench) -> Iterator[Advice]:
     }.get(row.verdict)
     if found:
         rank, kind, answer, remark = found
-        yield Advice(rank=rank, kind=kind, answer=answer, remark=remark, section=_SECTION)
+        yield Advice(rank, kind, answer, remark)
     yield from earned_advice(bench.cases[0], _SECTION)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from prepare.core.document import Advice
@@ -12,6 +11,8 @@ from prepare.stages.bench import statistics
 from prepare.stages.bench.statistics import Estimate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from prepare.stages.bench.records import Case
 
 # It ends the name of a third variant, `bfloat16 alone`: prepared without the steps that the setting `REST`
@@ -69,9 +70,9 @@ def earned_advice(case: Case, section: str) -> Iterator[Advice]:
         # The rest was timed with the precision only, so what it is alone is not known.
         known = f"{alone.name} alone is {alone}"
         yield Advice(
-            rank=59 if case.row.verdict == "slower" else 72,
-            kind="warn",
-            answer=f"Leave {slower[0].name} out",
-            remark=known if slower == [rest] else f"{known}; time {rest.name} without it",
+            59 if case.row.verdict == "slower" else 72,
+            "warn",
+            f"Leave {slower[0].name} out",
+            known if slower == [rest] else f"{known}; time {rest.name} without it",
             section=section,
         )

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import CellType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from prepare.core.forward.stand_ins import lazy_parameter
 from prepare.core.model.tensors import is_plain, named_tensors
 from prepare.errors import RefusedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
 
 
 def modules_in(call: Callable[..., Any], *, depth: int = 3) -> list[nn.Module]:

@@ -7,12 +7,15 @@ import ctypes
 import mmap
 import re
 import time
-from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from prepare.core.model.devices import wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
 
 _STATUS, _CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # Linux: "5" resets VmHWM to the memory that is resident now; see proc(5).

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.machine import busy_sentence, disturbance
@@ -15,6 +13,10 @@ from prepare.core.utils.sizes import Size, SizeVerdict
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
 from prepare.stages.bench.statistics import Estimate
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
 
 # The names of the two variants that a job times.
 UNPREPARED, PREPARED = "unprepared", "prepared"
@@ -376,9 +378,9 @@ def _control(counted: Sequence[Comparison]) -> Control | None:
     controls = [each.aa for each in counted if each.aa]
     if len(controls) < len(counted):
         return None
-    found = combined([Estimate(c.ratio, c.interval) for c in controls], _amounts(counted))
-    noise = finite(statistics.noise(found))
-    return Control(ratio=found.value, interval=found.interval, noise=noise)
+    ratio = combined([Estimate(c.ratio, c.interval) for c in controls], _amounts(counted))
+    noise = finite(statistics.noise(ratio))
+    return Control(ratio=ratio.value, interval=ratio.interval, noise=noise)
 
 
 def _weight(comparison: Comparison) -> float:

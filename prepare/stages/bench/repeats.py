@@ -11,9 +11,9 @@ from prepare.core.forward.nested import tensors_in
 from prepare.core.model.tensors import is_plain
 from prepare.core.utils.text import plural
 
-# Bytes of the outputs that are kept; of one that is kept while another call is timed.
+# The most bytes of all outputs that are kept, and of one output that is kept while a call is timed.
 _MOST, _SMALL = 2**26, 2**18
-# A variant differs more often than the baseline if that had shown the same with this probability at least.
+# How surely the baseline would have shown differences if it differed as often as the variant.
 _SURE = 0.99
 
 
@@ -32,17 +32,17 @@ class Repeats:
     @torch.no_grad()
     def compare(self, batch: Any, output: Any) -> None:
         """Compare an output for `batch` with the first one for the same object."""
-        found = _plain(output)
+        outputs = _plain(output)
         _, first = self._first.get(id(batch), (None, None))
         if first is None:
-            self._bytes += _bytes(found)
+            self._bytes += _bytes(outputs)
             if self._bytes <= _MOST:
-                self._first[id(batch)] = batch, [tensor.clone() for tensor in found]
+                self._first[id(batch)] = batch, [tensor.clone() for tensor in outputs]
             return
         self.compared += 1
         off = float("inf")
-        if [each.shape for each in found] == [each.shape for each in first]:
-            off = max(map(_off, found, first), default=0.0)
+        if [each.shape for each in outputs] == [each.shape for each in first]:
+            off = max(map(_off, outputs, first), default=0.0)
         self.differing += off > 0
         self.off = max(self.off, off)
 
@@ -66,9 +66,9 @@ def kept(output: Any) -> list[Tensor] | None:
 
     Not those on an accelerator: a graph of calls may write into them again, and refuse that they are read.
     """
-    found = _plain(output)
-    is_small = _bytes(found) <= _SMALL and all(tensor.is_cpu for tensor in found)
-    return found if is_small else None
+    outputs = _plain(output)
+    is_small = _bytes(outputs) <= _SMALL and all(tensor.is_cpu for tensor in outputs)
+    return outputs if is_small else None
 
 
 def _plain(output: Any) -> list[Tensor]:

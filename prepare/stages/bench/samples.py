@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,8 @@ from prepare.stages.bench.records import Control, VariantResult
 from prepare.stages.bench.statistics import Estimate
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from prepare.stages.bench.variant import Clock, Variant
 
 # Seconds: shorter calls are timed several in a row, or the clock's own resolution would show.

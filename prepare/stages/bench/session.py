@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from statistics import median
@@ -20,10 +19,10 @@ from prepare.stages.bench import statistics
 from prepare.stages.bench.peak_memory import seconds_per_page_fault
 from prepare.stages.bench.records import Comparison, Control, Progress
 from prepare.stages.bench.samples import SampleSet, Series
-from prepare.stages.bench.variant import batch_size
+from prepare.stages.bench.variant import Clock, Variant, batch_size
 
 if TYPE_CHECKING:
-    from prepare.stages.bench.variant import Clock, Variant
+    from collections.abc import Callable, Iterator, Mapping
 
 _MAX_ROUNDS = 1000
 # Stopping at the first narrow interval would favour intervals that are narrow by chance. So precision

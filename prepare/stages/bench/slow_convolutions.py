@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.forward.autocast import device_of
+from prepare.core.forward.autocast import Amp, device_of
 from prepare.core.forward.compiled import contains_compiled
 from prepare.core.forward.run_example import run_example
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.utils.text import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from torch import nn
 
-    from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
 
 # A convolution is slower if it takes this much longer in every round.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.numbers import finite
-from prepare.stages.bench import BUDGET
 from prepare.stages.registry import stage
 from prepare.stages.stage import Level, Seconds, Stage, StageContext, key
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from prepare.core.document import Document, ReportContext
     from prepare.stages.bench.records import Bench, Case, Comparison
 
@@ -25,10 +25,7 @@ class BenchStage(Stage):
     noun: ClassVar[str] = "timing"
     order: ClassVar[int] = 50
     default: ClassVar[bool] = True
-    imports: ClassVar[tuple[str, ...]] = (
-        "prepare.stages.bench.model_state",
-        "prepare.stages.bench.session",
-    )
+    imports: ClassVar[tuple[str, ...]] = ("prepare.stages.bench.time_prepared",)
     groups: ClassVar[bool] = True
     files: ClassVar[tuple[str, ...]] = ("bench.svg",)
     fails: ClassVar[tuple[str, ...]] = ("slower",)
@@ -53,7 +50,11 @@ class BenchStage(Stage):
     @property
     def budget(self) -> float:
         """The seconds of one comparison; 0 if nothing is timed."""
-        return 0.0 if self.level == "none" else self.seconds or BUDGET[self.level]
+        if self.level == "none":
+            return 0.0
+        from prepare.stages.bench.time_prepared import BUDGET
+
+        return self.seconds or BUDGET[self.level]
 
     def longest(self, work: StageContext) -> float:
         if work.reference is None or isinstance(work.reference, str):

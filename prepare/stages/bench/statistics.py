@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
 from functools import cache
 from itertools import pairwise
 from statistics import NormalDist, median
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Sequence
 
 # Avoids a division by zero if the clock stands still; no clock used here resolves less.
 _SHORTEST = 1e-9

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.forward.autocast import device_of
+from prepare.core.forward.autocast import Amp, device_of
 from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.workload import for_each_size
 from prepare.core.model.deep_copy import CopyError, deep_copy
@@ -16,19 +15,23 @@ from prepare.core.utils.text import first_line, plural
 from prepare.core.utils.user_code import is_out_of_memory
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
-from prepare.stages.bench import BUDGET, compare
+from prepare.stages.bench.compare_variants import compare
 from prepare.stages.bench.earned import ALONE, REST
 from prepare.stages.bench.records import PREPARED, UNPREPARED, Bench, Case, Progress
 from prepare.stages.verify.inputs import format_call, resized
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
 
-    from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
     from prepare.stages.stage import Level, Mode
 
 INFERENCE, ONE_SAMPLE, TRAINING = "inference", "inference of one sample", "training step"
+# Seconds for each case: a `full` case stops there, a `short` one once its verdict is settled. A `short` case
+# ends within 10 s of its start: its last call may exceed the budget by what it took longer than expected.
+BUDGET = {"short": 9.0, "full": 60.0}
 # The longest time of a short case, for slow calls. It makes about `_CALLS` calls at least: three of each
 # variant, and three rounds of three, with a margin.
 LONGEST, _CALLS, _CALLS_OF_THREE = 120.0, 18, 24

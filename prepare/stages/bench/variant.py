@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +22,9 @@ from prepare.errors import PrepareError, RefusedError
 from prepare.stages.bench.model_state import modules_in
 from prepare.stages.bench.peak_memory import measure_peak, page_faults
 from prepare.stages.bench.repeats import Repeats, kept
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
 
 Clock = Callable[[], float]
 Call = Callable[..., Any]

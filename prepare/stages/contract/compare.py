@@ -32,9 +32,9 @@ def compare(contract: Contract, today: Contract) -> ContractCheck:
         key = (change.kind, change.what, change.text, change.source)
         known = changes.get(key)
         changes[key] = replace(known, count=known.count + 1) if known else change
-    found = [*changes.values(), *_at_sizes(contract, today)]
+    listed = [*changes.values(), *_at_sizes(contract, today)]
     return ContractCheck(
-        changes=tuple(sorted(found, key=lambda change: KINDS.index(change.kind))), today=today
+        changes=tuple(sorted(listed, key=lambda change: KINDS.index(change.kind))), today=today
     )
 
 

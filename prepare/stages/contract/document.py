@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from prepare.core.document import Advice, Answer, Document, Items, ReportContext, Text
+from prepare.core.document import Advice, Answer, Document, Items, Part, ReportContext, Text
 from prepare.core.utils.text import capitalized, plural
 from prepare.stages.contract.summary import change_lines, check_lines
 
 if TYPE_CHECKING:
-    from prepare.core.document import Part
+    from collections.abc import Iterator
+
     from prepare.stages.contract.records import ContractCheck
 
-_SECTION, _UPDATE = "contract", "contract.update=true"
+_UPDATE = "contract.update=true"
 _ADVICE = {
     "broken": ("bad", "Undo what broke it", f"or, if intended, {_UPDATE}"),
     "better": ("warn", "Tighten the contract", _UPDATE),
@@ -27,26 +27,22 @@ def contract_document(shown: ReportContext) -> Document | None:
     if check is None:
         return None
     kind, advised, remark = _ADVICE[check.status]
+    status, line, more = check.status, f"{check.status}: {check.file}", ""
+    if check.changes:
+        more = f"{plural(len(check.changes), 'change')}, see below"
+    first = "; ".join((*change_lines(check, most=1), check.file)) if check.changes else line
     answer = Answer(
-        question="Contract",
-        kind=kind,
-        answer=capitalized(check.status),
-        remark=f"{plural(len(check.changes), 'change')}, see below" if check.changes else "",
-        section=_SECTION,
-        sentence=f"Contract {check.status}",
-        line="; ".join((*change_lines(check, most=1), check.file))
-        if check.changes
-        else f"{check.status}: {check.file}",
+        "Contract", kind, capitalized(status), more, sentence=f"Contract {status}", line=first
     )
     return Document(
-        name=_SECTION,
+        name="contract",
         title="Contract",
         place=30,
-        line=f"{check.status}: {check.file}",
+        line=line,
         head="contract",
         answers=(answer,),
-        advice=(Advice(rank=0, kind=kind, answer=advised, remark=remark, section=_SECTION),),
-        rows=(("contract", f"{check.status}: {check.file}"),),
+        advice=(Advice(0, kind, advised, remark),),
+        rows=(("contract", line),),
         parts=lambda: _parts(check),
         is_whole=True,
     )

@@ -200,11 +200,11 @@ def _described(tensor: Tensor) -> str:
 def _layouts(flow: Flow) -> dict[str, str]:
     """Return the layout of the outputs of each convolution; of several, one that is not wanted."""
     kept = {*flow.wanted.values(), "ambiguous"}
-    found: dict[str, str] = {}
+    layouts: dict[str, str] = {}
     for row in flow.convolutions:
-        if found.get(row.module, "ambiguous") in kept:
-            found[row.module] = row.output
-    return found
+        if layouts.get(row.module, "ambiguous") in kept:
+            layouts[row.module] = row.output
+    return layouts
 
 
 def _places(flow: Flow, watcher: CastWatcher) -> Iterator[tuple[str, str, int, str]]:
@@ -247,7 +247,7 @@ def _time(
     from prepare.stages.bench import compare
 
     formatter = None if pipeline is None else user_formatter(pipeline)
-    found = compare(
+    comparison = compare(
         {"unprepared": reference, "prepared": prepared},
         batch,
         train=mode == "train",
@@ -255,15 +255,15 @@ def _time(
         budget=_SECONDS,
         format={"prepared": formatter} if formatter else {},
     )
-    row = found.row("prepared")
+    row = comparison.row("prepared")
     if row.ratio is None or row.ratio_interval is None:
         return None, row.reason or "it has no interval"
     low, high = row.ratio_interval
-    disturbed = disturbance(found.settings)
+    disturbed = disturbance(comparison.settings)
     if disturbed or is_wide(row.ratio_interval):
         return None, f"{low:.2f} to {high:.2f} times as long: {disturbed or 'too wide an interval'}"
     where = environment()
-    threads = f"{found.settings.get('threads', where['threads'])} threads"
+    threads = f"{comparison.settings.get('threads', where['threads'])} threads"
     processor = where["cpu"] or "a processor without a name"
     machine = ", ".join([processor, threads, *where["devices"]])
     return TimeRatio(ratio=row.ratio, low=low, high=high, machine=machine), ""

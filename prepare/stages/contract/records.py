@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,6 +13,9 @@ from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import ContractError, RecipeError
 
 if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
     from prepare.core.utils.sizes import Size
 
 # Of a weight: its shape, strides, layout, dtype and device.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -13,6 +12,8 @@ from prepare.stages.registry import stage
 from prepare.stages.stage import NeedsReference, Stage, StageContext, Task, Verdict, key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from prepare.core.document import Document, ReportContext
 
 TASK = "contract"

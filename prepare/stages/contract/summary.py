@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from prepare.core.utils.numbers import doubt
 from prepare.core.utils.text import plural, printable
 from prepare.stages.contract.records import BETTER, BROKEN, KINDS, ContractChange, ContractCheck
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 # Changes of each kind that one screen shows.
 _SHOWN = 8

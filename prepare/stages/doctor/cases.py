@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +17,9 @@ from prepare.core.utils.text import first_line
 from prepare.stages.bench import statistics
 from prepare.stages.bench.samples import Series
 from prepare.stages.bench.variant import Variant
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 # A format is wrong only if its error is this many times that of the contiguous format.
 _WORSE = 10.0

@@ -5,10 +5,9 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -32,6 +31,9 @@ from prepare.errors import ConfigError, FileError, Problem, RefusedError
 from prepare.stages.doctor.cases import CaseOutcome
 from prepare.stages.doctor.probes import KNOWN
 from prepare.stages.doctor.records import Diagnosis, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
 
 # The most bytes of one probe.
 _MEMORY, _GPU_MEMORY = 4 << 30, 24 << 30

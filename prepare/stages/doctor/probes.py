@@ -50,18 +50,20 @@ def _kept(*cases: OperationCase) -> Run:
     return lambda device: (loses_layout(case, device) for case in cases)
 
 
-def _timed(
-    factor: float,
-    than: str,
+def _slower(
+    where: str,
     case: OperationCase,
     *,
+    factor: float = 2.0,
+    than: str = "contiguous",
     change: Callable[[nn.Module], None] | None = None,
     **other: Any,
-) -> Run:
-    """Time a case against the same with `other` fields, whose module `change` changes."""
-    control = replace(case, **other)
-    return lambda device: iter(
-        [pace(case, control, device, factor=factor, than=than, change=change)]
+) -> Probe:
+    """Time a case against the same with `other` fields, whose module `change` changes; or contiguous."""
+    control = replace(case, **(other if other or change else {"format": "contiguous"}))
+    return Probe(
+        where,
+        lambda device: iter([pace(case, control, device, factor=factor, than=than, change=change)]),
     )
 
 
@@ -210,13 +212,10 @@ KNOWN: dict[str, Probe] = {
         "a small Conv3d at batch 1",
         _kept(OperationCase(partial(nn.Conv3d, 16, 16, 3, padding=1), (1, 16, 8, 8, 8), _FLAT_3D)),
     ),
-    "conv2d_few_pixels_cpu": Probe(
+    "conv2d_few_pixels_cpu": _slower(
         "Conv2d with few output pixels",
-        _timed(
-            1.25, "its repair",
-            OperationCase(lambda: nn.Sequential(nn.Conv2d(2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
-            change=_repair,
-        ),
+        OperationCase(lambda: nn.Sequential(nn.Conv2d(2048, 512, 1)), (1, 2048, 7, 7), _FLAT),
+        factor=1.25, than="its repair", change=_repair,
     ),
     "pooling_3d_layout": Probe(
         "AvgPool3d and adaptive pooling",
@@ -250,21 +249,13 @@ KNOWN: dict[str, Probe] = {
                  (2, 64, 4, 4, 4), _FLAT_3D, repeats=20)
         ),
     ),
-    "conv_bfloat16_avx2_cpu": Probe(
-        "Conv2d in bfloat16",
-        _timed(
-            2.0, "float32",
-            OperationCase(partial(nn.Conv2d, 32, 32, 3), (2, 32, 32, 32), _FLAT, _BFLOAT16),
-            dtype="float32",
-        ),
+    "conv_bfloat16_avx2_cpu": _slower(
+        "Conv2d in bfloat16", OperationCase(partial(nn.Conv2d, 32, 32, 3), (2, 32, 32, 32), _FLAT, _BFLOAT16),
+        than="float32", dtype="float32",
     ),
-    "conv3d_float16_cpu": Probe(
-        "Conv2d in float16",
-        _timed(
-            2.0, "float32",
-            OperationCase(partial(nn.Conv2d, 32, 32, 3), (2, 32, 32, 32), _FLAT, "float16"),
-            dtype="float32",
-        ),
+    "conv3d_float16_cpu": _slower(
+        "Conv2d in float16", OperationCase(partial(nn.Conv2d, 32, 32, 3), (2, 32, 32, 32), _FLAT, "float16"),
+        than="float32", dtype="float32",
     ),
     "conv3d_contiguous_mps": Probe(
         "Conv3d", _judged(*(OperationCase(partial(nn.Conv3d, n, n, 3), (1, n, 8, 8, 8)) for n in (4, 16, 32)))
@@ -279,58 +270,38 @@ KNOWN: dict[str, Probe] = {
             OperationCase(partial(nn.Conv2d, 8, 8, 1), (2, 8, 16, 16), _FLAT),
         ),
     ),
-    "conv3d_without_cudnn": Probe(
-        "Conv3d in 16 bits",
-        _timed(
-            2.0, "channels_last_3d",
-            OperationCase(_conv3d, _VOLUME, "contiguous", _BFLOAT16), format=_FLAT_3D,
-        ),
+    "conv3d_without_cudnn": _slower(
+        "Conv3d in 16 bits", OperationCase(_conv3d, _VOLUME, "contiguous", _BFLOAT16),
+        than=_FLAT_3D, format=_FLAT_3D,
     ),
     "conv3d_large_16_bit": Probe("Conv3d in 16 bits at large sizes", _large_conv3d),
     "conv3d_tf32": Probe("Conv3d with TF32", _tf32_conv3d),
     "conv2d_engine_5": Probe("Conv2d, forward twice", _repeated_forward),
-    "conv2d_engine_5_off": Probe(
+    "conv2d_engine_5_off": _slower(
         "depthwise Conv2d in bfloat16",
-        _timed(
-            2.0, "float32",
-            OperationCase(partial(nn.Conv2d, 96, 96, 3, groups=96), (16, 96, 56, 56), _FLAT, _BFLOAT16),
-            dtype="float32",
-        ),
+        OperationCase(partial(nn.Conv2d, 96, 96, 3, groups=96), (16, 96, 56, 56), _FLAT, _BFLOAT16),
+        than="float32", dtype="float32",
     ),
     "group_norm_layout_cuda": Probe(
         "GroupNorm", _kept(OperationCase(partial(nn.GroupNorm, 4, 8), (2, 8, 8, 8), _FLAT))
     ),
-    "conv3d_dilated_bias": Probe(
+    "conv3d_dilated_bias": _slower(
         "dilated Conv3d with a bias",
-        _timed(
-            2.0, "bias=False",
-            OperationCase(partial(_conv3d, dilation=2), _VOLUME, "contiguous", _BFLOAT16),
-            build=partial(_conv3d, dilation=2, bias=False),
-        ),
+        OperationCase(partial(_conv3d, dilation=2), _VOLUME, "contiguous", _BFLOAT16),
+        than="bias=False", build=partial(_conv3d, dilation=2, bias=False),
     ),
-    "conv2d_grouped_channels_last": Probe(
+    "conv2d_grouped_channels_last": _slower(
         "grouped Conv2d",
-        _timed(
-            2.0, "contiguous",
-            OperationCase(partial(nn.Conv2d, 128, 128, 3, groups=32), (8, 128, 56, 56), _FLAT, _BFLOAT16),
-            format="contiguous",
-        ),
+        OperationCase(partial(nn.Conv2d, 128, 128, 3, groups=32), (8, 128, 56, 56), _FLAT, _BFLOAT16),
     ),
-    "conv2d_large_depthwise_channels_last": Probe(
+    "conv2d_large_depthwise_channels_last": _slower(
         "depthwise Conv2d with a large kernel",
-        _timed(
-            2.0, "contiguous",
-            OperationCase(partial(nn.Conv2d, 256, 256, 9, groups=256), (8, 256, 40, 40), _FLAT, _BFLOAT16),
-            format="contiguous",
-        ),
+        OperationCase(partial(nn.Conv2d, 256, 256, 9, groups=256), (8, 256, 40, 40), _FLAT, _BFLOAT16),
     ),
-    "upsample_nearest_channels_last": Probe(
+    "upsample_nearest_channels_last": _slower(
         "Upsample, nearest",
-        _timed(
-            1.25, "contiguous",
-            OperationCase(partial(nn.Upsample, scale_factor=2), (1, 192, 120, 208), _FLAT, _BFLOAT16),
-            format="contiguous",
-        ),
+        OperationCase(partial(nn.Upsample, scale_factor=2), (1, 192, 120, 208), _FLAT, _BFLOAT16),
+        factor=1.25,
     ),
     "avg_pool2d_padded_backward": Probe(
         "AvgPool2d with padding",
@@ -341,13 +312,9 @@ KNOWN: dict[str, Probe] = {
     "channels_last_ignored_rocm": Probe(
         "Conv2d", _kept(OperationCase(partial(nn.Conv2d, 8, 16, 3), (2, 8, 16, 16), _FLAT))
     ),
-    "channels_last_slow_rocm": Probe(
-        "Conv2d",
-        _timed(
-            1.25, "contiguous",
-            OperationCase(partial(nn.Conv2d, 64, 64, 3, padding=1), (8, 64, 56, 56), _FLAT, _BFLOAT16),
-            format="contiguous",
-        ),
+    "channels_last_slow_rocm": _slower(
+        "Conv2d", OperationCase(partial(nn.Conv2d, 64, 64, 3, padding=1), (8, 64, 56, 56), _FLAT, _BFLOAT16),
+        factor=1.25,
     ),
     "avg_pool2d_backward_mps": Probe(
         "AvgPool2d", _judged(OperationCase(partial(nn.AvgPool2d, 2), (4, 3, 8, 8), _FLAT))

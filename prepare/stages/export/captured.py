@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +15,8 @@ from prepare.core.utils.process_state import ignored_warnings
 from prepare.stages.export.records import InputContract
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from prepare.core.forward.call import Call
 
 

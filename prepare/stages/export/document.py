@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from prepare.core.document import (
     Document,
     Facts,
     Items,
+    Part,
     ReportContext,
     Table,
     Text,
@@ -22,13 +22,10 @@ from prepare.core.utils.text import plural, printable, size
 from prepare.core.utils.wording import as_python
 from prepare.errors import PrepareError
 from prepare.stages.export.exporter import EXPORTERS
-from prepare.stages.export.records import ARTEFACT
+from prepare.stages.export.records import ARTEFACT, Export, TakenOut
 
 if TYPE_CHECKING:
-    from prepare.core.document import Part
-    from prepare.stages.export.records import Export, TakenOut
-
-_SECTION = "export"
+    from collections.abc import Iterator
 
 
 def export_document(shown: ReportContext) -> Document | None:
@@ -38,7 +35,7 @@ def export_document(shown: ReportContext) -> Document | None:
         return None
     taken_out = tuple(map(_taken_out, export.taken_out))
     return Document(
-        name=_SECTION,
+        name="export",
         title="Exported",
         place=20,
         line="; inputs ".join(filter(None, (export_sentence(export), _layouts(export)))),
@@ -112,11 +109,10 @@ def _answer(export: Export) -> Answer:
     if "wrong" in export.contract.layouts.values():
         remark = f"inputs {_layouts(export)}"
     return Answer(
-        question="Exported",
-        kind=kind,
-        answer=answer,
-        remark=remark,
-        section=_SECTION,
+        "Exported",
+        kind,
+        answer,
+        remark,
         line="; inputs ".join(filter(None, (export_sentence(export), _layouts(export)))),
     )
 
@@ -129,7 +125,7 @@ def _advice(export: Export) -> Iterator[Advice]:
     }
     if export.status in known:
         rank, kind, answer, remark = known[export.status]
-        yield Advice(rank=rank, kind=kind, answer=answer, remark=remark, section=_SECTION)
+        yield Advice(rank, kind, answer, remark)
 
 
 def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:

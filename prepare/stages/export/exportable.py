@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.compiled import is_compiled
-from prepare.core.forward.input_formatter import FormatHook
+from prepare.core.forward.input_formatter import FormatHook, Formatter
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.replaced_method import replaced_methods
@@ -21,8 +20,9 @@ from prepare.stages.export.layout_checks import contiguous
 from prepare.stages.export.records import TakenOut
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from prepare.core.forward.call import Call
-    from prepare.core.forward.input_formatter import Formatter
     from prepare.pipeline import Pipeline
     from prepare.stages.export.exporter import Exporter
 

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar
 
 from prepare.core.utils.options import plain, read_options
@@ -14,6 +13,8 @@ from prepare.errors import ConfigError, Problem
 from prepare.registry import Registry, modules_of
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import nn
 
     from prepare.core.forward.call import Call

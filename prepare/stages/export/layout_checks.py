@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +11,15 @@ from torch import Tensor
 from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride
 from prepare.core.utils.text import first_line
 from prepare.stages.export.records import LayoutCheck
-from prepare.stages.export.reference import Judgement
+from prepare.stages.export.reference import Judgement, Reference
 from prepare.stages.verify.execution.runner import CannotTellError
 from prepare.stages.verify.inputs import resized
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from prepare.core.forward.call import Call
     from prepare.stages.export.load_again import ArtefactAnswer
-    from prepare.stages.export.reference import Reference
 
 CONTIGUOUS = "contiguous"
 

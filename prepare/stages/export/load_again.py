@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +18,8 @@ from prepare.errors import RefusedError
 from prepare.stages.export.exporter import EXPORTERS, Exporter, Loaded
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from prepare.core.forward.call import Call
 
 # A call, or a load, that takes longer is ended.

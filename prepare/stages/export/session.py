@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -53,6 +52,8 @@ from prepare.stages.verify.execution.runner import CannotTellError
 from prepare.stages.verify.inputs import format_call, resized
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
     from torch import nn
 
     from prepare.core.utils.progress import Stage

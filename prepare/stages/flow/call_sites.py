@@ -6,16 +6,18 @@ import inspect
 import os
 import sys
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType, FunctionType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _TORCH = str(Path(torch.__file__).parent) + os.sep
 # The line that calls an operator of the step keep_layout, a repair, or einops is the model's.

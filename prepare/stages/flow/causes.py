@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import plural, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from prepare.stages.flow.records import Event, Flow
 
 # A sentence names at most so many causes.

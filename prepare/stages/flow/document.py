@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
@@ -16,6 +15,7 @@ from prepare.core.document import (
     Document,
     Folded,
     Items,
+    Part,
     ReportContext,
     Strip,
     Table,
@@ -28,14 +28,13 @@ from prepare.core.utils.wording import step, words
 from prepare.stages.flow.causes import breaks_text, event_name, layout_causes, named
 from prepare.stages.flow.pictures import layout_strip, module_tree, style_of, styles_of
 from prepare.stages.flow.published import expectations
-from prepare.stages.flow.records import NOT_ASKED
+from prepare.stages.flow.records import NOT_ASKED, Event, Flow
 
 if TYPE_CHECKING:
-    from prepare.core.document import Part
-    from prepare.stages.bench.records import Bench
-    from prepare.stages.flow.records import Event, Flow
+    from collections.abc import Iterator
 
-_SECTION = "flow"
+    from prepare.stages.bench.records import Bench
+
 # A sentence names at most so many classes of modules, a page so many notes.
 _NAMED, _NOTES = 3, 50
 # Rows of the terminal's table of modules.
@@ -50,13 +49,11 @@ def flow_document(shown: ReportContext) -> Document | None:
     if flow is None:
         if not shown.had("flow"):
             return None
-        missing = Answer(
-            question=LAYOUT, kind="plain", answer=NOT_MEASURED, remark=shown.without("flow"),
-            sentence="Layout not measured",
-        )  # fmt: skip
-        return Document(name=_SECTION, place=60, answers=(missing,))
+        remark, sentence = shown.without("flow"), "Layout not measured"
+        missing = Answer(LAYOUT, "plain", NOT_MEASURED, remark, sentence=sentence)
+        return Document(name="flow", place=60, answers=(missing,))
     return Document(
-        name=_SECTION,
+        name="flow",
         title=LAYOUT,
         place=60,
         line=flow_sentence(flow),
@@ -109,15 +106,9 @@ def layout_remedy(flow: Flow) -> str:
 
 def _answer(flow: Flow, before: Flow | None) -> Answer:
     kind, answer, remark = _verdict(flow, before)
-    return Answer(
-        question=LAYOUT,
-        kind=kind,
-        answer=answer,
-        remark=remark,
-        section=_SECTION,
-        sentence=f"Layout {answer[0].lower()}{answer[1:]}",
-        line=_lost_line(answer, remark) if answer.startswith("Lost") else "",
-    )
+    line = _lost_line(answer, remark) if answer.startswith("Lost") else ""
+    sentence = f"Layout {answer[0].lower()}{answer[1:]}"
+    return Answer(LAYOUT, kind, answer, remark, sentence=sentence, line=line)
 
 
 def _lost_line(answer: str, remark: str) -> str:
@@ -172,14 +163,12 @@ def _advice(flow: Flow, before: Flow | None, bench: Bench | None) -> Iterator[Ad
         return
     if before and before.summary["breaks"] and verdict in ("slower", "no difference"):
         remark = "the repairs cost what the layout wins"
-        yield Advice(rank=18, kind="bad", answer=contiguous, remark=remark, section="bench")
+        yield Advice(18, "bad", contiguous, remark, section="bench")
     elif remedy := layout_remedy(flow):
         remark = "and time it: it costs time too" if verdict == "faster" else ""
-        answer = capitalized(remedy)
-        yield Advice(rank=20, kind="warn", answer=answer, remark=remark, section=_SECTION)
+        yield Advice(20, "warn", capitalized(remedy), remark)
     elif _is_never_kept(flow):
-        remark = _outputs(flow)
-        yield Advice(rank=69, kind="warn", answer=contiguous, remark=remark, section=_SECTION)
+        yield Advice(69, "warn", contiguous, _outputs(flow))
 
 
 def _is_never_kept(flow: Flow) -> bool:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages.flow.follow import predict
-from prepare.stages.flow.records import Remedy
+from prepare.stages.flow.records import Flow, Remedy
 from prepare.steps.keeping.choose_calls import choose_calls, cost_of, kept
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from torch import nn
 
     from prepare.core.forward.autocast import Amp
-    from prepare.stages.flow.records import Flow
 
 # The formats of the step for each rank; the other steps keep the formats that a pipeline has.
 _FORMATS = {

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from prepare.stages.flow.call_sites import own_source
+from prepare.stages.flow.call_sites import CallSite, own_source
 from prepare.stages.flow.layouts import layout_of
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 
@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import Tensor, nn
-
-    from prepare.stages.flow.call_sites import CallSite
 
 
 class FlowBuilder:

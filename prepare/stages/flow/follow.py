@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from prepare.core.forward.autocast import autocast, device_of, read_amp
+from prepare.core.forward.autocast import Amp, autocast, device_of, read_amp
 from prepare.core.forward.compiled import eager_if_compiled, is_compiled
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.nested import arguments, tensors_in
@@ -36,8 +35,7 @@ from prepare.stages.flow.operator_watcher import OperatorWatcher, is_followed
 from prepare.stages.flow.records import NOT_ASKED, Flow
 
 if TYPE_CHECKING:
-    from prepare.core.forward.autocast import Amp
-
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 # pytorch#184013
 WITHOUT_CUDNN = (

@@ -14,7 +14,6 @@ a break only when a layout-sensitive operator (a convolution, a norm, a pool) co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -33,6 +32,8 @@ from prepare.stages.flow.torch_operators import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import Tensor
 
     from prepare.stages.flow.call_sites import CallSite

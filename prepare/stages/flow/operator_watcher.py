@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
@@ -14,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from prepare.stages.flow.call_sites import CallSite, ModuleStack
 from prepare.stages.flow.fake_tensors import correct_strides
-from prepare.stages.flow.layout_states import Operand, Operation
+from prepare.stages.flow.layout_states import LayoutStates, Operand, Operation
 from prepare.stages.flow.layouts import describe_layout, dimension_order, layout_of
 from prepare.stages.flow.torch_operators import (
     PARAMETERS,
@@ -27,10 +26,11 @@ from prepare.stages.flow.torch_operators import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from prepare.stages.flow.flow_builder import FlowBuilder
-    from prepare.stages.flow.layout_states import LayoutStates
 
 
 # Operators of these namespaces take every layout.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
 from itertools import groupby
 from math import ceil
 from statistics import mode
@@ -14,6 +13,8 @@ from prepare.core.utils.text import plural, size, times
 from prepare.stages.flow.causes import event_name
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from prepare.stages.flow.records import Event, Flow, ModuleLayout
 
 # More modules make a page slow to open on a phone; deeper ones stand beside their parents.

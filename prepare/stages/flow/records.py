@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.errors import FlowError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # The note of a flow without `wanted`, of a model that no step has converted: it has no break to find.
 NOT_ASKED = "nothing was asked for: no convolution is in channels-last"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -12,6 +11,8 @@ from prepare.core.utils.text import plural, size
 from prepare.stages.flow.causes import event_name
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from prepare.stages.flow.records import Event, Flow
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -12,6 +11,7 @@ from prepare.stages.registry import stage
 from prepare.stages.stage import Stage, StageContext, Task, key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from torch import nn
@@ -131,7 +131,7 @@ def _is_for_absent_cuda(work: StageContext) -> bool:
 
 
 def _with_steps(work: StageContext) -> StageContext:
-    """Return the work of a copy of the model to which the declared steps are applied, but on its device."""
+    """Return the context with a copy of the model to which the declared steps are applied, on its device."""
     from prepare.core.model.module_tree import clone_of, copy_tree
     from prepare.pipeline import Pipeline
 

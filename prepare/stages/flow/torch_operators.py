@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
 
 # The inputs that an operator makes contiguous inside its kernel, where no dispatch shows it. Read from
 # the nested profiler events of torch 2.13 on CPU; a test compares the table with the profiler.

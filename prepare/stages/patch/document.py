@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
@@ -11,6 +10,7 @@ from prepare.core.document import (
     Code,
     Document,
     Folded,
+    Part,
     ReportContext,
     Table,
     Text,
@@ -20,10 +20,11 @@ from prepare.core.utils.numbers import speed_text
 from prepare.core.utils.text import capitalized, plural, size
 
 if TYPE_CHECKING:
-    from prepare.core.document import Part
+    from collections.abc import Iterator
+
     from prepare.stages.patch.records import Patch
 
-_SECTION, _DIFF = "patch", "patch.diff"
+_DIFF = "patch.diff"
 # The most characters of a diff that are shown; the file has all.
 _SHOWN = 50_000
 _RESULTS = {"pass": "right", "fail": "wrong", "cannot tell": "unclear"}
@@ -35,7 +36,7 @@ def patch_document(shown: ReportContext) -> Document | None:
     if patch is None:
         return None
     return Document(
-        name=_SECTION,
+        name="patch",
         title="Patch",
         place=70,
         line=patch_sentence(patch),
@@ -51,14 +52,13 @@ def _answer(patch: Patch) -> Answer:
     line = patch_sentence(patch)
     kind = "good" if patch.calls and patch.verified == "pass" else "plain"
     answer = f"{plural(len(patch.calls), 'call')} changed" if patch.calls else "Nothing to change"
-    return Answer(question="Patch", kind=kind, answer=answer, section=_SECTION, line=line)
+    return Answer("Patch", kind, answer, line=line)
 
 
 def _advice(patch: Patch, shown: ReportContext) -> Iterator[Advice]:
     if patch.diff and patch.verified != "fail":
-        answer = f"git apply {shown.file(_DIFF)}"
         remark = "in the folder that holds the package"
-        yield Advice(rank=8, kind="good", answer=answer, remark=remark, section=_SECTION)
+        yield Advice(8, "good", f"git apply {shown.file(_DIFF)}", remark)
 
 
 def patch_sentence(patch: Patch) -> str:

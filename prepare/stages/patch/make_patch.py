@@ -7,10 +7,8 @@ import copy
 import difflib
 import inspect
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from itertools import accumulate, groupby, takewhile
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.model import transforms
@@ -23,6 +21,9 @@ from prepare.steps.keeping.method_source import method_source
 from prepare.steps.repairs import base
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import ModuleType
+
     from torch import nn
 
     from prepare.stages.flow.records import Event
@@ -130,7 +131,7 @@ def patched_source(source: str, calls: list[CodeCall]) -> str:
     definitions = _definitions({*helpers, *(call.operator for call in calls)})
     written = "".join(f"{name} = {value}\n" for name, value in used.items())
     edits.append((at, at, f"{head}{_HEADER}\n\n{definitions}\n\n\n{written}".encode()))
-    # Begins at the end, so that the places of the other calls stay; at one place the inner call comes first.
+    # The last edit first, so that the places of the others stay; of two at one place the inner call.
     for start, end, new in sorted(edits, reverse=True):
         text = text[:start] + new + text[end:]
     ast.parse(text.decode())

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from prepare.core.utils import files
 from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import FlowError
 from prepare.stages.bench.records import check_ratios
+
+if TYPE_CHECKING:
+    import os
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

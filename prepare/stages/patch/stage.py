@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -12,6 +11,8 @@ from prepare.stages.registry import stage
 from prepare.stages.stage import EXAMPLE_REMEDY, RunSettings, Stage, StageContext, Task
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from torch import nn
 
     from prepare.core.document import Document, ReportContext

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,6 +22,8 @@ from prepare.errors import FileError, PrepareError, TuneError
 from prepare.stages.tune.records import Tuning
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     import torch
     from torch import nn
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from operator import mul
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +23,8 @@ from prepare.stages.verify import verify
 from prepare.stages.verify.inputs import user_formatter
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from prepare.pipeline.known_issue_checks import KnownIssues
     from prepare.stages.tune.candidates import Candidate
 

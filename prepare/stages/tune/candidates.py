@@ -14,13 +14,12 @@ freezing or another backend than inductor ties the model to its weights (1 more)
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prepare.core.forward.autocast import device_of
+from prepare.core.forward.autocast import Amp, device_of
 from prepare.core.model.known_issues import standing
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
@@ -29,9 +28,10 @@ from prepare.stages.tune.records import UNPREPARED, Steps
 from prepare.step import Step
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
     from torch import nn
 
-    from prepare.core.forward.autocast import Amp
 
 AS_DECLARED = "as declared"
 _FLAT = "contiguous"
@@ -78,17 +78,17 @@ class Candidate:
 
     @property
     def precision(self) -> str | None:
-        """The dtype that it casts to, or None."""
+        """The dtype that the recipe casts to, or None."""
         return next((each.get("dtype") for each in self.part("precision").values()), None)
 
     @cached_property
     def compiler(self) -> str:
-        """A key of its compiler and options."""
+        """The steps that compile, with their options, as one text."""
         return json.dumps(self.part("compiler"))
 
     @cached_property
     def eager(self) -> str:
-        """A key of its other steps: the same for candidates that differ only in the compiler."""
+        """The other steps as one text: the same for candidates that differ only in the compiler."""
         compiler = self.part("compiler")
         rest = {name: options for name, options in self.steps.items() if name not in compiler}
         return json.dumps(rest, sort_keys=True)

@@ -27,7 +27,7 @@ _RIVAL_CONFIDENCE = 0.8
 _LOOKS = 6
 # From so many rounds on, an interval may rest on the scatter of all ratios; an exact one needs more.
 _FEW_ROUNDS, _EXACT_ROUNDS = 3, 20
-# A recipe that looked slower than this, as a factor, in few rounds is slower: other programs rarely do that.
+# A recipe that is slower by this factor in few rounds counts as slower: other programs rarely cause that.
 _DISTURBED = 2.0
 _UNKNOWN = Estimate(math.inf, None)
 
@@ -133,7 +133,7 @@ class Standings:
         return self._ratio(contestant, self.base, self.confidence, size)
 
     def final_ratio(self, contestant: Contestant, winner: Contestant) -> Estimate:
-        """Estimate the same ratio at the end of the race.
+        """Estimate the ratio to the unprepared model at the end of the race.
 
         For a recipe that was eliminated early, this is its ratio to the winner times the winner's ratio:
         its own few early rounds may not be representative, but in these it was compared with others.
@@ -159,14 +159,14 @@ class Standings:
         best = min(self.live(), key=self.speed, default=self.base)
         lost = [each for each in self.contestants[1:] if each.status in ("slower", "not faster")]
         ratios = {each: self._surely(each, best) for each in lost if not each.since}
-        found = [
+        doubted = [
             each
             for each, ratio in ratios.items()
             if self._may_be_disturbed(each, ratio)
             or not ratio.interval
             or (ratio.interval[0] < 1 and ratio.precision > PRECISION)
         ]
-        return sorted(found, key=lambda each: ratios[each].value)
+        return sorted(doubted, key=lambda each: ratios[each].value)
 
     def _may_be_disturbed(self, contestant: Contestant, ratio: Estimate) -> bool:
         """Return whether an interval of few rounds is not trusted: a disturbance may last longer."""
@@ -211,12 +211,12 @@ class Standings:
 
     def _lags(self, contestant: Contestant, confidence: float = _RIVAL_CONFIDENCE) -> list[int]:
         """Return the sizes at which another one is faster by more than 3 %."""
-        found = []
+        slower = []
         for size in self.sizes:
             ratio = self._ratio(contestant, self.leader(size), confidence, size)
             if ratio.value > 1 + TOLERANCE and ratio.interval and ratio.interval[0] > 1:
-                found.append(size)
-        return found
+                slower.append(size)
+        return slower
 
     def leader(self, size: int) -> Contestant:
         """Return the fastest at a size, among the live contestants and the unprepared model."""
@@ -224,13 +224,13 @@ class Standings:
 
     def second(self, winner: Contestant) -> Contestant | None:
         """Return the one that makes the whole fastest beside a winner that is too slow at a size."""
-        found = []
+        leaders = []
         for size in self._lags(winner, self.confidence):
             leader = self.leader(size)
             leader = leader if self.is_better(leader, size) else self.base
             if self.ratio(leader, size).value < self.ratio(winner, size).value:
-                found.append(leader)
-        return min(found, key=lambda each: self._together(winner, each), default=None)
+                leaders.append(leader)
+        return min(leaders, key=lambda each: self._together(winner, each), default=None)
 
     def _together(self, *recipes: Contestant) -> float:
         """Return the time of the whole if each size runs with the faster of the recipes."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -21,6 +20,7 @@ from prepare.core.document import (
     Document,
     Folded,
     Items,
+    Part,
     Plane,
     Point,
     ReportContext,
@@ -43,13 +43,11 @@ from prepare.core.utils.numbers import (
 )
 from prepare.core.utils.sizes import place
 from prepare.core.utils.text import capitalized, plural, printable, size
-from prepare.stages.tune.records import UNPREPARED
+from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 
 if TYPE_CHECKING:
-    from prepare.core.document import Part
-    from prepare.stages.tune.records import CandidateResult, Tuning
+    from collections.abc import Iterator
 
-_SECTION = "tune"
 _MARKS = {"winner": "better", "wrong": "wrong"}
 _KINDS = {"faster": "good", "slower": "bad"}
 # What the statuses of recipes mean; others say it themselves.
@@ -88,7 +86,7 @@ def tune_document(shown: ReportContext) -> Document | None:
     if tuning is None:
         return None
     return Document(
-        name=_SECTION,
+        name="tune",
         title="Recipes",
         place=10,
         line=tune_sentence(tuning),
@@ -132,7 +130,7 @@ def better_text(tuning: Tuning) -> str:
 
 def kept_rows(tuning: Tuning) -> list[KeptRow]:
     """Return a row for each module that stays in float32; recipes of one dtype keep the same modules."""
-    found: dict[tuple[str, str], KeptRow] = {}
+    rows_by_module: dict[tuple[str, str], KeptRow] = {}
     for row in tuning.rows:
         dtype = str(next((o["dtype"] for o in row.steps.values() if "keep" in o), ""))
         for each in row.kept:
@@ -140,8 +138,8 @@ def kept_rows(tuning: Tuning) -> list[KeptRow]:
             ratio = each.time_ratio
             cost = "" if ratio is None else f"{100 * (ratio - 1):+.0f} %"
             kept = KeptRow(each.module, dtype, low, f"{each.kept_error:.2g}", cost)
-            found.setdefault((dtype, each.module), kept)
-    return list(found.values())
+            rows_by_module.setdefault((dtype, each.module), kept)
+    return list(rows_by_module.values())
 
 
 def _faster(tuning: Tuning) -> Answer:
@@ -164,15 +162,7 @@ def _faster(tuning: Tuning) -> Answer:
         remark = f"{remark}; {cached}"
     if (busy := busy_sentence(tuning.environment, tuning.noise)) and not tuning.better:
         sentence = f"{sentence or answer}. {capitalized(busy)}"
-    return Answer(
-        question=FASTER,
-        kind=kind,
-        answer=answer,
-        remark=remark,
-        section=_SECTION,
-        sentence=sentence,
-        line=line,
-    )
+    return Answer(FASTER, kind, answer, remark, sentence=sentence, line=line)
 
 
 def _right(tuning: Tuning) -> Answer:
@@ -186,20 +176,16 @@ def _right(tuning: Tuning) -> Answer:
     else:
         kind, answer, sentence = "warn", UNCLEAR, "Unclear if right"
         remark = doubt(row.verified) or "not measured"
-    return Answer(
-        question=RIGHT, kind=kind, answer=answer, remark=remark, section=_SECTION, sentence=sentence
-    )
+    return Answer(RIGHT, kind, answer, remark, sentence=sentence)
 
 
 def _advice(tuning: Tuning) -> Iterator[Advice]:
     if tuning.winner != UNPREPARED and tuning.holds:
         yield replace(USE_RECIPE, rank=65)
     elif not tuning.is_clear:
-        answer, remark = "Tune it longer with tune.budget", "best on an idle machine"
-        yield Advice(rank=80, kind="warn", answer=answer, remark=remark, section=_SECTION)
+        yield Advice(80, "warn", "Tune it longer with tune.budget", "best on an idle machine")
     else:
-        answer, remark = "Leave the model as it is", "no correct recipe is faster"
-        yield Advice(rank=90, kind="plain", answer=answer, remark=remark, section=_SECTION)
+        yield Advice(90, "plain", "Leave the model as it is", "no correct recipe is faster")
 
 
 def _in_terminal(tuning: Tuning, shown: ReportContext) -> Iterator[Part]:

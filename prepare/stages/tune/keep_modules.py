@@ -24,19 +24,19 @@ from prepare.patterns import NORMS, exactly
 from prepare.pipeline import Pipeline
 from prepare.stages.tune.candidates import Candidate
 from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
-from prepare.stages.tune.records import KeptModule
+from prepare.stages.tune.records import KeptModule, Steps
 from prepare.stages.verify.execution.determinism import (
     DeterministicMode,
     make_deterministic,
     training_flags,
 )
 from prepare.stages.verify.execution.module_calls import CallInterceptor
+from prepare.stages.verify.tolerance import largest_error
 
 if TYPE_CHECKING:
     from prepare.core.utils.progress import Stage
     from prepare.stages.bench.variant import Clock
     from prepare.stages.tune.candidate_run import PreparedCandidate
-    from prepare.stages.tune.records import Steps
 
 # The parts of the time for the search, and for measuring what each module costs.
 _SEARCH_PART, _COST_PART = 0.8, 0.2
@@ -133,19 +133,19 @@ class KeepInFloat32:
         if can_measure := has_time():
             with self.progress(f"measuring the error of each module in {dtype}"):
                 errors = self.measure(candidate)
-        found = search_fewest(worth_keeping(errors), attempt, has_time)
-        if found.modules is None:
+        search = search_fewest(worth_keeping(errors), attempt, has_time)
+        if search.modules is None:
             none = "no set of modules in float32 makes it right"
             late = "no time was left to find the modules that have to stay in float32"
-            return none if found.is_complete and can_measure else late, (), None
-        costs = self._costs(candidate, found.modules, _COST_PART * seconds)
+            return none if search.is_complete and can_measure else late, (), None
+        costs = self._costs(candidate, search.modules, _COST_PART * seconds)
         kept = tuple(
             KeptModule(module, finite(errors[module].low), errors[module].kept, cost)
-            for module, cost in zip(found.modules, costs, strict=True)
+            for module, cost in zip(search.modules, costs, strict=True)
         )
-        modules, fewest = ", ".join(found.modules), "; no time was left to try fewer"
-        reason = f"it is right with {modules} in float32{'' if found.is_complete else fewest}"
-        return reason, kept, found.checked
+        modules, fewest = ", ".join(search.modules), "; no time was left to try fewer"
+        reason = f"it is right with {modules} in float32{'' if search.is_complete else fewest}"
+        return reason, kept, search.checked
 
     def _costs(
         self, candidate: Candidate, modules: tuple[str, ...], seconds: float
@@ -276,11 +276,15 @@ def measure_modules(
 
     def measure(name: str, module: nn.Module, arguments: Call, output: Any) -> None:
         expected = [tensor.clone() for tensor in tensors_in(output)]
+
+        def error_of(result: Any) -> float:
+            return largest_error(zip(expected, tensors_in(result), strict=True))
+
         kept = map_tensors(rounded, _called(module, arguments.map(exact)))
-        error = ModuleError(math.inf, _error(expected, kept))
+        error = ModuleError(math.inf, error_of(kept))
         with suppress(Exception):  # no kernel in 16 bits, or float32 tensors of its own
             in_low = _called(low_modules[name], arguments.map(torch.clone))
-            error = replace(error, low=_error(expected, in_low))
+            error = replace(error, low=error_of(in_low))
         before = errors.get(name, ModuleError())
         errors[name] = ModuleError(max(before.low, error.low), max(before.kept, error.kept))
 
@@ -304,7 +308,7 @@ def measure_modules(
 
 
 def worth_keeping(errors: Mapping[str, ModuleError]) -> list[str]:
-    """Return the modules whose error keeping them avoids, the largest error first.
+    """Return the modules that lose precision in 16 bits and not in float32, the largest error first.
 
     A module whose error is that of one module in it comes after all others.
     """
@@ -319,14 +323,3 @@ def worth_keeping(errors: Mapping[str, ModuleError]) -> list[str]:
 
 def _called(module: nn.Module, call: Call) -> Any:
     return module(*call.args, **call.kwargs)
-
-
-def _error(exact: list[Tensor], result: Any) -> float:
-    """Return the largest error of the tensors in a result, each as a fraction of its scale."""
-    worst = 0.0
-    for expected, actual in zip(exact, tensors_in(result), strict=True):
-        if expected.is_floating_point() and expected.numel() and bool(expected.isfinite().all()):
-            error = float((actual.double() - expected.double()).abs().max())
-            scale = float(expected.double().abs().max())
-            worst = max(worst, error / (scale or 1.0) if math.isfinite(error) else math.inf)
-    return worst

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -19,6 +18,8 @@ from prepare.stages.tune.compare_candidates import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from prepare.core.utils.progress import Stage
     from prepare.stages.bench.variant import Clock
     from prepare.stages.tune.candidate_run import PreparedCandidate

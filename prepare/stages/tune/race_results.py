@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,8 @@ from prepare.stages.bench import statistics
 from prepare.stages.tune.records import CandidateResult, ForSizes, SizeTime
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
     from prepare.core.utils.sizes import Size
     from prepare.stages.tune.compare_candidates import Contestant
     from prepare.stages.tune.race import Race

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +31,7 @@ from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.stages.bench import statistics
-from prepare.stages.bench.variant import make_pool
+from prepare.stages.bench.variant import Clock, make_pool
 from prepare.stages.tune.cache import Cache, age, conditions
 from prepare.stages.tune.candidate_run import PreparedCandidate, capacity
 from prepare.stages.tune.candidates import Candidate, calls_to_keep, candidates
@@ -50,8 +49,9 @@ from prepare.stages.tune.records import (
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
     from prepare.core.utils.progress import Stage
-    from prepare.stages.bench.variant import Clock
     from prepare.stages.tune.stage import TuneStage
     from prepare.stages.verify.metric import Limit
 
@@ -113,11 +113,11 @@ class TuningSession:
             if not correct.may_help(checked):
                 reason = checked.reason or "it is right with norms in float32 alone"
                 return Keep(dtype=dtype, status=checked.status, reason=reason)
-            found = correct(candidate, self.options.budget)
-        assert found is not None
-        reason = found.reason if found.kept else f"{checked.reason}; {found.reason}"
-        status = "pass" if found.kept else checked.status
-        return Keep(dtype=dtype, status=status, reason=reason, kept=found.kept)
+            corrected = correct(candidate, self.options.budget)
+        assert corrected is not None
+        reason = corrected.reason if corrected.kept else f"{checked.reason}; {corrected.reason}"
+        status = "pass" if corrected.kept else checked.status
+        return Keep(dtype=dtype, status=status, reason=reason, kept=corrected.kept)
 
     def _corrector(
         self, pools: list[list[Any]], start: Callable[[Candidate], PreparedCandidate]

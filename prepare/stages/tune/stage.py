@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from prepare.core.utils.numbers import finite
@@ -13,6 +12,8 @@ from prepare.stages.registry import stage
 from prepare.stages.stage import Memory, Stage, StageContext, Task, key
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from prepare.core.document import Document, ReportContext
     from prepare.pipeline import Pipeline
 

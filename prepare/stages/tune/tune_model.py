@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from prepare.core.forward.autocast import Amp, read_amp
@@ -17,6 +15,9 @@ from prepare.stages.tune.stage import TuneStage
 from prepare.stages.verify.metric import limit_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
     from torch import nn
 
     from prepare.core.utils.progress import Stage

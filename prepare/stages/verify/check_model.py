@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -41,6 +39,9 @@ from prepare.stages.verify.static_checks import (
 from prepare.stages.verify.verdict import conclude
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from prepare.pipeline import Pipeline
     from prepare.stages.stage import Mode
     from prepare.stages.verify.records import Verification

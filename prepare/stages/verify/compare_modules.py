@@ -9,7 +9,6 @@ time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -33,7 +32,12 @@ from prepare.stages.verify.execution.module_calls import (
     LoneRun,
     RecordedCall,
 )
-from prepare.stages.verify.execution.runner import CannotTellError, raise_if_out_of_memory
+from prepare.stages.verify.execution.runner import (
+    CannotTellError,
+    ModelPair,
+    Runner,
+    raise_if_out_of_memory,
+)
 from prepare.stages.verify.inputs import RETRIES, jittered, nudged
 from prepare.stages.verify.static_checks import cast_losses
 from prepare.stages.verify.tolerance import (
@@ -42,12 +46,14 @@ from prepare.stages.verify.tolerance import (
     Deviation,
     compare,
     first_non_finite,
+    largest_error,
     rounding_floor,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from prepare.core.forward.call import Call
-    from prepare.stages.verify.execution.runner import ModelPair, Runner
     from prepare.stages.verify.execution.single_run import RunResult
 
 # The kinds of tensors that are compared, and the fields of RunResult that hold each.
@@ -275,12 +281,7 @@ class ModuleComparer:
             self._in_float64(call, kind).run(call, backward=False).outputs.values()
             for kind in kinds
         )
-        worst = 0.0
-        for expected, actual in zip(right, rounded, strict=True):
-            if expected is not None and actual is not None and expected.numel():
-                error = float((expected - actual).abs().max()) / float(expected.abs().max() or 1)
-                worst = max(worst, error if math.isfinite(error) else math.inf)
-        return worst
+        return largest_error(zip(right, rounded, strict=True))
 
     def _in_float64(self, call: RecordedCall, weight: Callable[[Tensor], Tensor]) -> LoneRun:
         def stand_in(tensor: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from prepare.core.document import (
     Document,
     Folded,
     Items,
+    Part,
     ReportContext,
     Table,
     Text,
@@ -25,10 +25,10 @@ from prepare.core.utils.text import capitalized, plural, printable
 from prepare.core.utils.wording import argument, words
 
 if TYPE_CHECKING:
-    from prepare.core.document import Part
+    from collections.abc import Iterator
+
     from prepare.stages.verify.records import Check, Lost, Verification
 
-_SECTION = "verify"
 # An error that is larger than this multiple of what is allowed is not given in figures.
 _BEYOND = 1000
 # A sensitivity of more than this names the module that has it.
@@ -54,7 +54,7 @@ def verify_document(shown: ReportContext) -> Document | None:
         return _without(shown)
     finds, wrong = sensitivity_text(verification), verification.status == "fail"
     return Document(
-        name=_SECTION,
+        name="verify",
         title=RIGHT,
         place=40,
         line=verify_sentence(verification),
@@ -88,8 +88,8 @@ def _without(shown: ReportContext) -> Document | None:
     if shown.unchanged:
         answer, remark, rows = "Unchanged", UNCHANGED, ((RIGHT.lower(), UNCHANGED),)
     sentence = "" if shown.unchanged else "Results not measured"
-    missing = Answer(question=RIGHT, kind="plain", answer=answer, remark=remark, sentence=sentence)
-    return Document(name=_SECTION, place=40, answers=(missing,), rows=rows)
+    missing = Answer(RIGHT, "plain", answer, remark, sentence=sentence)
+    return Document(name="verify", place=40, answers=(missing,), rows=rows)
 
 
 def verify_sentence(verification: Verification) -> str:
@@ -189,29 +189,21 @@ def _answer(verification: Verification) -> Answer:
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
         elif verification.mode == "train" and _hidden(verification):
             kind, answer, sentence = "warn", "Outputs only", "Outputs right"
-    return Answer(
-        question=RIGHT,
-        kind=kind,
-        answer=answer,
-        remark=remark,
-        section=_SECTION,
-        sentence=sentence,
-        line=line,
-    )
+    return Answer(RIGHT, kind, answer, remark, sentence=sentence, line=line)
 
 
 def _advice(verification: Verification) -> Iterator[Advice]:
     if verification.status == "fail":
         remark = "the report has probable causes and remedies" if verification.advice else ""
-        yield Advice(rank=10, kind="bad", answer="Do not use it", remark=remark, section=_SECTION)
+        yield Advice(10, "bad", "Do not use it", remark)
     elif verification.status == "cannot tell":
         limit = next((key for key in _LIMITS if f"raise {key}" in verification.reason), "")
         answer = f"Raise {limit}" if limit else "Verify it with verify=full"
-        yield Advice(rank=30, kind="warn", answer=answer, section=_SECTION)
+        yield Advice(30, "warn", answer)
     elif verification.mode == "train" and (remark := _hidden(verification)):
         once = words(cli="with precision=float32 amp=none", python="without half and autocast")
         answer = f"Verify it once in float32, {once}"
-        yield Advice(rank=72, kind="warn", answer=answer, remark=remark, section=_SECTION)
+        yield Advice(72, "warn", answer, remark)
 
 
 def _in_terminal(verification: Verification, shown: ReportContext) -> Iterator[Part]:

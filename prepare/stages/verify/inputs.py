@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,8 @@ from prepare.core.forward.call import Call
 from prepare.core.forward.input_formatter import Formatter
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from prepare.pipeline import Pipeline
 
 # At this mean, in standard deviations, CPU group norm loses all digits of channels-last inputs.

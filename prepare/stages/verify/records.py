@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.numbers import part_of_tolerance
 from prepare.core.utils.sizes import Size  # noqa: TC001  read at run time
 from prepare.errors import VerificationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 STATUSES = ("pass", "fail", "cannot tell")
 _WORST = ("fail", "cannot tell", "pass")

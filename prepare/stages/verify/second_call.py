@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prepare.stages.verify.execution.runner import CannotTellError, Runner, RunResults
@@ -10,6 +9,8 @@ from prepare.stages.verify.execution.side_effects import shared_outputs
 from prepare.stages.verify.tolerance import Deviation, all_finite
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from torch import nn
 
     from prepare.stages.verify.execution.single_run import RunResult

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from prepare.core.utils.numbers import finite, part_of_tolerance
@@ -22,6 +21,8 @@ from prepare.stages.stage import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     from prepare.core.document import Document, ReportContext
     from prepare.stages.verify.records import Check
 

@@ -16,12 +16,11 @@ from prepare.core.model.tensors import (
 )
 from prepare.core.model.training_mode import may_read_mode
 from prepare.stages.verify.records import Check, Lost
-from prepare.step import ModuleStep
+from prepare.step import ModuleStep, Step
 from prepare.steps.repairs import find_repair, repair_names
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
-    from prepare.step import Step
 
 TensorPairs = dict[str, tuple[Tensor, Tensor]]
 

@@ -110,6 +110,21 @@ def rounding_step(dtype: torch.dtype) -> float:
     return LEAST.get(dtype, LEAST_DEFAULT) * torch.finfo(dtype).eps
 
 
+def largest_error(pairs: Iterable[tuple[Tensor | None, Tensor | None]]) -> float:
+    """Return the largest error of (exact, actual) tensors, each as a fraction of the largest exact number.
+
+    Infinite if an actual number is not finite; tensors with an exact number that is not finite, and those of
+    whole numbers, are left out.
+    """
+    worst = 0.0
+    for exact, actual in pairs:
+        if exact is None or not exact.is_floating_point() or not _is_finite(exact):
+            continue
+        error = _distance(exact, actual)
+        worst = max(worst, error / (_largest(exact) or 1.0) if math.isfinite(error) else math.inf)
+    return worst
+
+
 def compare(
     exact: NamedTensors,
     baseline: Sequence[NamedTensors],

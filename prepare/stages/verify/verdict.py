@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from prepare.core.forward.float32_calls import CAST_STEP, keep_option
 from prepare.core.model.doctor_findings import CallIssues, describe
-from prepare.core.model.known_issues import REPAIR_STEP, issues
+from prepare.core.model.known_issues import REPAIR_STEP, Issue, issues
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
 from prepare.core.utils.wording import dropped, option, step
@@ -19,9 +18,10 @@ from prepare.stages.verify.compare_modules import MODULE_FIELDS
 from prepare.stages.verify.records import Check, Lost, Verification
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
     import torch
 
-    from prepare.core.model.known_issues import Issue
     from prepare.stages.verify.compare_case import CaseComparison
     from prepare.stages.verify.execution.budget import Budget
     from prepare.stages.verify.execution.runner import ModelPair
@@ -173,8 +173,8 @@ def _formats(steps: Mapping[str, Any], model: nn.Module | None) -> dict[str, boo
     from prepare.pipeline.collect_wants import format_steps
 
     made = Pipeline.from_config(steps).steps
-    found = format_steps(made.values(), model)
-    wanted = (name for name, formats in found.items() if {*formats.values()} - {"contiguous"})
+    requested = format_steps(made.values(), model)
+    wanted = (name for name, formats in requested.items() if {*formats.values()} - {"contiguous"})
     return {name: "exclude" in made[name].to_options() for name in wanted}
 
 

@@ -38,12 +38,12 @@ class FusionSearch:
 
 
 def is_norm(module: nn.Module | None) -> bool:
-    """Return whether this is a batch norm that computes what torch's does."""
+    """Return whether this is a batch norm that runs torch's own code."""
     return isinstance(module, _NORMS) and forward_code(module).alone
 
 
 def is_convolution(module: nn.Module | None) -> bool:
-    """Return whether this is a convolution that computes what torch's does.
+    """Return whether this is a convolution that runs torch's own code.
 
     A linear layer is not: whether its features are the norm's channels depends on the input's rank.
     """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from operator import gt
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from prepare.steps.keeping.find_calls import CodeCall, calls_of, find_calls
 from prepare.steps.keeping.method_source import method_source
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Hashable, Iterable, Iterator
+
     from torch import nn
 
     from prepare.core.forward.autocast import Amp

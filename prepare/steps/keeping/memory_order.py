@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from prepare.core.model.transforms import is_transformed
 from prepare.steps.repairs.base import FORMATS, to_channels_last
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # torch's own classes of tensors that are nothing but tensors, and the modules of those of its tracers.
 _CLASSES = (Tensor, torch.nn.Parameter)

@@ -7,14 +7,16 @@ import ast
 import copy
 import inspect
 import linecache
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 # The parts of a statement that hold other statements.
 _BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")

@@ -6,8 +6,7 @@ arguments, tensors of other classes and other objects `otherwise` calls what the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.fx import Proxy
@@ -31,6 +30,9 @@ from prepare.steps.keeping.memory_order import (
     without_empty,
 )
 from prepare.steps.repairs.base import FORMATS, memory_dim
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def otherwise(operator: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:

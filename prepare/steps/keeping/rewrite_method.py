@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import copy
 import operator as arithmetic
-from collections.abc import Callable, Iterable
 from functools import lru_cache, update_wrapper
 from types import CellType, CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +15,8 @@ from prepare.steps.keeping.find_calls import calls_of, method_owner, operator_of
 from prepare.steps.keeping.method_source import MethodSource, method_source
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from torch import nn
 
 _PREFIX = "_keeping_"

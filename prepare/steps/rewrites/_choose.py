@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
@@ -24,6 +23,8 @@ from prepare.core.utils.text import first_line, plural
 from prepare.stages.bench import statistics
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from prepare.steps.rewrites.base import Rewrite
 
 # The whole choice may take this many seconds, and this many calls of the model: a tenth of a run or less.

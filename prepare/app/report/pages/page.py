@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import cache, partial
@@ -14,13 +13,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from markupsafe import Markup
 
 from prepare import recipe
-from prepare.app.job.results import read_results
+from prepare.app.job.results import Analyses, SavedResults, read_results
 from prepare.app.report.documents import answers, cards_of, sentences_of, shown_of, verdict
 from prepare.app.report.pages.section import MALFORMED, drawn, has_content, sections, unexpected
 from prepare.app.report.render import render, template_text
 from prepare.app.report.run_documents import audit_facts, command, own_documents, training_code
 from prepare.app.report.sentences import bytes_text, convolutions_text, steps_text
-from prepare.core.document import Charts, Code, Facts
+from prepare.core.document import Advice, Answer, Charts, Code, Document, Facts, Part
 from prepare.core.utils import files
 from prepare.core.utils.text import plural
 from prepare.core.utils.wording import command_line_words
@@ -28,12 +27,10 @@ from prepare.errors import PrepareError
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from prepare.app.job.record import Result
-    from prepare.app.job.results import Analyses, SavedResults
     from prepare.app.report.compare_runs import Differences
-    from prepare.core.document import Advice, Answer, Document, Part
 
 NAME = "report.html"
 T = TypeVar("T")

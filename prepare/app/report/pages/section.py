@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,10 +11,10 @@ from markupsafe import Markup
 
 from prepare.app.report.charts import figure
 from prepare.app.report.render import render, short
-from prepare.core.document import Charts, Folded, Table
+from prepare.core.document import Charts, Document, Folded, Part, Table
 
 if TYPE_CHECKING:
-    from prepare.core.document import Document, Part
+    from collections.abc import Iterable, Sequence
 
 # More rows than these make a page slow to open on a phone.
 LIMIT = 2000

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +10,8 @@ from prepare.app.sweep.ranking import Ranking, first_timing, time_ratio
 from prepare.core.document import Cell, Matrix
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from prepare.app.sweep.summary import Summary, SweepRow
 
 # More matrices are not read; one then shows the best row of each pair.

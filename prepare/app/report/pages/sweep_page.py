@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -27,7 +25,7 @@ from prepare.app.report.sweep_table import (
     verdict_of,
 )
 from prepare.app.sweep.ranking import RankedGroup, Ranking, command, first_timing, rank
-from prepare.app.sweep.summary import UNENDED
+from prepare.app.sweep.summary import UNENDED, Summary, SweepRow
 from prepare.core.document import (
     LAYOUT,
     RIGHT,
@@ -40,6 +38,7 @@ from prepare.core.document import (
     Document,
     Folded,
     Items,
+    Part,
     Plane,
     Point,
     Table,
@@ -50,8 +49,8 @@ from prepare.core.utils.text import plural, size, times
 from prepare.errors import PrepareError
 
 if TYPE_CHECKING:
-    from prepare.app.sweep.summary import Summary, SweepRow
-    from prepare.core.document import Part
+    from collections.abc import Iterable, Iterator, Sequence
+    from pathlib import Path
 
 # More planes, or more points in one, are not readable; the table has all rows.
 _PLANES, _POINTS = 4, 200
@@ -258,10 +257,10 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     ok = statuses.pop("ok", 0)
     others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
     yield Answer(
-        question="Did all rows end well?",
-        kind="good" if ok == len(rows) else "warn",
-        answer=f"{ok:,} of {len(rows):,} ok",
-        remark=others,
+        "Did all rows end well?",
+        "good" if ok == len(rows) else "warn",
+        f"{ok:,} of {len(rows):,} ok",
+        others,
         section="failures" if others else "rows",
     )
 
@@ -293,13 +292,7 @@ def _best(summary: Summary, groups: Sequence[RankedGroup]) -> Answer:
         )
         if tied := [row.number for group in groups for row in group.ties]:
             remark += f"; not told apart from {numbered(tied)}"
-    return Answer(
-        question="Which is best?",
-        kind=kind,
-        answer=answer,
-        remark=remark,
-        section="recommendation",
-    )
+    return Answer("Which is best?", kind, answer, remark, section="recommendation")
 
 
 def _values_of(row: SweepRow, keys: Iterable[str], about: str) -> str:
@@ -320,13 +313,13 @@ def _judged(row: SweepRow) -> Iterator[Answer]:
     kinds = {"pass": ("good", "Right"), "fail": ("bad", "Wrong")}
     kind, answer = kinds.get(verified.status if verified else "", ("warn", "Not verified"))
     remark = verified_text(verified)
-    yield Answer(question=RIGHT, kind=kind, answer=answer, remark=remark, section="rows")
+    yield Answer(RIGHT, kind, answer, remark, section="rows")
     if lost and lost.asked:
         yield Answer(
-            question=LAYOUT,
-            kind="bad" if lost.breaks else "good",
-            answer=f"Lost {times(lost.breaks)}" if lost.breaks else "Never lost",
-            remark=f"{size(lost.copied_bytes)} copied in each forward" if lost.breaks else "",
+            LAYOUT,
+            "bad" if lost.breaks else "good",
+            f"Lost {times(lost.breaks)}" if lost.breaks else "Never lost",
+            f"{size(lost.copied_bytes)} copied in each forward" if lost.breaks else "",
             section="layout",
         )
 
@@ -339,16 +332,16 @@ def _counted(rows: Iterable[SweepRow]) -> Iterator[Answer]:
         kind = "bad" if checked["fail"] else "good" if set(checked) == {"pass"} else "warn"
         others = ", ".join(f"{n:,} {status}" for status, n in checked.items() if status != "pass")
         answer = f"{checked['pass']:,} of {checked.total():,} are right"
-        yield Answer(question=RIGHT, kind=kind, answer=answer, remark=others, section="rows")
+        yield Answer(RIGHT, kind, answer, others, section="rows")
     flows = [row.headline.lost for row in rows if row.headline.lost]
     # Of a row whose convolutions are to be contiguous there is no layout to keep.
     followed = [flow.breaks for flow in flows if flow.asked]
     if followed:
         kept = followed.count(0)
         yield Answer(
-            question=LAYOUT,
-            kind="good" if kept == len(followed) else "bad",
-            answer=f"Kept in {kept:,} of {len(followed):,} rows",
+            LAYOUT,
+            "good" if kept == len(followed) else "bad",
+            f"Kept in {kept:,} of {len(followed):,} rows",
             section="layout",
         )
 

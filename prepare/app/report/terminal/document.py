@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.document import Facts, Items, Table, Text
+from prepare.core.document import Document, Facts, Items, Part, Table, Text
 from prepare.core.utils.text import line, plural, printable
 
 if TYPE_CHECKING:
-    from prepare.core.document import Document, Part
+    from collections.abc import Iterator
 
 
 def show_document(document: Document) -> None:

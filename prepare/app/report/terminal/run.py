@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.app.report.documents import advice, advice_in, shown_of, stage_documents
@@ -25,17 +23,19 @@ from prepare.app.report.sentences import (
 from prepare.app.report.terminal.console import console, has_width
 from prepare.app.report.terminal.document import part_lines, show_document
 from prepare.app.report.training_code import one_line
-from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Document
+from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Advice, Answer, Document, Row
 from prepare.core.utils.text import line, output, plural, printable, size
 from prepare.core.utils.wording import step
 from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import Stage
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
     from prepare.app.job.outcome import Outcome
     from prepare.app.job.results import Results
     from prepare.audit import Audit
-    from prepare.core.document import Advice, Answer, Row
     from prepare.core.forward.run_example import LayoutCount
     from prepare.pipeline import Pipeline
 

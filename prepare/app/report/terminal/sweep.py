@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
@@ -25,6 +23,9 @@ from prepare.core.utils import files, json_records
 from prepare.core.utils.text import csv_text, line, one_line, output, plural, printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
     from prepare.app.sweep.summary import Summary, SweepRow
 
 FORMAT, VERSION = "prepare.summary", 1

@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prepare.app.job.record import KEPT, Job, Record, Result
@@ -16,6 +15,8 @@ from prepare.core.utils.text import line, plural, printable
 from prepare.errors import FileError
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from rich.status import Status
 
     from prepare.app.sweep.manifest import SweepManifest

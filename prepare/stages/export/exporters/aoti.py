@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.errors import Problem
 from prepare.stages.export.exporter import Exporter, Loaded, register
 from prepare.stages.export.records import METADATA
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
 
 _CHECKS = "AOTI_RUNTIME_CHECK_INPUTS"
 

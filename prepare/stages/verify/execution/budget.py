@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +22,8 @@ from prepare.core.utils.text import size
 from prepare.stages.verify.execution.determinism import DeterministicMode, make_deterministic
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
     from prepare.core.forward.call import Call
 
 # Lower bounds for one thread of a CPU: 3.6e9 to 12e9 were measured for float64, 11e9 to 260e9 for others.

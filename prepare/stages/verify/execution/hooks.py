@@ -6,9 +6,8 @@ the known issues of the part `memory`. Such a backward is not run.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +18,9 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.unsafe_backward import UnsafeCalls
 from prepare.steps.repairs.conv3d import REPAIR, backward_exceeds_memory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -16,15 +15,16 @@ from prepare.core.forward.float32_calls import same_casts
 from prepare.stages.verify.execution import single_run
 from prepare.stages.verify.execution.hooks import ContiguousNorms, perturbed, rounded
 from prepare.stages.verify.execution.single_run import RESULT_FIELDS, NamedTensors, RunResult, cast
-from prepare.stages.verify.inputs import format_call, nudged, user_call
+from prepare.stages.verify.inputs import VerificationCase, format_call, nudged, user_call
 from prepare.stages.verify.static_checks import tensor_pairs
 from prepare.stages.verify.tolerance import Deviation, all_finite, compare
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
     from prepare.core.forward.call import Call
     from prepare.pipeline import Pipeline
     from prepare.stages.verify.execution.budget import Budget, Cost
-    from prepare.stages.verify.inputs import VerificationCase
 
 # Exact runs by case and training flags, each with its dtype, and whether one in float64 raised.
 ExactRuns = dict[Any, tuple[torch.dtype, bool, RunResult]]

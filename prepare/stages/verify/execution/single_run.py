@@ -6,7 +6,6 @@ import contextlib
 import math
 import random
 import sys
-from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -31,6 +30,8 @@ from prepare.stages.verify.execution.hooks import UnsafeBackwardDetector, repair
 from prepare.stages.verify.execution.side_effects import changed, kept_outputs, versions_of
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     from prepare.core.forward.call import Call
 
 NamedTensors = dict[str, Tensor | None]
@@ -230,7 +231,7 @@ def seed_everything(seed: int) -> None:
     """Seed torch, Python and NumPy."""
     if torch.cuda.is_initialized():
         torch.manual_seed(seed)
-    else:  # 1,000 times faster: torch.manual_seed formats a stack for each kind of device
+    else:  # torch.manual_seed takes 1,000 times as long: it formats a stack for each kind of device
         torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
