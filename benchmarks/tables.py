@@ -323,6 +323,7 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "sensitivity": sensitivity_table,
     "replay": lambda found: replay_zoo.table(found["rows"]),
     "rewrites layers": rewrites.table_of_layers,
+    "rewrites networks": rewrites.table_of_networks,
     "published": published.table,
     "published kinds": published.table_of_kinds,
     "published errors": published.table_of_errors,

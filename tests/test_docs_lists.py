@@ -160,7 +160,7 @@ def test_every_built_in_step_is_on_a_page():
     assert [name for name in built_in if f"`{name}" not in text] == []
 
 
-def test_the_example_page_is_small_and_its_picture_says_the_same():
+def test_the_example_page_is_small_and_whole_as_its_picture_says():
     page = (ROOT / "docs" / "example" / "report.html").read_text()
     picture = (ROOT / "docs" / "pictures" / "run-terminal.svg").read_text()
     assert len(page) < 400_000

@@ -50,8 +50,10 @@ def test_names_of_dtypes_and_formats_are_understood_by_every_call(word):
     assert model.weight.dtype is torch.bfloat16
     assert model.weight.is_contiguous()
     assert type(model) is nn.Conv2d  # contiguous asks for no repair
-    flow = prepare.predict(nn.Conv2d(3, 4, 3), torch.randn(1, 3, 4, 4), amp=word, wanted="nhwc")
-    assert flow.wanted == {4: "channels_last"}
+    flow = prepare.predict(
+        nn.Conv2d(3, 4, 3), torch.randn(1, 3, 4, 4), amp=word, wanted="nhwc", device="gpu"
+    )
+    assert (flow.wanted, flow.device) == ({4: "channels_last"}, "cuda")
     assert read_amp(word) == "bfloat16"
     assert STEPS["device"].from_options({"device": "gpu:1"}).device == "cuda:1"
 

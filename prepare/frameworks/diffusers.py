@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -13,20 +13,15 @@ from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.frameworks._recipe import NetworkRecipe, Recipe
 
-if TYPE_CHECKING:
-    from diffusers import DiffusionPipeline
-
-_Pipe = TypeVar("_Pipe", bound="DiffusionPipeline")
-
 
 def prepare(
-    pipe: _Pipe,
+    pipe: Any,
     component: str,
     *,
     recipe: Recipe,
     method: str = "forward",
     guard: Mapping[str, Any] | None = None,
-) -> _Pipe:
+) -> Any:
     """Apply a recipe to a component of a pipeline, in place, and return the pipeline.
 
     Its inputs are formatted by a hook, and those of `method` on the way in. The hooks of

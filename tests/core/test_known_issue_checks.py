@@ -291,7 +291,9 @@ def test_the_batch_of_an_example_decides_what_apply_refuses():
 
 
 @pytest.fixture
-def processor(monkeypatch):
+def processor(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without the answers of conftest.py
+
     def become(capability, *, bfloat16):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: bfloat16)

@@ -196,6 +196,8 @@ def _explain_choice(override: Override, options: list[str]) -> tuple[str, str]:
         return "is already chosen", f"write {key}={value} once, without the +"
     if key == "device" and _is_device(word):
         remedy = f"give it as steps.device.device={word}; options: {', '.join(options)}"
+    elif key == "model" and "." in word:
+        remedy = f"give a class or function of your own as model._target_={word}"
     else:
         remedy = choose_option(word, key, options)
     return f"{word!r} is not an option", remedy
