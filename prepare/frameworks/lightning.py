@@ -5,9 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
-
+from prepare.core.utils.packages import naming_extra
 from prepare.frameworks._recipe import NetworkRecipe, Recipe, child_network
+
+with naming_extra("lightning"):
+    import lightning.pytorch as pl
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
