@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import lightning.pytorch as pl
-
+from prepare.core.utils.packages import naming_extra
 from prepare.frameworks._recipe import NetworkRecipe, Recipe, child_network
+
+with naming_extra("lightning"):
+    import lightning.pytorch as pl
 
 if TYPE_CHECKING:
     from torch import nn

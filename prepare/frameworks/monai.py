@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ignite.engine import Engine, Events
-
+from prepare.core.utils.packages import naming_extra
 from prepare.errors import RefusedError
 from prepare.frameworks._recipe import NetworkRecipe, Recipe
+
+with naming_extra("ignite"):
+    from ignite.engine import Engine, Events
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

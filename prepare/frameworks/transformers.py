@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-
+from prepare.core.utils.packages import naming_extra
 from prepare.frameworks._recipe import NetworkRecipe, Recipe
+
+with naming_extra("transformers"):
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -432,3 +432,17 @@ def test_nnunet_watches_during_training(trainer, monkeypatch, watched):
     training.on_train_start()
     training.on_train_end()
     assert watched == [*BEGINS, "end"]
+
+
+@pytest.mark.parametrize(
+    ("module", "package", "extra"),
+    [("monai", "ignite", "ignite"), ("lightning", "lightning", "lightning"),
+     ("transformers", "transformers", "transformers")],
+)  # fmt: skip
+def test_a_missing_package_names_the_extra_that_brings_it(monkeypatch, module, package, extra):
+    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, f"prepare.frameworks.{module}", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'torch-prepare\[{extra}\]'"):
+        importlib.import_module(f"prepare.frameworks.{module}")

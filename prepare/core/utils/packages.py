@@ -6,6 +6,8 @@ import logging
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 
 # Import names of packages, and the extra of ours that installs each.
@@ -43,6 +45,20 @@ _BLOCKED = "openvino_telemetry"
 # torchao logs each kernel that it has for other devices, torch logs a deprecation in it, and diffusers that a
 # class of an older torchao is missing.
 _LOGGERS = ("torchao", "torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer")
+
+
+@contextmanager
+def naming_extra(extra: str) -> Iterator[None]:
+    """Name the extra that brings a package, if importing it in this block shows that it is not there.
+
+    Raises:
+        ModuleNotFoundError: with the command that installs it.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        remedy = f"install the extra: pip install 'torch-prepare[{extra}]'"
+        raise ModuleNotFoundError(f"{error}; {remedy}", name=error.name) from error
 
 
 def install_remedy(module: str, *, imported: bool = False) -> str:
