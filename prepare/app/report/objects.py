@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any
 
-from prepare.core.document import USE_RECIPE, Document, Items, Part, ReportContext, Table
+from prepare.app.report.plan_changes import changes_table
+from prepare.core.document import USE_RECIPE, Document, Items, Part, ReportContext
 from prepare.core.utils.text import line, output_to, plural, printable
 from prepare.stages.registry import ordered_stages, stages_of
 
@@ -133,39 +134,6 @@ def _plan_document(plan: Any) -> Document:
         head=f"plan: {', '.join(plan.steps) or 'no step'}",
         parts=lambda: (*plan_parts(summary), *issues(plan.to_dict()), changes_table(plan.tensors)),
     )
-
-
-def changes_table(tensors: Iterable[Any]) -> Table:
-    """Return the tensors that a plan would change, and how."""
-    rows = [
-        (
-            f"{plan.module}.{plan.tensor}" if plan.module else plan.tensor,
-            str(list(plan.shape)),
-            list(_changes(plan)),
-            list(plan.changing),
-        )
-        for plan in tensors
-        if plan.changes
-    ]
-    columns = (("tensor", "name"), ("shape", "text"), ("change", "text"), ("wanted by", "text"))
-    return Table(label="Changes", columns=columns, rows=rows, noun="tensor", file="plan.json")
-
-
-def _changes(plan: Any) -> Iterable[str]:
-    """Yield each change of a tensor; memory formats are named instead of strides if these differ."""
-    from prepare.core.model.memory_format import satisfied
-
-    for side, old, new in zip(plan.old._fields, plan.old, plan.new, strict=True):
-        texts = [_value(old), _value(new)]
-        if side == "stride" and old is not None and new is not None:
-            names = [" or ".join(satisfied(plan.shape, s)) or "no format" for s in (old, new)]
-            texts = names if names[0] != names[1] else [f"strides {texts[0]}", texts[1]]
-        if old != new:
-            yield " -> ".join(texts)
-
-
-def _value(value: Any) -> str:
-    return str(list(value)) if isinstance(value, tuple) else str(value)
 
 
 @cache

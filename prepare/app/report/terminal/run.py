@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.app.report.documents import advice, advice_in, shown_of, stage_documents
-from prepare.app.report.objects import changes_table
+from prepare.app.report.plan_changes import changes_table
 from prepare.app.report.sentences import (
     by_remedy,
     bytes_text,
