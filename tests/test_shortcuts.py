@@ -115,7 +115,8 @@ def test_data_parallel_is_refused_as_ddp_is():
         prepare.Pipeline.from_config({"conv2d_memory_format": {}}).apply(model)
 
 
-def test_report_shows_and_saves_what_was_found(tmp_path):
+def test_report_shows_and_saves_what_was_found(tmp_path, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     reference = net()
     model = prepare.prepare(copy.deepcopy(reference), memory_format="channels_last")
     batch = torch.randn(2, 3, 12, 12)

@@ -270,5 +270,5 @@ def test_a_float16_step_scales_the_loss_and_unscales_the_gradients(monkeypatch):
 
 
 def test_an_unknown_amp_is_refused_before_anything_is_timed():
-    with pytest.raises(RefusedError, match="amp: 'fp16' is not allowed"):
-        compare({"a": Seen()}, BATCH, amp="fp16")
+    with pytest.raises(RefusedError, match="amp: 'fp17' is not allowed"):
+        compare({"a": Seen()}, BATCH, amp="fp17")

@@ -336,7 +336,7 @@ def test_a_slow_run_says_once_how_long_it_may_take(monkeypatch, patience, count)
     assert len(lines) == count
     assert all(
         re.fullmatch(
-            r"this run takes up to 4\d s: verification 30 s, timing 9 s; verify=none bench=none ends it after \d s",
+            r"this run takes up to \d+ s: verification 30 s, timing 9 s; verify=none bench=none ends it after \d s",
             line,
         )
         for line in lines

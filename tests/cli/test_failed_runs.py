@@ -34,7 +34,7 @@ AT = {
         (
             ["model._target_=sample_nets.raises"],
             "model",
-            f"model: building sample_nets.raises: {AT['raises']}: ValueError: no such depth",
+            f"model: building sample_nets.raises: {AT['raises']}: ValueError: no such depth and more",
         ),
         (
             ["model._target_=sample_nets.exits"],

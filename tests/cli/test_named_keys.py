@@ -28,6 +28,8 @@ ANY = {"key", "steps.NAME", "steps.NAME.OPTION", "hydra.callbacks.NAME"}
 OTHERS = {"class", "type", "install", "_target_", "bmodel", "bias"}
 # Arguments of prepare.frameworks, whose packages may be missing.
 OTHERS |= {"module", "network"}
+# An argument of onnxruntime, in code to paste.
+OTHERS |= {"providers"}
 # Python functions whose arguments messages name.
 FUNCTIONS = (
     *(checkpoint.load, checkpoint.save, verify.verify, tune.tune, bench.compare, Pipeline.apply),

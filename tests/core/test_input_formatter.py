@@ -125,7 +125,7 @@ def test_batch_1_inputs_get_canonical_strides(make):
 def test_a_batch_that_needs_nothing_comes_back_as_the_same_object():
     batch = {"x": (torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), [1, "a"])}
     assert formatted(batch, memory_format="by_rank", dtype="float32", device="cpu") is batch
-    assert Pipeline.from_config({"half": {}}).format(batch) is batch
+    assert Pipeline.from_config({"conv2d_memory_format": {}}).format(batch) is batch
 
 
 def test_options_left_null_follow_the_other_steps():

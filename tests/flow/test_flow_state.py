@@ -134,7 +134,7 @@ def test_a_forward_that_raises_names_the_module():
 
 
 def test_an_error_of_the_watcher_is_not_reported_as_the_models(monkeypatch):
-    monkeypatch.setattr("prepare.stages.flow.operator_watcher.is_convolution", lambda name: 1 / 0)
+    monkeypatch.setattr("prepare.stages.flow.operator_watcher.hidden_copies", lambda *_: 1 / 0)
     for flow_of in (predict, observe):
         with pytest.raises(ZeroDivisionError):
             flow_of(Net(lambda net, x: x), cl(2, 4, 8, 8))

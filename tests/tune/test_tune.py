@@ -141,7 +141,7 @@ def test_progress_names_the_stage_the_leader_and_the_time_left(timed):
 @pytest.mark.parametrize(
     ("how", "message"),
     [
-        ({"allow": ["fp16"]}, "tune.allow: 'fp16' is not allowed; did you mean 'half'? allowed: bfloat16, half, compile"),
+        ({"allow": ["halb"]}, "tune.allow: 'halb' is not allowed; did you mean 'half'? allowed: bfloat16, half, compile"),
         ({"allow": "bfloat"}, "tune.allow: 'bfloat' is not allowed; did you mean 'bfloat16'? allowed: bfloat16, half, compile"),
         ({"budget": 0}, "tune.budget: 0.0 is not a time; give seconds, as in 60"),
         ({"budget": math.inf}, "tune.budget: inf is not a time; give seconds, as in 60"),

@@ -132,11 +132,9 @@ def _begun(
         chosen = stage.choose(work) or chosen
     if chosen is not declared:
         work.pipeline, work.plan = chosen, plan_of(settings, model, chosen, batch)
-    work.formatted = formatted = (
-        work.pipeline.formatted(example) if example and formats else example
-    )
+    work.formatted = work.pipeline.formatted(example) if example and formats else example
     # As in a timing, which formats the strides of a batch only by a step for it.
-    same = not (example and formatted) or (
+    same = not (example and formats) or (
         work.pipeline.format(example.args) is example.args
         and work.pipeline.format(example.kwargs) is example.kwargs
     )
