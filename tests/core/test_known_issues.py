@@ -116,7 +116,21 @@ def a_contiguous_norm_misreads_a_gradient_of_tokens():
     return (found - exact).abs().max() > 0.1 * exact.abs().max()
 
 
+def a_grouped_convolution_misreads_one_sample():
+    torch.manual_seed(0)
+    conv = nn.Conv2d(8, 8, 1, groups=2).to(memory_format=torch.channels_last)
+    tokens = torch.randn(1, 24, 8)
+    view = tokens.transpose(1, 2).reshape(1, 8, 4, 6)
+    assert view.is_contiguous(memory_format=torch.channels_last)
+    gradients = [
+        torch.autograd.grad(conv(x).square().sum(), conv.weight)[0]
+        for x in (view.contiguous(), view)
+    ]
+    return (gradients[1] - gradients[0]).abs().max() > 0.1 * gradients[0].abs().max()
+
+
 REPRODUCED = {
+    "conv2d_grouped_view_cpu": a_grouped_convolution_misreads_one_sample,
     "group_norm_frozen_input_cpu": lambda: ends_the_process(nn.GroupNorm(2, 8), (2, 8, 8, 8)),
     "conv2d_strided_kernel_1_cpu": lambda: ends_the_process(
         nn.Conv2d(3, 64, 1, 2).to(memory_format=torch.channels_last), (2, 3, 128, 128)

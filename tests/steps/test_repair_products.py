@@ -34,7 +34,7 @@ FEW_PIXELS = {
     "3-d, of one pixel": (lambda: nn.Conv3d(512, 512, 1), (2, 3, 4)),
 }
 LEFT_ALONE = {
-    "in groups": lambda: nn.Conv2d(256, 512, 3, padding=1, groups=2),
+    "in groups": lambda: nn.Conv2d(256, 512, 3, padding=1, groups=256),
     "circular": lambda: nn.Conv2d(96, 320, 3, padding=1, padding_mode="circular"),
     "same": lambda: nn.Conv2d(96, 320, 3, padding="same"),
     "small": lambda: nn.Conv2d(64, 320, 3, padding=1),
@@ -208,6 +208,58 @@ def test_a_narrow_strided_convolution_is_repaired_exactly(
     pairs += [(x.grad, double.grad)] if trained_input else []
     for found, expected in pairs:
         torch.testing.assert_close(found.double(), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("batched", [True, False])
+@pytest.mark.parametrize(("kernel", "padding"), [(1, 0), (3, "same")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_a_grouped_convolution_of_one_view_is_repaired(dtype, kernel, padding, batched):
+    torch.manual_seed(0)
+    module = nn.Conv2d(8, 12, kernel, padding=padding, groups=2).to(dtype)
+    exact = copy.deepcopy(module).double()
+    module.to(memory_format=torch.channels_last)
+    conv2d.REPAIR.repair(module, NAMES)
+    assert type(module) is conv2d.KeepingConv2d
+    tokens = torch.randn(1, 24, 8, dtype=dtype)
+    x = tokens.transpose(1, 2).reshape(1, 8, 4, 6)
+    x = x if batched else x[0]
+    given, double = x.detach().requires_grad_(), x.double().contiguous().requires_grad_()
+    out, right = module(given), exact(double)
+    gradient = torch.randn_like(right).to(dtype)
+    out.backward(gradient)
+    right.backward(gradient.double())
+    pairs = [(out, right), (given.grad, double.grad)]
+    pairs += [
+        (p.grad, q.grad) for p, q in zip(module.parameters(), exact.parameters(), strict=True)
+    ]
+    for result, expected in pairs:
+        scale = float(expected.detach().abs().max())
+        assert (
+            float((result.double() - expected).detach().abs().max())
+            < 4 * torch.finfo(dtype).eps * scale
+        )
+    loss = torch.func.grad(
+        lambda w: torch.func.functional_call(module, {"weight": w}, x).square().sum()
+    )
+    whole = torch.func.grad(
+        lambda w: torch.func.functional_call(exact, {"weight": w}, double.detach()).square().sum()
+    )
+    result, expected = loss(module.weight.detach()), whole(exact.weight.detach())
+    scale = float(expected.detach().abs().max())
+    assert (
+        float((result.double() - expected).detach().abs().max())
+        < 20 * torch.finfo(dtype).eps * scale
+    )
+
+
+def test_a_grouped_convolution_of_other_inputs_runs_torchs_code(monkeypatch):
+    monkeypatch.setattr(conv2d, "with_exact_strides", None)
+    module = nn.Conv2d(8, 8, 3, padding=1, groups=2).to(memory_format=torch.channels_last)
+    conv2d.REPAIR.repair(module, NAMES)
+    for x in (torch.randn(1, 8, 4, 6), torch.randn(2, 8, 4, 6), torch.randn(8, 4, 6)):
+        module(x).sum().backward()
+    module(torch.randn(1, 8, 4, 6).to(memory_format=torch.channels_last)).sum().backward()
+    assert not conv2d.REPAIR.fits(nn.Conv2d(8, 8, 3, groups=8))
 
 
 def test_a_repaired_strided_convolution_compiles_in_one_graph():

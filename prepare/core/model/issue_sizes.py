@@ -35,6 +35,11 @@ def is_narrow_strided(module: Any) -> bool:
     )
 
 
+def is_partly_grouped(module: Any) -> bool:
+    """Return whether a convolution has groups of several input channels."""
+    return 1 < module.groups < module.in_channels
+
+
 def is_kernel_stride(module: Any) -> bool:
     """Return whether a convolution runs as such with a kernel that is its stride, as a product can."""
     from prepare.core.model.module_kinds import is_rewritten
@@ -93,6 +98,10 @@ def _may_be_misread(module: Any, shape: Sequence[int]) -> bool | None:
     return False if "Batch" in type(module).__name__ and shape[0] != 1 else None
 
 
+def _may_be_view_of_one(module: Any, shape: Sequence[int]) -> bool | None:
+    return None if _is_batch_of_one(module, shape) else False
+
+
 def _is_unknown(module: Any, shape: Sequence[int]) -> bool | None:  # noqa: ARG001
     return None
 
@@ -134,6 +143,9 @@ SIZES = {
     "over_2_31": SizePredicate("from 2^31 elements on", _is_over_2_31, in_plan=False),
     "gradient_of_tokens": SizePredicate(
         "where its gradient comes from tokens", _may_be_misread, in_plan=False
+    ),
+    "view_of_one": SizePredicate(
+        "at batch 1, where its input is a view, as of tokens", _may_be_view_of_one, in_plan=False
     ),
     "compiled": SizePredicate("with torch.compile", _is_unknown, in_plan=False),
     "overflow": SizePredicate("after an overflow", _is_unknown, in_plan=False),

@@ -13,7 +13,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from prepare.core.model.issue_sizes import SIZES, is_kernel_stride, is_narrow_strided
+from prepare.core.model.issue_sizes import (
+    SIZES,
+    is_kernel_stride,
+    is_narrow_strided,
+    is_partly_grouped,
+)
 from prepare.core.utils import plain_yaml
 
 FILE = Path(__file__).with_suffix(".yaml")
@@ -30,6 +35,7 @@ ONLY: dict[str, Callable[[Any], bool]] = {
         module.groups == module.in_channels > 1 and max(module.kernel_size) >= 7
     ),
     "grouped": lambda module: module.groups > 1,
+    "partly_grouped": is_partly_grouped,
     "large_kernel": lambda module: any(size != 1 for size in module.weight.shape),
     "dilated_bias": lambda module: module.bias is not None and any(n != 1 for n in module.dilation),
     "padded": lambda module: module.padding not in (0, (0, 0)),

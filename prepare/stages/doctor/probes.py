@@ -97,6 +97,24 @@ def _gradient_of_tokens(device: str) -> Iterator[CaseOutcome]:
     yield CaseOutcome("" if worst < 1e-4 else "wrong here", text)
 
 
+def _grouped_view(device: str) -> Iterator[CaseOutcome]:
+    """Give a grouped convolution one sample, and the same with another stride over the batch."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(8, 8, 1, groups=2).double().to(device)
+    nn.utils.convert_conv2d_weight_memory_format(conv, torch.channels_last)
+    given = torch.randn(1, 8, 4, 6, device=device).double()
+    given = given.to(memory_format=torch.channels_last)
+    view = given.as_strided(given.shape, (8, *given.stride()[1:]))
+    right, seen = (
+        torch.autograd.grad(conv(x).square().sum(), conv.weight)[0] for x in (given, view)
+    )
+    worst = float((seen - right).abs().max() / right.abs().max())
+    text = (
+        f"the same sample as a view changes the gradient of the weight by {worst:.1e} of its size"
+    )
+    yield CaseOutcome("" if worst < 1e-4 else "wrong here", text)
+
+
 def _large_conv3d(device: str) -> Iterator[CaseOutcome]:
     """Run the reported size, and judge its first, middle and last slices; a small one on a CPU."""
     shape = _SMALL if device == "cpu" else _LARGE
@@ -198,6 +216,7 @@ KNOWN: dict[str, Probe] = {
         _judged(OperationCase(partial(nn.Conv2d, 3, 64, 1, stride=2), (2, 3, 128, 128), _FLAT, repeats=20)),
     ),
     "norm_gradient_of_tokens_cpu": Probe("BatchNorm2d below tokens, at batch 1", _gradient_of_tokens),
+    "conv2d_grouped_view_cpu": Probe("a grouped Conv2d of a view, at batch 1", _grouped_view),
     "batch_norm_sums_cpu": Probe(
         "BatchNorm in training, of a large batch",
         _inexact(
