@@ -324,6 +324,7 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "replay": lambda found: replay_zoo.table(found["rows"]),
     "rewrites layers": rewrites.table_of_layers,
     "rewrites networks": rewrites.table_of_networks,
+    "rewrites choices": rewrites.table_of_choices,
     "published": published.table,
     "published kinds": published.table_of_kinds,
     "published errors": published.table_of_errors,
