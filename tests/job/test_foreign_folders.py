@@ -10,7 +10,7 @@ import sweep_folders
 from made_benches import NET
 from prepare import checkpoint
 from prepare.app.cli import main as cli
-from prepare.app.job.record import Record, files_in
+from prepare.app.job.record import Record, files_in, leads_out
 from prepare.app.report.compare_runs import read_differences
 from prepare.app.report.pages.page import diff_page, write_page
 from prepare.core.utils.files import write_text
@@ -143,3 +143,17 @@ def test_a_huge_record_is_refused_without_being_read(tmp_path):
     write_run(tmp_path / "run")
     os.truncate(tmp_path / "run" / "audit.json", 1 << 40)
     assert "audit.json: is larger than" in str(write_page(tmp_path / "run").read_text())
+
+
+def test_a_lease_that_is_removed_meanwhile_is_no_foreign_file(tmp_path, monkeypatch):
+    (lease := tmp_path / ".locks" / "manifest.lease").parent.mkdir()
+    lease.touch()
+    real = os.path.realpath
+
+    def realpath(path, **options):
+        lease.unlink(missing_ok=True)
+        return real(path, **options)
+
+    monkeypatch.setattr(os.path, "realpath", realpath)
+    assert leads_out(tmp_path, "hydra.sweep.dir", sweep=True) == []
+    assert not lease.exists()

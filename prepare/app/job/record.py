@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -223,12 +224,20 @@ def leads_out(folder: Path, key: str, *, sweep: bool = False) -> list[Problem]:
             if path.name in (_HYDRA, LOCKS):
                 found += map(path.joinpath, names)
             found += map(path.joinpath, folders)
-    for path in filter(os.path.lexists, found):
+    for path in found:
+        try:
+            mode = os.lstat(path).st_mode
+        except OSError:  # another process may remove its lease meanwhile
+            continue
         # Links within the folder do no harm.
         out = not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-        if out or not (path.is_file() or path.is_dir()):
+        is_link = stat.S_ISLNK(mode)
+        is_plain = (
+            path.is_file() or path.is_dir() if is_link else stat.S_ISREG(mode) or stat.S_ISDIR(mode)
+        )
+        if out or not is_plain:
             name = files.printable_path(path.relative_to(folder))
-            what = "a link out of it" if path.is_symlink() else "what is not a regular file"
+            what = "a link out of it" if is_link else "what is not a regular file"
             return [
                 Problem(key, f"the folder holds {what}: {name}", "remove it, or choose another")
             ]
