@@ -61,6 +61,8 @@ _LARGEST_PICKLE, _LONGEST_ORDER = 1 << 25, 16
 _MOST_TENSORS, _LARGEST_LIST = 20_000, 5_000_000
 # Operations of a pickle, each of 10 us: in any file, and one more for so many bytes of it. A tensor takes 30.
 _OPERATIONS, _BYTES_EACH = 80_000, 1_000
+# Characters of the name of a class: torch searches its own message of an unknown one in quadratic time.
+_LONGEST_NAME = 1_000
 # Values that are hashed: a tuple of the same tuple twice, sixty times over, has 2**60.
 _MOST_HASHED = 4_000_000
 # What the operations of a pickle without code take off the stack, for one value each; marks are apart.
@@ -175,6 +177,8 @@ def _explodes(pickled: bytes, most: int) -> str:
             name = operation.name
             if name in ("PROTO", "STOP"):
                 continue
+            if name == "GLOBAL" and len(argument) > _LONGEST_NAME:
+                return "names a class by more than 1,000 characters: torch did not write it"
             if name == "MARK":
                 marks.append(len(stack))
             elif name in ("BINPUT", "LONG_BINPUT"):

@@ -309,6 +309,17 @@ def test_a_small_pickle_of_many_values_is_refused(tmp_path, bomb):
     assert len(str(caught.value)) < 300
 
 
+def test_a_class_of_a_very_long_name_is_refused_before_torch_reads_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "load", None)
+    path = tmp_path / "model.pt"
+    archive(path, b"\x80\2ctorch\n" + b"S" * 2_000_000 + b"\n.")
+    with pytest.raises(
+        CheckpointError, match="names a class by more than 1,000 characters"
+    ) as caught:
+        load(path, net)
+    assert len(str(caught.value)) < 300
+
+
 def test_a_pt_has_no_more_values_than_its_bytes_pay_for(tmp_path, monkeypatch):
     monkeypatch.setattr(file_formats, "_OPERATIONS", 60)
     path = tmp_path / "model.pt"
