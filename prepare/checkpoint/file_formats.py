@@ -162,7 +162,7 @@ def _check_archive(path: Path) -> None:
         raise CheckpointError(printable_path(path), wrong, "save it as safetensors there")
 
 
-def _explodes(pickled: bytes, most: int) -> str:
+def _explodes(pickled: bytes, most: int) -> str:  # noqa: PLR0912  one kind of operation each
     """Return what is wrong with a pickle that is small and takes hours or all memory to read; or "".
 
     It has at most `most` operations.
@@ -177,7 +177,7 @@ def _explodes(pickled: bytes, most: int) -> str:
             name = operation.name
             if name in ("PROTO", "STOP"):
                 continue
-            if name == "GLOBAL" and len(argument) > _LONGEST_NAME:
+            if name == "GLOBAL" and len(str(argument)) > _LONGEST_NAME:
                 return "names a class by more than 1,000 characters: torch did not write it"
             if name == "MARK":
                 marks.append(len(stack))
