@@ -100,7 +100,7 @@ def report(
         mode: the use of the model.
 
     Raises:
-        ConfigError: `verify` or `bench` is no level, or is asked for without a reference.
+        ConfigError: `verify` or `bench` does not name a level, or needs a reference and none is given.
     """
     from prepare.audit import audit
     from prepare.stages import flow as flows

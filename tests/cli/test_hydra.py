@@ -446,7 +446,7 @@ CALLBACK = [
 )
 def test_the_code_of_a_stranger_trains_prepared_as_it_is(strangers, monkeypatch, words):
     class Prepare:
-        """What `prepare.frameworks.lightning.Prepare` does in `setup`, without the import of Lightning."""
+        """Stands for `prepare.frameworks.lightning.Prepare`: prepares in `setup`, without the import of Lightning."""
 
         def __init__(self, recipe):
             self.recipe = NetworkRecipe(recipe)

@@ -331,7 +331,7 @@ def _counted(rows: Iterable[SweepRow]) -> Iterator[Answer]:
         answer = f"{checked['pass']:,} of {checked.total():,} are right"
         yield Answer(RIGHT, kind, answer, others, section="rows")
     flows = [row.headline.lost for row in rows if row.headline.lost]
-    # Of a row whose convolutions are to be contiguous there is no layout to keep.
+    # A row whose convolutions are to be contiguous has no layout to keep.
     followed = [flow.breaks for flow in flows if flow.asked]
     if followed:
         kept = followed.count(0)
