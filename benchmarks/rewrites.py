@@ -1,6 +1,7 @@
 """Time convolutions against their rewrites: exactly equal operations, chosen as the step rewrite_conv does.
 
     python benchmarks/rewrites.py layers [SECONDS]  # single convolutions
+    python benchmarks/rewrites.py busy [SECONDS]    # the same beside two busy processes
     python benchmarks/rewrites.py networks          # one image through Wan's decoder, and a vision tower
     python benchmarks/rewrites.py heldout           # is the choice right, over 60 shapes of no network
 
@@ -23,8 +24,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import busy  # first: it sets how torch's threads wait
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from prepare.pipeline import Pipeline
 from prepare.steps.repairs.base import FORMATS
@@ -32,7 +35,7 @@ from prepare.steps.rewrites import find_rewrite, rewrite_names
 
 RESULTS = Path(__file__).parent / "results" / "rewrites.json"
 MODES = ("forward", "without input gradient", "with input gradient")
-FASTER = ("faster than contiguous", "than channels-last")
+FASTER = ("faster than channels-last", "faster than contiguous")
 # name, convolution, input
 LAYERS = {
     "Qwen3-VL patch, 1024": (
@@ -101,6 +104,7 @@ def call_of(module: Any, x: torch.Tensor, mode: str) -> Any:
 
 
 HEAD = ("layer", "dtype", "mode", "contiguous", "channels-last", "rewrite", "A/A", *FASTER)
+BUSY = "the same, busy"
 # Without instructions for bfloat16 a call takes seconds: those of few patches only.
 IN_BFLOAT16 = ("Qwen3-VL patch, 64", "ViT-B/16, batch 1")
 TRAINED = ("Qwen3-VL patch, 64", "Qwen2-VL patch, 256", "VideoMAE tubelets", "ViT-B/16, batch 4")
@@ -131,6 +135,11 @@ def layers(seconds: float = 3.0) -> Iterator[dict[str, Any]]:
             "channels-last": call_of(formatted, x.contiguous(memory_format=last), mode),
             "rewrite": call_of(product, x, mode),
         }
+        whole = (
+            mode == MODES[0] and x.shape[2:] == module.kernel_size
+        )  # a product, and nothing else
+        if whole:
+            calls["F.linear"] = call_of(as_linear(module), x.flatten(1), mode)
         times = rounds(calls, seconds)
         yield {
             "layer": name,
@@ -138,9 +147,24 @@ def layers(seconds: float = 3.0) -> Iterator[dict[str, Any]]:
             "mode": mode,
             **{key: milliseconds(times[key]) for key in HEAD[3:6]},
             "A/A": ratio(times, "again", "contiguous"),
-            FASTER[0]: ratio(times, "contiguous", "rewrite"),
-            FASTER[1]: ratio(times, "channels-last", "rewrite"),
+            FASTER[0]: ratio(times, "channels-last", "rewrite"),
+            FASTER[1]: ratio(times, "contiguous", "rewrite"),
+            **({"rewrite / F.linear": ratio(times, "rewrite", "F.linear")} if whole else {}),
         }
+
+
+def as_linear(conv: nn.Module) -> nn.Linear:
+    """Return the linear layer of a convolution whose kernel is as large as its input."""
+    weight = conv.weight.flatten(1)
+    linear = nn.Linear(*reversed(weight.shape), bias=conv.bias is not None, dtype=weight.dtype)
+    linear.weight, linear.bias = nn.Parameter(weight), conv.bias
+    return linear
+
+
+def layers_busy(seconds: float = 3.0) -> Iterator[dict[str, Any]]:
+    """Yield the lines of the table of single layers, timed beside two busy processes."""
+    with busy.busy_processes(2):
+        yield from layers(seconds)
 
 
 def milliseconds(times: list[float]) -> float:
@@ -167,9 +191,13 @@ class Decoder(nn.Module):
 
 
 def wan(dtype: torch.dtype) -> tuple[Any, Any]:
-    """Return the decoder and the latents of one image."""
+    """Return the decoder and the latents of one image, a small one in bfloat16.
+
+    Without instructions for bfloat16 one unprepared call with latents of 32 x 32 takes 299 s.
+    """
     torch.manual_seed(0)
-    return Decoder().eval().to(dtype), torch.randn(1, 16, 1, 32, 32, dtype=dtype)
+    size = 32 if dtype == torch.float32 else 8
+    return Decoder().eval().to(dtype), torch.randn(1, 16, 1, size, size, dtype=dtype)
 
 
 def tower(dtype: torch.dtype) -> tuple[Any, Any]:
@@ -201,12 +229,13 @@ KINDS = {
 
 
 def caller(model: Any, example: Any, change: Any) -> Any:
-    """Return a function for one call of a network."""
+    """Return a function for one call of a network, that returns its first tensor."""
 
-    def call() -> None:
+    def call() -> torch.Tensor:
         given = change(example)
         with torch.inference_mode():
-            model(**given) if isinstance(given, dict) else model(given)
+            output = model(**given) if isinstance(given, dict) else model(given)
+        return next(each for each in tree_leaves(output) if torch.is_tensor(each))
 
     return call
 
@@ -215,8 +244,8 @@ def networks(seconds: float = 20.0) -> Iterator[dict[str, Any]]:
     """Yield whole networks: unprepared, compiled, formats, and rewrites, each chosen for the example."""
     for build, dtype in (
         (wan, torch.float32),
-        (wan, torch.bfloat16),
         (tower, torch.float32),
+        (wan, torch.bfloat16),
     ):
         model, example = build(dtype)
         calls = {"unprepared": caller(model, example, lambda given: given)}
@@ -232,6 +261,7 @@ def networks(seconds: float = 20.0) -> Iterator[dict[str, Any]]:
             calls[name] = caller(prepared, example, pipeline.format)
         if build is tower:  # compiling the decoder takes longer than all the rest
             calls[COMPILED] = caller(torch.compile(model), example, lambda given: given)
+        difference = (calls[BEST]() - calls["unprepared"]()).abs().max().item()
         times = rounds(calls, seconds)
         yield {
             "network": build.__name__,
@@ -240,6 +270,7 @@ def networks(seconds: float = 20.0) -> Iterator[dict[str, Any]]:
             "A/A": ratio(times, "again", "unprepared"),
             "faster": ratio(times, "unprepared", BEST),
             "formats are faster": ratio(times, "unprepared", "formats"),
+            "difference": float(f"{difference:.2g}"),
             "chosen": chosen[BEST],
             "rounds": len(times["again"]),
         }
@@ -311,13 +342,27 @@ def table(rows: list[dict[str, Any]], keys: tuple[str, ...]) -> list[str]:
 
 
 def table_of_layers(found: dict[str, Any]) -> list[str]:
-    """Return the table of single convolutions."""
-    return table(found["layers"]["rows"], HEAD)
+    """Return the table of single convolutions, with the ratio beside busy processes in its last column."""
+    beside = (row[FASTER[1]] for row in found["busy"]["rows"])
+    rows = zip(found["layers"]["rows"], beside, strict=True)
+    return table([{**row, BUSY: ratio} for row, ratio in rows], (*HEAD, BUSY))
+
+
+def table_of_limits(found: dict[str, Any]) -> list[str]:
+    """Return in a sentence how far the rewrites are from a product alone."""
+    key = "rewrite / F.linear"
+    ratios = sorted(
+        row[key] for part in ("layers", "busy") for row in found[part]["rows"] if key in row
+    )
+    text = (
+        f"{ratios[0]} to {ratios[-1]} times that of `F.linear` alone on matrices of the same sizes"
+    )
+    return [f"The time of Qwen's rewritten patch embeddings is {text}, quiet and busy."]
 
 
 def table_of_networks(found: dict[str, Any]) -> list[str]:
     """Return the table of whole networks."""
-    keys = ("network", "dtype", "unprepared", COMPILED, *KINDS, "A/A", "faster")
+    keys = ("network", "dtype", "unprepared", COMPILED, *KINDS, "A/A", "faster", "difference")
     return table(found["networks"]["rows"], keys)
 
 
@@ -335,5 +380,10 @@ def table_of_choices(found: dict[str, Any]) -> list[str]:
 if __name__ == "__main__":
     what = sys.argv[1] if len(sys.argv) > 1 else "layers"
     seconds = [float(each) for each in sys.argv[2:]]
-    parts = {"layers": layers, "networks": networks, "heldout": lambda *a: held_out(60, *a)}
+    parts = {
+        "layers": layers,
+        "busy": layers_busy,
+        "networks": networks,
+        "heldout": lambda *a: held_out(60, *a),
+    }
     write(what, parts[what](*seconds))

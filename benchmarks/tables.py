@@ -323,6 +323,7 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "sensitivity": sensitivity_table,
     "replay": lambda found: replay_zoo.table(found["rows"]),
     "rewrites layers": rewrites.table_of_layers,
+    "rewrites limits": rewrites.table_of_limits,
     "rewrites networks": rewrites.table_of_networks,
     "rewrites choices": rewrites.table_of_choices,
     "published": published.table,

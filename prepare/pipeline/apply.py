@@ -81,7 +81,7 @@ def survey(
     """Ask every step what it has to do; `model` itself is not changed."""
     check_known_issues(known_issues)
     amp = read_amp(amp)
-    _check_module(model)
+    check_module(model)
     actions: list[Action] = []
     unmatched: list[ConfigError] = []
     if phases.structure:
@@ -193,7 +193,7 @@ def _refusals(step: str) -> Iterator[None]:
         raise RefusedError(f"steps.{step}", wrong, "prepare it before it is locked") from error
 
 
-def _check_module(model: object) -> None:
+def check_module(model: object) -> None:
     """Refuse what is not a model, in one line in place of an error from inside."""
     if isinstance(model, nn.Module):
         return

@@ -37,7 +37,7 @@ from prepare.errors import (
     raise_problems,
 )
 from prepare.patterns import exactly
-from prepare.pipeline.apply import Phases, all_moves, apply_steps, survey
+from prepare.pipeline.apply import Phases, all_moves, apply_steps, check_module, survey
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.drift import Drift, optimizer_drift, plan_drift, raise_drift
 from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues
@@ -262,7 +262,7 @@ class Pipeline:
         _check_strict(strict)
         batch = None
         if example is not None:
-            self._choose(model, example, amp)
+            self.choose(model, example, amp)
             batch = call_of(head_of(example)).batch
         with held_interrupts(may_hang=True), remembering():
             start = time.perf_counter()
@@ -311,8 +311,12 @@ class Pipeline:
             _log.info("%s: %s: %s, %.3f s", name, ", ".join(self.steps) or "no step", done, took)
             return model
 
-    def _choose(self, model: nn.Module, example: Any, amp: Amp) -> None:
-        """Replace the steps that ask for an example by those with the options that it leads to."""
+    def choose(self, model: nn.Module, example: Any, amp: Amp = "none") -> None:
+        """Let the steps that ask for an example choose their options, as `apply(model, example=)` does.
+
+        `example` is a batch before `format`, or a Workload; the model stays as it is.
+        """
+        check_module(model)
         several = isinstance(example, Workload)
         given = example.each(_as_example) if several else _as_example(example)
         for step in [step for step in self.steps.values() if step.without_example()]:

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
+from prepare.core.forward.nested import tensors_in
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.utils.options import plain
 from prepare.core.utils.suggest import choose, meant
@@ -40,8 +41,9 @@ PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
 
 def prepare(
     model: _Model,
-    memory_format: torch.memory_format | str | None = None,
+    memory_format: torch.memory_format | str | Any = None,
     *,
+    example: Any = None,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
     optimizer: Optimizer | None = None,
@@ -54,7 +56,9 @@ def prepare(
     Args:
         model: in training or evaluation mode; the same object with the same Parameters is returned.
         memory_format: of the weights of convolutions: `channels_last` (2-d), `channels_last_3d`, `by_rank`
-            (both) or `contiguous`; also torch's objects.
+            (both) or `contiguous`; also torch's objects. A batch in its place is the `example`.
+        example: a batch, as before `format`, or a Workload. `rewrite_conv` times the convolutions with it,
+            and runs those as other operations that are faster so.
         dtype: `float16` or `bfloat16`; batch and instance norms are kept. `float32` changes nothing.
         device: `cpu`, `cuda`, `mps` or `auto`; also torch's object.
         optimizer: its state is moved along with the parameters.
@@ -70,6 +74,8 @@ def prepare(
         RefusedError: the model cannot be prepared in its present state.
     """
     steps: dict[str, Any] = {}
+    if example is None and next(tensors_in(memory_format), None) is not None:
+        memory_format, example = None, memory_format
     if device is not None:
         steps["device"] = {"device": plain(device)}
     if dtype is not None and (name := _chosen("dtype", dtype, _DTYPES)):
@@ -83,11 +89,16 @@ def prepare(
         steps[REPAIR_STEP] = {}
     if steps and format_inputs:
         steps["input_format"] = {"attach": True}
+    if example is not None:
+        steps["rewrite_conv"] = {}
     if not steps:
-        raise ConfigError("prepare", "nothing is asked for", "give memory_format, dtype or device")
+        allowed = "give memory_format, dtype, device or example"
+        raise ConfigError("prepare", "nothing is asked for", allowed)
     pipeline = Pipeline.from_config(steps)
+    if example is not None:
+        pipeline.choose(model, example)
     plan = pipeline.plan(model, known_issues="ignore")
-    pipeline.apply(model, optimizer=optimizer, known_issues=known_issues)
+    pipeline.apply(model, optimizer=optimizer, known_issues=known_issues, example=example)
     PLANS[model] = plan
     return model
 

@@ -2,12 +2,14 @@
 
 import copy
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+import prepare
 from prepare import Workload, predict, verify
 from prepare.app.cli import main as cli
 from prepare.audit import Audit, audit
@@ -137,6 +139,27 @@ def test_the_fastest_of_several_rewrites_is_taken(clock, caplog):
     pipeline().apply(model, example=torch.randn(1, 3, 2, 4, 4))
     assert type(model[0]).__name__ == "LowerRankConv3d"
     assert "1 convolution runs as a 2-d convolution: 4.0x faster there (1 timed in" in caplog.text
+
+
+@pytest.mark.parametrize("how", [lambda x: {"example": x}, lambda x: {"memory_format": x}])
+def test_one_call_chooses_with_a_batch(clock, how):
+    model = Tower()
+    assert prepare.prepare(model, **how(patches())) is model
+    assert type(model.proj) is LinearConv3d
+    assert prepare.report(model, patches()).summary()["convolutions_rewritten"] == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "batch", "message"),
+    [
+        (nn.Conv2d, patches, "model: Conv2d is a class"),
+        (nn.Conv2d(3, 4, 1), lambda: 3, "memory_format: '3' is not allowed"),
+    ],
+    ids=["class", "number"],
+)
+def test_a_wrong_model_or_batch_is_one_line(model, batch, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        prepare.prepare(model, batch())
 
 
 def test_a_call_that_is_slower_counts_against_the_others(clock, monkeypatch):
