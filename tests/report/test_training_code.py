@@ -28,7 +28,7 @@ SMALL = ("input.shape=[1,3,16,16]", "bench=none", "verify=none", "flow=none")
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::prepare.errors.KnownIssueWarning")
 @pytest.mark.parametrize("words", [[], ["+steps.repair_layout={}"], ["precision=half"]], ids=str)
-def test_the_code_of_a_page_runs_in_training_mode(words, tmp_path, monkeypatch):
+def test_the_code_of_a_page_runs_for_a_model_in_training_mode(words, tmp_path, monkeypatch):
     assert cli.run([*WRONG, *SMALL, *words, f"hydra.run.dir={tmp_path}"]) == 0
     monkeypatch.chdir(tmp_path)
     code = training_code(json.loads((tmp_path / "plan.json").read_text()))
@@ -39,8 +39,8 @@ def test_the_code_of_a_page_runs_in_training_mode(words, tmp_path, monkeypatch):
     with torch.no_grad():
         exec(code, names)
     assert names["model"] is model
-    assert ('"repair_layout": {}' in code) == (not words)
-    assert model.training != ("precision=half" in words)
+    assert ('steps={"repair_layout": {}} in load' in code) == (not words)
+    assert model.training == (words == ["+steps.repair_layout={}"])
 
 
 def test_a_plan_of_an_older_version_gives_the_plain_code():
@@ -57,15 +57,16 @@ def test_the_code_of_a_job_under_autocast_runs_its_forward_in_one():
     assert names["output"].dtype is torch.bfloat16
 
 
-def test_one_call_trains_with_repairs_or_not_at_all():
-    plan = {"training_errors": ["wrong"], "training_steps": {"repair_layout": {}}}
-    assert one_line("r.yaml", plan) == (
-        'Pipeline.load("r.yaml", steps={"repair_layout": {}}).apply(model)'
-    )
-    only = one_line("r.yaml", {"training_errors": ["wrong"], "training_steps": None})
-    assert only == 'Pipeline.load("r.yaml").apply(model.eval())'
+@pytest.mark.parametrize("steps", [{"repair_layout": {}}, None])
+def test_the_code_applies_the_steps_that_were_verified_alone(steps):
+    plan = {"training_errors": ["wrong"], "training_steps": steps}
+    assert one_line("r.yaml", plan) == 'Pipeline.load("r.yaml").apply(model.eval())'
+    code = training_code(plan)
+    assert 'Pipeline.load("recipe.yaml")\nmodel = pipeline.apply(model.eval())' in code
+    assert ('steps={"repair_layout": {}} in load' in code) == bool(steps)
 
 
+@pytest.mark.filterwarnings("ignore::prepare.errors.KnownIssueWarning")
 @pytest.mark.parametrize("words", [["precision=bfloat16"], ["amp=bfloat16"]], ids=str)
 def test_pasted_code_runs_the_method_on_a_float32_batch(words, tmp_path, monkeypatch):
     of_coder = ("model._target_=coder_nets.Coder", "model.method=decode", "memfmt=channels_last_3d")

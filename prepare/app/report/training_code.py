@@ -7,17 +7,14 @@ from typing import Any
 
 from prepare.core.utils.wording import as_python
 
-# The letters of an argument list that fits on a line, in half of a page.
-_WIDTH = 45
-
 
 def training_code(
     plan: Mapping[str, Any] | None, amp: str = "none", *, method: str = "", waiting: str = ""
 ) -> str:
-    """Return code that loads the recipe, applies it to a `model`, also one in training mode, and calls it.
+    """Return code that loads the recipe, applies it to a `model` as the run has, and calls it.
 
-    `plan` is the content of `plan.json`. If training with the recipe is an error, the code adds the steps
-    that repair it, or prepares the model for inference. `amp` is the autocast of the forward; `method` is
+    `plan` is the content of `plan.json`. If training with the recipe is an error, the code prepares the model
+    for inference, and names the steps that training needs. `amp` is the autocast of the forward; `method` is
     called in place of the model itself; it was timed with the variables `waiting` in the environment.
     """
     plan = plan or {}
@@ -26,13 +23,14 @@ def training_code(
     lines += ["import torch"] if amp != "none" else []
     lines += ["from prepare.pipeline import Pipeline", ""]
     if repairs:
-        names = " and ".join(repairs)
-        lines.append(f"# Without {names}, training mode is an error: see Warnings.")
+        lines.append("# For inference, as in this run. Training, which is an error without it")
+        lines.append(
+            f"# and was not looked at, needs steps={as_python(repairs)} in load: see Warnings."
+        )
     elif errors:
         lines.append("# For inference only: training mode is an error, see Warnings.")
-    load, prepared = _load_and_model("recipe.yaml", repairs, errors=bool(errors), width=_WIDTH)
-    lines.append(f"pipeline = {load}")
-    lines.append(f"model = pipeline.apply({prepared})  # in place, the same object")
+    lines.append('pipeline = Pipeline.load("recipe.yaml")')
+    lines.append(f"model = pipeline.apply({_model(errors)})  # in place, the same object")
     indent = ""
     if amp != "none":
         device = plan.get("steps", {}).get("device", {}).get("device", "cpu").partition(":")[0]
@@ -47,22 +45,15 @@ def one_line(path: str, plan: Mapping[str, Any], *, method: str = "", formats: b
 
     It ends with a call if that is not `model(batch)`: with `formats` a batch has to be formatted.
     """
-    repairs, errors = plan.get("training_steps") or {}, bool(plan.get("training_errors"))
-    load, prepared = _load_and_model(path, repairs, errors=errors)
+    load, prepared = f'Pipeline.load("{path}")', _model(plan.get("training_errors"))
     if not (method or formats):
         return f"{load}.apply({prepared})"
     return f"pipeline = {load}; pipeline.apply({prepared}); {_call(method)}"
 
 
-def _load_and_model(
-    path: str, repairs: Mapping[str, Any], *, errors: bool, width: int | None = None
-) -> tuple[str, str]:
-    """Return the call that loads a recipe, and the model as `apply` takes it."""
-    steps = f", steps={as_python(repairs)}" if repairs else ""
-    arguments = f'"{path}"{steps}'
-    if width is not None and len(arguments) > width:
-        arguments = f"\n    {arguments}\n"
-    return f"Pipeline.load({arguments})", "model" if repairs or not errors else "model.eval()"
+def _model(errors: Any) -> str:
+    """Return the model as `apply` takes it, if training with the recipe has these errors."""
+    return "model.eval()" if errors else "model"
 
 
 def _call(method: str) -> str:

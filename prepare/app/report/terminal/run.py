@@ -170,21 +170,15 @@ class RunOutput:
         if found.section == "reproduce":
             path = self._path("recipe.yaml")
             method, formats = results.model.partition(".")[2], _is_formatted(results.pipeline)
-            training = {
-                "training_steps": plan.training_steps,
-                "training_errors": plan.training_errors,
-            }
+            training = {"training_errors": plan.training_errors}
             call = one_line(path, training, method=method, formats=formats)
             if results.waiting and results.figures().get("time_ratio"):
                 call += f" in a program started with {results.waiting}"
             added = [step(name, **options) for name, options in (plan.training_steps or {}).items()]
-            command = f"by command {' '.join([f'recipe={path}', *added])}"
-            note = (
-                "; training needs what is added to the recipe, which was not timed" if added else ""
-            )
+            note = f"; training needs {' '.join(added)}, which was not timed" if added else ""
             if results.amp != "none":
                 note += f"; call it under torch.autocast to {results.amp}"
-            return [f"{call}, or {command}{note}"]
+            return [f"{call}, or by command recipe={path}{note}"]
         said = [text for each in documents for _, text in each.rows]
         said += [each.remark for document in documents for each in document.answers]
         if not found.remark or any(
