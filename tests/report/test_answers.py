@@ -15,7 +15,7 @@ from prepare.app.job.results import SavedResults
 from prepare.app.report.charts import laid_out
 from prepare.app.report.documents import answers, shown_of, stage_documents
 from prepare.app.report.documents import verdict as verdict_of
-from prepare.app.report.render import breakable
+from prepare.app.report.render import breakable, short
 from prepare.app.report.sentences import verified_text
 from prepare.audit import Audit
 from prepare.core.document import Axis, Bar, Bars, Plane, Point
@@ -358,3 +358,14 @@ def test_repairs_that_cost_what_the_layout_wins_are_not_advised():
 def test_the_flow_of_an_unprepared_model_says_how_to_prepare_it():
     run = SavedResults(name="run", found={"flow": made.flow(0)})
     assert found(run)[-1] == ("plain", "Leave out task=flow to prepare it", "")
+
+
+def test_a_long_text_is_cut_between_words():
+    text = "2 add in WanResidualBlock, 2 more backward; 21 of 25 convolutions return another layout"
+    cut = short(text, 60)
+    head, tail = cut.split("…")
+    assert text.startswith(head)
+    assert text.endswith(tail)
+    assert (head[-1], tail[0]) == (" ", " ")
+    assert 40 < len(cut) <= 60
+    assert len(short("n" * 100, 60)) == 60

@@ -21,8 +21,8 @@ from prepare.app.report.pages.sweep_page import sweep_page, write_sweep_page
 from prepare.app.report.sweep_table import conclusions, right_text
 from prepare.app.sweep.locks import Claim
 from prepare.app.sweep.manifest import SweepManifest, job_claim, write_sweep_manifest
-from prepare.app.sweep.ranking import rank
-from prepare.app.sweep.summary import read_summary
+from prepare.app.sweep.ranking import rank, sweep_command
+from prepare.app.sweep.summary import Summary, SweepRow, read_summary
 from prepare.core.utils.numbers import verdict_text
 
 
@@ -62,6 +62,7 @@ def test_the_page_recommends_the_best_row(swept):
     found = Reader(page_of(swept))
     for phrase in (
         "unet3d: 6 runs",
+        "python run.py --multirun model=unet3d memfmt=",
         "Did all rows end well? 4 of 6 ok 1 failed, 1 interrupted",
         "Best: #4 memfmt=channels_last_3d precision=bfloat16, 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x).",
         "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16",
@@ -71,6 +72,16 @@ def test_the_page_recommends_the_best_row(swept):
         "Right Right pass 0.004",
     ):
         assert phrase in found.text, phrase
+
+
+def test_the_command_of_a_sweep_has_every_choice():
+    def of(*rows):
+        named = [SweepRow(n, {}, "ok", overrides=words) for n, words in enumerate(rows)]
+        return sweep_command(Summary(named, []))
+
+    first, second = ("+model.n=1", "~bench", "memfmt=a"), ("+model.n=1", "~bench", "memfmt=b")
+    assert of(first, second) == "python run.py --multirun +model.n=1 '~bench' memfmt=a,b"
+    assert of(first, ("+model.n=2", "~bench", "memfmt=b")) == ""  # not every combination
 
 
 def test_the_matrix_has_a_cell_for_each_pair_of_choices(swept):

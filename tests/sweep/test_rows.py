@@ -26,6 +26,8 @@ def test_each_row_is_a_record_with_every_override_and_figure(swept):
     assert (rows[2]["status"], rows[2]["time_ratio"]) == ("failed", None)
     assert "slow_conv3d" in rows[2]["reason"]
     assert (rows[5]["folder"], rows[5]["precision"]) == (None, "half")
+    assert str(rows).startswith("6 rows of a sweep: #0 ok, #1 ok, #2 failed, ")
+    assert "\n" not in str(rows)
 
 
 def test_a_folder_that_is_no_sweep_is_refused(tmp_path):

@@ -47,10 +47,17 @@ def printable_value(value: Any) -> Any:
 
 
 def short(value: Any, limit: int = 120) -> str:
-    """Return a text of at most `limit` letters; leave its middle out if it is longer."""
+    """Return a text of at most `limit` letters; leave out whole words in its middle if it is longer."""
     text = printable(str(value)[: 4 * limit] + str(value)[4 * limit :][-limit:])
-    head = limit * 2 // 3
-    return text if len(text) <= limit else f"{text[:head]}…{text[head + 1 - limit :]}"
+    if len(text) <= limit:
+        return text
+    head, tail = text[: limit * 2 // 3], text[limit * 2 // 3 + 1 - limit :]
+    # A name without spaces is cut where the room ends.
+    if (at := head.rfind(" ")) > len(head) // 2:
+        head = head[: at + 1]
+    if 0 <= (at := tail.find(" ")) < len(tail) // 2:
+        tail = tail[at:]
+    return f"{head}…{tail}"
 
 
 def breakable(text: str) -> Markup:

@@ -29,7 +29,11 @@ def title_text(
     model: str, steps: Mapping[str, Mapping[str, Any] | None], audit: Audit, amp: str
 ) -> str:
     """Return `UNet3d on cpu, channels_last_3d + repair_layout: 18 of 18 convolutions converted`."""
-    return f"{declared_text(model, steps, audit.summary['devices'], amp)}: {converted_text(audit)}"
+    text, half = converted_text(audit), steps.get("half")
+    formats = {o["memory_format"] for o in steps.values() if o and "memory_format" in o}
+    if half and formats <= {"contiguous"}:
+        text = text.replace(" converted", f" converted to {_first(half)}", 1)
+    return f"{declared_text(model, steps, audit.summary['devices'], amp)}: {text}"
 
 
 def declared_text(

@@ -7,11 +7,18 @@ from typing import Any
 
 from prepare.app.sweep.ranking import rank
 from prepare.app.sweep.summary import read_summary
+from prepare.core.utils.text import plural
 from prepare.errors import ConfigError
 
 
 class SweepRows(list[dict[str, Any]]):
     """The rows of a sweep by number: a list of records that all have the same keys."""
+
+    def __repr__(self) -> str:
+        """Return one line: the records of a sweep fill pages."""
+        rows = ", ".join(f"#{each['number']} {each['status']}" for each in self[:20])
+        more = ", ..." if len(self) > 20 else ""
+        return f"{plural(len(self), 'row')} of a sweep: {rows}{more}; to_dataframe() makes a table"
 
     def to_dataframe(self) -> Any:
         """Return the rows as a `pandas.DataFrame`, a column for each key.

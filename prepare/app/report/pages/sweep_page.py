@@ -25,7 +25,14 @@ from prepare.app.report.sweep_table import (
     shared_rows,
     verdict_of,
 )
-from prepare.app.sweep.ranking import RankedGroup, Ranking, command, first_timing, rank
+from prepare.app.sweep.ranking import (
+    RankedGroup,
+    Ranking,
+    command,
+    first_timing,
+    rank,
+    sweep_command,
+)
 from prepare.app.sweep.summary import UNENDED, Summary, SweepRow
 from prepare.core.document import (
     LAYOUT,
@@ -84,6 +91,7 @@ def sweep_page(summary: Summary, folder: Path) -> str:
         documents,
         cards=sweep_cards(summary, sweep.ranking),
         about=("report of a sweep",),
+        command=sweep_command(summary),
     )
 
 
