@@ -19,6 +19,7 @@ import yaml
 from torch import nn
 
 from failing_operations import first_middle_and_last, interrupt_at
+from made import tuning, write_run
 from mutations import places
 from prepare import checkpoint, recipe
 from prepare.app.cli.replay import _configuration
@@ -42,7 +43,6 @@ from prepare.pipeline import Pipeline
 from prepare.stages import contract
 from prepare.stages.contract.records import Contract
 from prepare.stages.tune.cache import Cache, age
-from whole_records import tuning, write_run
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="asks for limits and /proc of Linux"

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from made_benches import bench, comparison, ran, verified
+from made import bench_of, comparison, ran, verification
 from prepare import Workload
 from prepare.app.job.headline import headline
 from prepare.core.document import ReportContext, Table
@@ -31,7 +31,7 @@ def both(first, second=None):
     """The bench of two sizes: a call of the unprepared model takes 40 ms in the first, 4 s in the second."""
     second = second or comparison(0.5, interval=(0.48, 0.53))
     rows = tuple(replace(row, seconds=row.seconds * 100) for row in second.rows)
-    return Bench.merged([(SMALL, bench(first)), (LARGE, bench(replace(second, rows=rows)))])
+    return Bench.merged([(SMALL, bench_of(first)), (LARGE, bench_of(replace(second, rows=rows)))])
 
 
 def test_the_whole_counts_each_call_by_its_time():
@@ -54,15 +54,15 @@ def test_the_whole_counts_each_call_by_its_time():
 
 
 def test_a_size_without_weight_is_shown_and_does_not_count():
-    found = Bench.merged([(replace(SMALL, weight=0.0), bench(slower())), (LARGE, bench())])
+    found = Bench.merged([(replace(SMALL, weight=0.0), bench_of(slower())), (LARGE, bench_of())])
     assert found.headline.ratio == pytest.approx(0.73)
     assert len(found.cases[0].sizes) == 2
 
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_size_that_is_not_compared_leaves_the_whole_without_a_ratio(lost):
-    missing = replace(bench(), cases=(Case(what="inference", reason="too long"),))
-    pairs = [(SMALL, bench()), (LARGE, bench())]
+    missing = replace(bench_of(), cases=(Case(what="inference", reason="too long"),))
+    pairs = [(SMALL, bench_of()), (LARGE, bench_of())]
     pairs[lost] = (pairs[lost][0], missing)
     found = Bench.merged(pairs)
     name = pairs[lost][0].name
@@ -95,7 +95,7 @@ def test_the_first_screen_says_where_the_sign_changes():
         ("batch 4", "1", "prepared", "2.00 s"),
     ]
     wrong = bench_document(
-        ReportContext(found={"bench": both(slower()), "verify": verified(status="fail")})
+        ReportContext(found={"bench": both(slower()), "verify": verification(status="fail")})
     )
     assert wrong.answers[0].kind == "plain"
 
@@ -120,7 +120,7 @@ def test_a_record_is_read_back_and_of_one_size_has_no_new_key(tmp_path):
     found = both(slower())
     found.save(tmp_path / "bench.json")
     assert Bench.load(tmp_path / "bench.json") == found
-    bench().save(tmp_path / "one.json")
+    bench_of().save(tmp_path / "one.json")
     assert '"size' not in (tmp_path / "one.json").read_text()
 
 

@@ -23,6 +23,7 @@ from prepare.core.utils.environment import environment
 from prepare.core.utils.packages import version_of
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line
+from prepare.core.utils.user_code import causes
 from prepare.core.utils.wording import argument
 from prepare.errors import ConfigError, FileError, PrepareError, RefusedError
 from prepare.pipeline import Pipeline
@@ -405,6 +406,5 @@ class ExportSession:
 
 
 def _error_text(error: BaseException) -> str:
-    """Return the first line of an error, and that of its cause."""
-    text = f"{type(error).__name__}: {first_line(error)}"
-    return f"{text}; {_error_text(error.__cause__)}" if error.__cause__ else text
+    """Return the first line of an error, and those of its causes."""
+    return "; ".join(f"{type(each).__name__}: {first_line(each)}" for each in causes(error))
