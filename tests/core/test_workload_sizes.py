@@ -1,13 +1,21 @@
 """Examples of several sizes: their names, their keys on the command line, and verdicts in words."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
 
 import prepare
 from prepare import Workload
 from prepare.core.forward.example_input import build_examples, read_example
-from prepare.core.forward.workload import for_each_size, head_of, naming, sizes_of
-from prepare.core.utils.sizes import Size, verdicts_text
+from prepare.core.forward.workload import (
+    Size,
+    for_each_size,
+    head_of,
+    naming,
+    sizes_of,
+    verdicts_text,
+)
 from prepare.errors import ConfigError, ModelError
 
 
@@ -126,6 +134,12 @@ def test_an_entry_without_an_input_is_wrong():
         read_example({"workload": [{"weight": 2}]})
 
 
+class Row(NamedTuple):
+    verdict: str
+    ratio: float | None
+    ratio_interval: tuple[float, float] | None = None
+
+
 FASTER, SLOWER, SAME = ("faster", 0.8), ("slower", 1.08), ("no difference", 1.0)
 
 
@@ -143,5 +157,6 @@ FASTER, SLOWER, SAME = ("faster", 0.8), ("slower", 1.08), ("no difference", 1.0)
 )  # fmt: skip
 def test_verdicts_are_told_by_where_they_change(verdicts, text):
     sizes = [Size(f"batch {count}", 1.0, count) for count in (1, 4, 8)]
-    found = [(size, *verdict) for size, verdict in zip(sizes, verdicts, strict=True)]
-    assert verdicts_text(found) == verdicts_text(found[::-1]) == text
+    rows = [Row(*verdict) for verdict in verdicts]
+    found = dict(zip(sizes, rows, strict=True))
+    assert verdicts_text(found) == verdicts_text(dict(reversed(found.items()))) == text

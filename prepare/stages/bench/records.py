@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
+from prepare.core.forward.workload import Size  # noqa: TC001  read at run time
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.machine import busy_sentence, disturbance
 from prepare.core.utils.numbers import Interval, finite
-from prepare.core.utils.sizes import Size, SizeVerdict
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
 from prepare.stages.bench.statistics import Estimate
@@ -117,16 +117,6 @@ class Comparison(Readable):
         return combine_sizes([replace(comparison, size=size) for size, comparison in found])
 
     @property
-    def verdicts(self) -> list[SizeVerdict]:
-        """Each size with the verdict on the first variant that is not the baseline."""
-        each = ((c.size, Case(what="", comparison=c).row) for c in self.sizes)
-        return [
-            SizeVerdict(size, row.verdict, row.ratio, row.ratio_interval)
-            for size, row in each
-            if size
-        ]
-
-    @property
     def noise(self) -> float | None:
         """By what factor the baseline differed from itself; None if that is not known."""
         return self.aa.noise if self.aa else None
@@ -171,12 +161,11 @@ class Case:
     reason: str = ""
 
     @property
-    def sizes(self) -> list[Case]:
-        """The cases of each size of a workload, named by it; empty for one size."""
+    def sizes(self) -> dict[Size, Case]:
+        """The case of each size of a workload, named by it; empty for one size."""
         each = self.comparison.sizes if self.comparison else ()
-        return [
-            replace(self, what=f"{self.what}, {c.size.name}", comparison=c) for c in each if c.size
-        ]
+        cases = ((c.size, f"{self.what}, {c.size.name}", c) for c in each if c.size)
+        return {size: replace(self, what=what, comparison=c) for size, what, c in cases}
 
     @property
     def row(self) -> VariantResult:
@@ -244,9 +233,10 @@ class Bench(JsonRecord, Readable):
                 continue
             for comparison in (case.comparison, *case.comparison.sizes):
                 check_comparison(comparison)
-            for row in case.comparison.rows:
-                if row.verdict not in (*VERDICTS, _OLD_VERDICT):
-                    raise ValueError(f"{row.verdict!r} is not a verdict")
+                known = VERDICTS if comparison.size else (*VERDICTS, _OLD_VERDICT)
+                for row in comparison.rows:
+                    if row.verdict not in known:
+                        raise ValueError(f"{row.verdict!r} is not a verdict")
 
 
 def _merged(found: Sequence[tuple[Size, Case]]) -> Case:

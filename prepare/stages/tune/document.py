@@ -30,6 +30,7 @@ from prepare.core.document import (
     Where,
     columns,
 )
+from prepare.core.forward.workload import place
 from prepare.core.utils.machine import busy_sentence, disturbed_times
 from prepare.core.utils.numbers import (
     doubt,
@@ -42,7 +43,6 @@ from prepare.core.utils.numbers import (
     tolerance_text,
     verdict_text,
 )
-from prepare.core.utils.sizes import place
 from prepare.core.utils.text import capitalized, plural, printable, size
 from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 

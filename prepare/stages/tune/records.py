@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from prepare.core.forward.workload import Size  # noqa: TC001  read at run time
 from prepare.core.utils.environment import check_environment
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
-from prepare.core.utils.sizes import Size, without_empty_sizes
 from prepare.errors import TuneError
 from prepare.patterns import NORMS, exactly
 from prepare.stages.bench import statistics
@@ -209,8 +209,7 @@ class Tuning(JsonRecord, Readable):
         )
 
     def content(self) -> dict[str, Any]:
-        written = asdict(self, dict_factory=without_empty_sizes)
-        return {key: value for key, value in written.items() if key != "from_file"}
+        return {k: v for k, v in JsonRecord.content(self).items() if k != "from_file"}
 
     def as_read(self) -> Self:
         return replace(self, from_file=True)
