@@ -115,14 +115,6 @@ class CandidateResult:
     kept: tuple[KeptModule, ...] = field(default=(), metadata={"late": True})
     sizes: tuple[SizeTime, ...] = field(default=(), metadata={"late": True})
 
-    def verdict(self, size: int, noise: float | None) -> str:
-        """Return the verdict on it against the unprepared model at a size of a workload."""
-        at_size = self.sizes[size]
-        if at_size.ratio is None:
-            return "not compared"
-        measured = statistics.Estimate(at_size.ratio, at_size.ratio_interval)
-        return statistics.verdict(measured, noise or math.inf)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Tuning(JsonRecord, Readable):
@@ -161,12 +153,13 @@ class Tuning(JsonRecord, Readable):
         """Return the row of a candidate; raise KeyError if there is no such candidate."""
         return {row.name: row for row in self.rows}[name]
 
-    def verdict(self, row: CandidateResult) -> str:
+    def verdict(self, row: CandidateResult | SizeTime) -> str:
         """Return `faster`, `slower`, `no difference` or `unclear`: a recipe against the unprepared model.
 
-        The unprepared model is the `baseline`, and a recipe that was not timed is `not compared`.
+        The unprepared model is the `baseline`, and a recipe that was not timed is `not compared`; a
+        `SizeTime` is that of a recipe.
         """
-        if row.name == UNPREPARED:
+        if isinstance(row, CandidateResult) and row.name == UNPREPARED:
             return "baseline"
         if row.ratio is None:
             return "not compared"
