@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from prepare.app.job.results import Analyses
-from prepare.core.forward.workload import each_of, head_of
+from prepare.core.forward.workload import each_of
 from prepare.core.utils import files
 from prepare.core.utils.json_records import Readable
 from prepare.core.utils.suggest import choose
@@ -119,8 +119,7 @@ def report(
         remedy = "give copy.deepcopy(model), taken before it was prepared"
         raise ConfigError("reference", "is needed for verify and bench", remedy)
     follow = flows.observe if flow == "observe" else flows.predict
-    head = head_of(batch)
-    formatted = head if pipeline is None else pipeline.format(head)
+    formatted = batch if pipeline is None else pipeline.format(batch)
     found: dict[str, Any] = {"flow": follow(model, formatted, backward=mode == "train")}
     if verify and reference is not None:
         from prepare.stages.verify import verify as compare

@@ -428,7 +428,7 @@ class Pipeline:
         weights, without which the model raises; the step `input_format` gives the memory format too.
         """
         for step in self._phases.inputs or self._needed_format():
-            batch = step.format(batch)
+            batch = each_of(batch, step.format)
         return batch
 
     def _needed_format(self) -> list[InputFormat]:

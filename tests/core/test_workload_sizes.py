@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from torch import nn
 
 import prepare
 from prepare import Workload
@@ -17,6 +18,7 @@ from prepare.core.forward.workload import (
     verdicts_text,
 )
 from prepare.errors import ConfigError, ModelError
+from prepare.pipeline.shortcut import PLANS
 
 
 def sized(*shapes, **how):
@@ -70,6 +72,25 @@ def test_what_takes_one_size_gets_that_with_the_most_weight():
     assert [size.weight for size, _ in sizes_of(workload)] == [1, 5]
     assert len(sizes_of("an example")) == 1
     assert prepare.Workload is Workload
+
+
+def test_a_function_of_one_example_takes_the_heaviest_size():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    workload = sized((1, 3, 4, 4), (2, 3, 6, 6), weights=[1, 5])
+    for follow in (prepare.predict, prepare.observe):
+        found, expected = follow(model, workload), follow(model, workload.examples[1])
+        assert (found.status, found.convolutions) == ("ok", expected.convolutions)
+    named = Workload([{"x": torch.zeros(1, 2)}, {"x": torch.zeros(3, 2)}])
+    assert (named.args, named.kwargs["x"].shape) == ((), (1, 2))
+
+
+def test_a_workload_is_formatted_and_prepared_with():
+    pipeline = prepare.Pipeline.from_config({"half": {"dtype": "bfloat16"}, "input_format": {}})
+    formatted = pipeline.format(sized((1, 3), (4, 3), weights=[1, 5]))
+    assert [each.dtype for each in formatted.examples] == [torch.bfloat16] * 2
+    assert [size.weight for size in formatted.sizes] == [1, 5]
+    model = prepare.prepare(nn.Conv2d(3, 4, 1).eval(), sized((1, 3, 4, 4), (2, 3, 4, 4)))
+    assert list(PLANS[model].steps) == ["rewrite_conv"]
 
 
 def test_a_function_is_called_for_each_size_with_its_own_values():

@@ -19,6 +19,8 @@ from prepare.errors import ConfigError, ModelError, Problem
 if TYPE_CHECKING:
     import torch
 
+    from prepare.core.forward.call import Call
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 _ORDER = ("faster", "slower", "no difference", "unclear", "failed", "not compared", "baseline")
@@ -46,6 +48,8 @@ class Size:
 class Workload:
     """Example inputs of several sizes: given in place of one, every size is verified and timed.
 
+    What takes one example takes that with the most weight, the first of several.
+
     Args:
         examples: each what is given in place of one example: a tensor, a tuple of positional arguments, a
             mapping of named arguments, or an Example.
@@ -68,9 +72,7 @@ class Workload:
         given = (1.0,) * len(self.examples) if weights is None else tuple(weights)
         if problems := list(_problems(len(self.examples), given)):
             raise ConfigError.of(problems)
-        from prepare.core.forward.call import call_of
-
-        tensors = [call_of(example).tensors() for example in self.examples]
+        tensors = [_call(example).tensors() for example in self.examples]
         names = _names(tensors)
         for index, name in enumerate(names):
             if name in names[:index]:
@@ -94,14 +96,19 @@ class Workload:
         return Workload(map(change, self.examples), weights=weights)
 
     @property
-    def head(self) -> Any:
-        """The example with the most weight, the first of several: for what takes one size."""
-        return max(self, key=lambda each: each[0].weight)[1]
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments of the example with the most weight."""
+        return _call(head_of(self)).args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The named arguments of the example with the most weight."""
+        return _call(head_of(self)).kwargs
 
 
 def head_of(batch: Any) -> Any:
-    """Return the example itself, or that of a workload with the most weight."""
-    return batch.head if isinstance(batch, Workload) else batch
+    """Return the example itself, or that of a workload with the most weight, the first of several."""
+    return max(sizes_of(batch), key=lambda each: each[0].weight)[1]
 
 
 def sizes_of(batch: Any) -> list[tuple[Size, Any]]:
@@ -116,9 +123,7 @@ def each_of(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 def least_batch(batch: Any) -> int | None:
     """Return the smallest batch of all sizes; None if no tensor has one."""
-    from prepare.core.forward.call import call_of
-
-    batches = [call_of(example).batch for _, example in sizes_of(batch)]
+    batches = [_call(example).batch for _, example in sizes_of(batch)]
     return min((count for count in batches if count is not None), default=None)
 
 
@@ -160,6 +165,12 @@ def naming(size: Size) -> Iterator[None]:
             raise
         problems = (replace(p, wrong=f"at {size.name}: {p.wrong}") for p in error.problems)
         raise ModelError.of(problems) from error
+
+
+def _call(example: Any) -> Call:
+    from prepare.core.forward.call import call_of
+
+    return call_of(example)
 
 
 def _problems(count: int, weights: Sequence[float]) -> Iterator[Problem]:
