@@ -16,8 +16,7 @@ import torch
 
 from prepare import recipe
 from prepare.core.forward.call import Call, call_of
-from prepare.core.forward.input_formatter import FormatHook
-from prepare.core.forward.workload import each_of, sizes_of
+from prepare.core.forward.workload import Workload, each_of, sizes_of
 from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.utils.environment import environment
 from prepare.core.utils.packages import version_of
@@ -257,8 +256,7 @@ class ExportSession:
                 raise RefusedError("model", f"cannot be copied: {error}") from error
             self.taken_out = tuple(take_out(model, exporter, self.pipeline))
             judge = Reference(self.reference, model, self.call)
-            strides = FormatHook.step in exporter.keeps
-            wrapped, formats = with_format(model, self.pipeline, self.call, strides=strides)
+            wrapped, formats = with_format(model, self.pipeline, self.call, exporter)
             note(judge.judge(outputs_of(wrapped, self.call), self.call))
         inputs = inputs_of(wrapped, self.call, exporter.dynamic)
         self.contract = replace(self.contract, inputs=inputs, formats_inputs=formats)
