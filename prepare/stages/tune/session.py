@@ -224,7 +224,7 @@ class TuningSession:
         except CandidateError as error:
             raise ModelError("the unprepared model", str(error)) from None
         except KeyboardInterrupt as error:
-            if not race.rounds:
+            if not race.rounds.count:
                 raise
             winner, stopped = race.stop(), error
         noise = finite(statistics.noise(race.standings.control_ratio()))
@@ -239,7 +239,7 @@ class TuningSession:
             allow=self.options.allow,
             budget=self.options.budget,
             seconds=round(self.clock() - began, 3),
-            rounds=race.rounds,
+            rounds=race.rounds.count,
             noise=noise,
             made=datetime.now().astimezone().isoformat(timespec="seconds"),
             from_cache=False,
