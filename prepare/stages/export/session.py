@@ -16,7 +16,7 @@ import torch
 
 from prepare import recipe
 from prepare.core.forward.call import Call, call_of
-from prepare.core.forward.workload import Workload, each_of, sizes_of
+from prepare.core.forward.workload import each_of, sizes_of
 from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.utils.environment import environment
 from prepare.core.utils.packages import version_of
