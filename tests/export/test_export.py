@@ -174,7 +174,9 @@ def test_a_stage_that_cannot_be_done_ends_the_export(exported):
 
 def test_the_cause_of_an_error_is_named(exported, monkeypatch):
     def lower(self, program, metadata):
-        raise RuntimeError("a pass \x1b[96mfailed\x1b[0m") from ValueError("no volumes\nat all")
+        cause = ValueError("no volumes\nat all")
+        error = cause.__cause__ = RuntimeError("a pass \x1b[96mfailed\x1b[0m")  # a circle ends
+        raise error from cause
 
     monkeypatch.setattr(EXPORTERS["Stub"], "lower", lower)
     found = exported("Stub")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from flow_checks import Net, cl
-from made_runs import blocks, copied, event, flow_of, hostile_flow, module
+from made import blocks, copied, event, flow_of, hostile_flow, module, show
 from page_reader import READABLE, READABLE_PICTURE, TEMPLATES, contrast
 from prepare.app.report.charts import cut, width_of
 from prepare.app.report.pages.section import section_body
@@ -23,8 +23,7 @@ from prepare.core.forward.run_example import LayoutCount
 from prepare.errors import FlowError
 from prepare.stages.flow import Flow, observe, predict
 from prepare.stages.flow.document import flow_document, flow_sentence
-from prepare.stages.flow.records import Copy, Remedy
-from shown_records import show
+from prepare.stages.flow.records import Remedy
 
 
 def test_a_flow_round_trips_through_its_file_byte_by_byte(tmp_path):
@@ -107,11 +106,8 @@ def test_a_contiguous_model_is_told_that_nothing_was_asked_for(tmp_path, capsys)
 
 
 def test_copies_without_a_break_name_their_operation():
-    copy = Copy(module="a", type="GroupNorm", operation="aten.clone", bytes=2048, phase="forward", why="", count=1)  # fmt: skip
-    flow = replace(predict(Net(lambda net, x: x), cl(2, 4, 8, 8)), copies=(copy,))
-    assert flow_sentence(flow) == (
-        "no breaks, 2.0 KiB copied per forward inside clone in GroupNorm"
-    )
+    flow = flow_of(copies=[copied("a", 2048, type="GroupNorm", why="")])
+    assert flow_sentence(flow) == "no breaks, 2.0 KiB copied per forward inside clone in GroupNorm"
 
 
 def test_outputs_beside_an_ineffective_weight_are_explained():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from prepare.core.utils.numbers import verdict_text
 from prepare.core.utils.text import first_line
 from prepare.stages.bench import statistics
-from prepare.stages.bench.samples import Series
+from prepare.stages.bench.rounds import Rounds
 from prepare.stages.bench.variant import Variant
 
 # A format is wrong only if its error is this many times that of the contiguous format.
@@ -157,11 +156,11 @@ def pace(
 def _ratio(timers: list[Callable[[], float]], seconds: float) -> statistics.Estimate:
     """Time both in each round, in random order; return the median ratio and its 99 % interval."""
     times: tuple[list[float], list[float]] = ([], [])
-    order, began = random.Random(0), time.perf_counter()  # noqa: S311  the order of two timings
-    while len(times[0]) < _MAX_ROUNDS:
-        if time.perf_counter() - began > seconds and len(times[0]) >= _MIN_ROUNDS:
-            break
-        for index in order.sample((0, 1), 2):
+    rounds = Rounds(time.perf_counter)
+    while rounds.count < _MIN_ROUNDS or (
+        rounds.count < _MAX_ROUNDS and rounds.seconds() <= seconds
+    ):
+        for index in rounds.turns((0, 1)):
             times[index].append(timers[index]())
     return statistics.ratio(*times, 0.99)
 
@@ -174,8 +173,8 @@ def _timer(
     if change is not None:
         change(module)
     variant = Variant(str(case), module, formatter=None, train=True)
-    series, batch = Series(variant, torch.device(device)), given.requires_grad_()
-    return lambda: series.sample(batch, time.perf_counter)
+    batch = given.requires_grad_()
+    return lambda: variant.sample(batch, time.perf_counter)
 
 
 def _run(case: OperationCase, module: nn.Module, given: Tensor) -> dict[str, Tensor]:

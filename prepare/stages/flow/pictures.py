@@ -62,7 +62,7 @@ def layout_strip(flow: Flow, *, width: int, style: Callable[[str], str]) -> Layo
 
 def _left(event: Event) -> str:
     """Return the layout of the tensor that a break leaves."""
-    formats = ()
+    formats: tuple[str, ...] = ()
     if len(event.shape) == len(event.after):  # a file may hold anything
         formats = satisfied(event.shape, event.after)
     return formats[0] if formats else "other"
