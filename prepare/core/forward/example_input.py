@@ -235,6 +235,11 @@ def _read(
                 )
         return Example(factory=given.factory)
     items = {f"{where}.args[{index}]": item for index, item in enumerate(given.args or [])}
+    if isinstance(given.shape, Mapping):
+        named = ",".join(f"{key}:{{shape:[...]}}" for key in given.shape)
+        remedy = f"for arguments of these names give {where}.kwargs={{{named}}}"
+        problems.append(Problem(f"{where}.shape", "is a mapping, not a list of sizes", remedy))
+        return Example()
     if given.shape is not None:
         if items:
             remedy = f"drop one of them, with {where}.shape=null or {where}.args=null"
