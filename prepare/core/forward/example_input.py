@@ -236,8 +236,8 @@ def _read(
         return Example(factory=given.factory)
     items = {f"{where}.args[{index}]": item for index, item in enumerate(given.args or [])}
     if isinstance(given.shape, Mapping):
-        named = ",".join(f"{key}:{{shape:[...]}}" for key in given.shape)
-        remedy = f"for arguments of these names give {where}.kwargs={{{named}}}"
+        shapes = ",".join(f"{key}:{{shape:[...]}}" for key in given.shape)
+        remedy = f"for arguments of these names give {where}.kwargs={{{shapes}}}"
         problems.append(Problem(f"{where}.shape", "is a mapping, not a list of sizes", remedy))
         return Example()
     if given.shape is not None:
