@@ -32,11 +32,11 @@ from prepare.app.sweep import locks
 from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest, write_sweep_manifest
 from prepare.audit import Audit, audit
 from prepare.core.forward.explain_error import explained
+from prepare.core.forward.workload import Size, place
 from prepare.core.model import doctor_findings
 from prepare.core.utils import files
 from prepare.core.utils.machine import disturbed_part
 from prepare.core.utils.options import read_size
-from prepare.core.utils.sizes import Size, place
 from prepare.core.utils.text import csv_text
 from prepare.errors import ConfigError, PrepareError
 from prepare.pipeline import Pipeline

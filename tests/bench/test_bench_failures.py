@@ -11,9 +11,7 @@ from clocks import Clock, noisy
 from prepare.errors import ConfigError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import VariantResult, compare
-from prepare.stages.bench.samples import Series
 from prepare.stages.bench.session import _check_place
-from prepare.stages.bench.variant import Variant
 
 BATCH = torch.ones(4, 3)
 
@@ -145,9 +143,7 @@ def test_a_missing_device_is_refused_without_fallback():
 
 
 def test_a_variant_on_another_device_than_required_fails():
-    lies_there = Series(
-        Variant("a", nn.Identity(), formatter=None, train=False), torch.device("cuda:0")
-    )
+    lies_there = torch.device("cuda:0")
     for device in ("cpu", "cuda:1"):
         with pytest.raises(RefusedError, match=f"it is on cuda:0, not on {device}; move it there"):
             _check_place(lies_there, device)

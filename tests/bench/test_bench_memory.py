@@ -103,9 +103,8 @@ def test_cuda_is_timed_by_events_between_synchronisations(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: happened.append("idle"))
     variant = Variant("a", lambda x: happened.append("call"), formatter=None, train=False)
-    took = variant.timed(
-        BATCH, calls=3, warm=False, device=torch.device("cuda"), clock=lambda: 1 / 0
-    )
+    variant._devices.add(torch.device("cuda"))
+    took = variant.timed(BATCH, lambda: 1 / 0, calls=3)
     assert took == pytest.approx(0.01)  # 30 ms, three calls
     assert happened == ["idle", "record", "call", "call", "call", "record", "wait"]
 
@@ -131,7 +130,7 @@ def test_peak_memory_includes_memory_from_the_reserve():
     net = nn.Sequential(*(copy.deepcopy(part) for _ in range(6) for part in parts))
     variant = Variant("a", net, formatter=None, train=True)
     batch = torch.randn(2, 16, 64, 64)
-    found = [variant.peak(batch, torch.device("cpu"))[0] for _ in range(3)]
+    found = [variant.peak(batch)[0] for _ in range(3)]
     assert min(found) > 7 * 2**20
 
 
@@ -170,14 +169,14 @@ def test_a_model_on_two_gpus_is_timed_until_both_are_done(monkeypatch):
         happened.clear()
         return next(seconds)
 
-    took = variant.timed(BATCH, calls=5, warm=False, device=torch.device("cuda", 0), clock=clock)
+    took = variant.timed(BATCH, clock, calls=5)
     assert took == pytest.approx(0.1)
     assert module.calls == 5
-    assert variant.timer(torch.device("cuda", 0)) == "wall clock"
+    assert variant.timer == "wall clock"
 
 
 def test_the_peak_of_a_model_on_two_gpus_is_their_sum(monkeypatch):
     happened, _, variant = two_gpus(monkeypatch)
-    found, how = variant.peak(BATCH, torch.device("cuda", 0))
+    found, how = variant.peak(BATCH)
     assert (found, how) == (150, "torch.cuda.max_memory_allocated")
     assert sorted(gpu.index for gpu in happened) == [0, 0, 0, 1, 1, 1]

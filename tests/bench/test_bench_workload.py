@@ -12,7 +12,8 @@ from prepare import Workload
 from prepare.app.job.headline import headline
 from prepare.core.document import ReportContext, Table
 from prepare.core.forward.call import call_of
-from prepare.core.utils.sizes import Size
+from prepare.core.forward.workload import Size
+from prepare.errors import BenchError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare
 from prepare.stages.bench.document import bench_document
@@ -47,7 +48,7 @@ def test_the_whole_counts_each_call_by_its_time():
     assert (row.verdict, row.peak_bytes, row.samples) == ("faster", 1 << 25, ())
     assert whole.aa.noise == pytest.approx(1 / 0.99)
     assert whole.notes == ("at batch 1: a note", "at batch 4: a note")
-    assert [each.what for each in found.cases[0].sizes] == [
+    assert [each.what for each in found.cases[0].sizes.values()] == [
         "inference, batch 1",
         "inference, batch 4",
     ]
@@ -70,7 +71,7 @@ def test_a_size_that_is_not_compared_leaves_the_whole_without_a_ratio(lost):
         "not compared",
         f"at {name}: too long",
     )
-    assert found.cases[0].sizes[1 - lost].row.verdict == "faster"
+    assert found.cases[0].sizes[pairs[1 - lost][0]].row.verdict == "faster"
     nothing = Bench.merged([(SMALL, missing), (LARGE, missing)])
     assert nothing.cases[0].reason == "at batch 1: too long"
 
@@ -124,6 +125,23 @@ def test_a_record_is_read_back_and_of_one_size_has_no_new_key(tmp_path):
     assert '"size' not in (tmp_path / "one.json").read_text()
 
 
+def test_an_unknown_verdict_at_a_size_is_refused_on_reading(tmp_path):
+    found, path = both(slower()), tmp_path / "bench.json"
+    found.save(path)
+    whole, _, sizes = path.read_text().rpartition('"sizes": ')
+    for verdict in ("quick", "no significant difference"):
+        path.write_text(f'{whole}"sizes": {sizes.replace("slower", verdict)}')
+        with pytest.raises(BenchError, match=f"'{verdict}' is not a verdict"):
+            Bench.load(path)
+
+
+def test_sizes_of_the_unprepared_model_alone_are_shown():
+    rows = comparison().rows[:1]
+    found = both(replace(comparison(), rows=rows), comparison())
+    shown = bench_document(ReportContext(found={"bench": found}))
+    assert "baseline at batch 1" in shown.answers[0].answer
+
+
 def net():
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
 
@@ -143,7 +161,7 @@ def test_each_size_has_the_estimate_of_its_own_calls(quick):
     calls = Workload([torch.zeros(1, 3, 8, 8), torch.zeros(2, 3, 8, 8)]).each(call_of)
     models = Models(unprepared=net(), prepared=net(), pipeline=Pipeline([]))
     found = time_models(models, calls, level="short", mode="eval", took=(0.0, 100.0))
-    first, second = found.cases[0].sizes
+    first, second = found.cases[0].sizes.values()
     assert first.row.ratio is not None
     assert "too long for a comparison" in second.row.reason
 

@@ -8,6 +8,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
 from flow_checks import Net, cl
@@ -165,7 +166,7 @@ def test_counts_and_phases_are_shown():
 
 @pytest.mark.parametrize(
     ("layout", "letter"),
-    [("channels_last", "L"), ("channels_last_3d", "L"), ("contiguous", "C"), ("ambiguous", "A"), ("other", "O"), ("new", "?")],
+    [("channels_last", "L"), ("channels_last_3d", "L3"), ("contiguous", "C"), ("ambiguous", "A"), ("other", "O"), ("new", "?")],
 )  # fmt: skip
 def test_each_layout_has_a_letter_besides_its_colour(layout, letter):
     flow = flow_of([module("", layout)])
@@ -202,6 +203,25 @@ def test_the_strip_has_a_tick_for_each_break():
     assert len(strip.ticks) == 3
     assert ("tick", "", "lost here") in strip.legend
     assert sum(wide for _, _, wide in strip.parts) == pytest.approx(1000, abs=1)
+
+
+def test_a_break_in_a_models_own_code_stands_on_a_part_of_its_own():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)
+
+        def forward(self, x):
+            return self.last(self.first(x).contiguous())
+
+    model = Own().to(memory_format=torch.channels_last)
+    strip = part(predict(model, torch.randn(1, 3, 8, 8)), Strip)
+    assert [(style, round(wide)) for style, _, wide in strip.parts] == [
+        ("contiguous", 333),
+        ("flat", 667),
+    ]
+    assert strip.ticks == (167,)
+    assert strip.legend[0][:2] == ("flat", "L")
 
 
 @pytest.mark.parametrize("text", ["short", "n" * 100, "\u5c42" * 40, "a" + "\u5c42" * 40])

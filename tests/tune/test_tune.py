@@ -10,7 +10,7 @@ from torch import nn
 
 from prepare import recipe
 from prepare.errors import ConfigError, ModelError, RefusedError
-from prepare.stages.bench.samples import Series
+from prepare.stages.bench.variant import Variant
 from prepare.stages.tune import candidate_run, session, tune
 from prepare.stages.tune.candidate_run import PreparedCandidate
 from prepare.stages.tune.candidates import AS_DECLARED, Candidate, candidates
@@ -176,13 +176,13 @@ def test_a_model_that_cannot_be_tuned_is_refused():
 
 
 def test_all_candidates_time_as_many_calls_as_the_baseline(monkeypatch):
-    counts, plain = set(), Series.sample
+    counts, plain = set(), Variant.sample
 
-    def sample(series, batch, clock):
-        counts.add((series.calls, series.warm))
-        return plain(series, batch, clock)
+    def sample(variant, batch, clock):
+        counts.add((variant.calls, variant.warm))
+        return plain(variant, batch, clock)
 
-    monkeypatch.setattr(Series, "sample", sample)
+    monkeypatch.setattr(Variant, "sample", sample)
     tune(small(), BATCH, budget=0.5, cache=False)
     assert len(counts) == 1
 
@@ -277,11 +277,11 @@ def test_the_first_call_counts_where_the_number_of_calls_is_known(monkeypatch):
         prepared = "conv2d_memory_format" in self.pipeline.steps
         self.first_seconds = 100.0 if prepared else 0.0
 
-    def timed_by_recipe(series, batch, clock):
-        return 0.01 if "channels_last" in series.variant.name else 0.1
+    def timed_by_recipe(variant, batch, clock):
+        return 0.01 if "channels_last" in variant.name else 0.1
 
     monkeypatch.setattr(PreparedCandidate, "_warm_up", slow_first_call)
-    monkeypatch.setattr(Series, "sample", timed_by_recipe)
+    monkeypatch.setattr(Variant, "sample", timed_by_recipe)
     often, rarely = (
         tune(small().eval(), BATCH, cache=False, budget=2.0, calls=calls) for calls in (10**6, 10)
     )

@@ -69,7 +69,7 @@ def test_ctrl_c_keeps_what_was_measured(timed, go, monkeypatch):
     block = Race._run_block
 
     def stopped(race):
-        if race.rounds >= 6:
+        if race.rounds.count >= 6:
             raise KeyboardInterrupt
         block(race)
 

@@ -1,13 +1,11 @@
-"""Warm up and time each variant of a bench or a tuning, and the rows of a bench that follow from it."""
+"""The timings of each variant of a bench, and the rows that follow from them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-import torch
+from typing import TYPE_CHECKING
 
 from prepare.core.utils.numbers import finite
 from prepare.stages.bench import statistics
@@ -15,54 +13,21 @@ from prepare.stages.bench.records import Control, VariantResult
 from prepare.stages.bench.statistics import Estimate
 
 if TYPE_CHECKING:
-    from prepare.stages.bench.variant import Clock, Variant
-
-# Seconds: shorter calls are timed several in a row, or the clock's own resolution would show.
-_MIN_TIMING, _MAX_CALLS = 0.005, 1000
-_CPU = torch.device("cpu")
+    from prepare.stages.bench.variant import Variant
 
 
 @dataclass(slots=True, eq=False)
 class Series:
     """The timings of a variant, one per round; `reason` says why the variant failed.
 
-    A timing is the mean of `calls` calls in a row; with `warm`, one untimed call precedes them. One that runs
-    `aside` explains the others: it neither prolongs the bench nor widens their intervals.
+    One that runs `aside` explains the others: it neither prolongs the bench nor widens their intervals.
     """
 
     variant: Variant
-    device: torch.device = _CPU
-    calls: int = 1
-    warm: bool = False
-    call_seconds: float = 0.0  # of one call, about
-    peak: int | None = None
-    measure: str = ""  # of the peak
     samples: list[float] = field(default_factory=list)
     page_faults: list[float] = field(default_factory=list)  # per call
     reason: str = ""
     aside: bool = False
-
-    def first_call(self, batch: Any, clock: Clock) -> float:
-        """Return the seconds of one call, which compiles if anything has to be compiled."""
-        self.call_seconds = self._timed(batch, clock)
-        return self.call_seconds
-
-    def warm_up(self, batch: Any, clock: Clock) -> None:
-        """Make two more calls: compilers, algorithm searches and memory pools are done by then."""
-        self.call_seconds = self._timed(batch, clock)
-        self.calls = math.ceil(_MIN_TIMING / max(self.call_seconds, _MIN_TIMING / _MAX_CALLS))
-        self.peak, self.measure = self.variant.peak(batch, self.device)
-
-    def sample(self, batch: Any, clock: Clock) -> float:
-        """Return one timing, in seconds per call."""
-        return self._timed(batch, clock, calls=self.calls, warm=self.warm)
-
-    def like(self, other: Series) -> None:
-        """Time as many calls as `other`, whose first call in a row finds colder caches too."""
-        self.calls, self.warm = other.calls, other.warm
-
-    def _timed(self, batch: Any, clock: Clock, *, calls: int = 1, warm: bool = False) -> float:
-        return self.variant.timed(batch, calls=calls, warm=warm, device=self.device, clock=clock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,26 +79,30 @@ class SampleSet:
     def rows(self, items: int | None, unclear: str) -> Iterator[VariantResult]:
         """Yield a row per variant; `items` is the batch size, `unclear` the reason of such verdicts."""
         for series in self.series:
-            name, device = series.variant.name, str(series.device)
+            variant, device = series.variant, str(series.variant.device)
             repeats = self.repeats(series)
             if reason := series.reason or (repeats if self._is_unsteady(series) else ""):
                 yield VariantResult(
-                    name=name, verdict="failed", device=device, reason=reason, repeats=repeats
+                    name=variant.name,
+                    verdict="failed",
+                    device=device,
+                    reason=reason,
+                    repeats=repeats,
                 )
                 continue
             verdict, ratio = self._verdict(series)
             time = statistics.estimate(series.samples, self.confidence)
             yield VariantResult(
-                name=name,
+                name=variant.name,
                 verdict=verdict,
                 seconds=time.value,
                 seconds_interval=time.interval,
                 ratio=ratio and ratio.value,
                 ratio_interval=ratio and ratio.interval,
                 throughput=items / time.value if items and time.value else None,
-                peak_bytes=series.peak,
+                peak_bytes=variant.peak_bytes,
                 device=device,
-                calls=series.calls,
+                calls=variant.calls,
                 samples=tuple(series.samples),
                 reason=unclear if verdict == "unclear" else "",
                 repeats=repeats,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,6 +18,7 @@ from prepare.errors import RefusedError
 from prepare.stages.bench import statistics
 from prepare.stages.bench.peak_memory import seconds_per_page_fault
 from prepare.stages.bench.records import Comparison, Control, Progress
+from prepare.stages.bench.rounds import Rounds
 from prepare.stages.bench.samples import SampleSet, Series
 from prepare.stages.bench.variant import Clock, Variant, batch_size
 
@@ -92,92 +92,85 @@ class BenchSession:
         confidence = statistics.bonferroni(options.confidence, judged)
         control = Series(variants[baseline])
         self._samples = SampleSet(list(series.values()), series[baseline], control, confidence)
-        self._options, self._progress, self._clock = options, progress, clock
-        self._start, self._rounds, self._warm = clock(), 0, False
+        self._options, self._progress = options, progress
+        self._rounds, self._warm = Rounds(clock, options.seed), False
         self._expected = options.budget
         self._looks = Looks() if options.settle else None
 
     def run(self, pool: list[Any], device: str | torch.device | None) -> Comparison:
         """Time all variants on the inputs of `pool` in turn, and compare them."""
-        where, watch, clock = environment(), MachineWatch(), self._clock
+        where, watch, base = environment(), MachineWatch(), self._samples.baseline.variant
         for series in self._samples.series:
             self._report(f"warming up {series.variant.name}")
-            self._guarded(series, partial(self._first_call, series, pool[0], device))
+            self._guarded(series, partial(self._first_call, series.variant, pool[0], device))
             self._check_time(series, rounds=0)
-            self._guarded(series, partial(series.warm_up, pool[0], clock))
+            self._guarded(series, partial(series.variant.warm_up, pool[0], self._rounds.clock))
             self._check_time(series, rounds=_USEFUL_ROUNDS)
-        base, control = self._samples.baseline, self._samples.control
-        control.device, control.call_seconds = base.device, base.call_seconds
-        for series in (*self._samples.series, control):
-            # The same for all: a mean of several calls includes a part of every stall of the machine,
-            # a single call usually none.
-            series.like(base)
         self._run_rounds(pool)
         items, control_result = batch_size(pool[0]), self._samples.control_result()
-        conditions = watch.conditions()
-        conditions |= {"threads": torch.get_num_threads()}
-        conditions |= {"interop_threads": torch.get_num_interop_threads()}
+        conditions = watch.conditions() | {
+            "threads": torch.get_num_threads(),
+            "interop_threads": torch.get_num_interop_threads(),
+        }
         settings = asdict(self._options) | {
             "aside": list(self._options.aside),
             "confidence_of_each": self._samples.confidence,
             "batch_size": items,
             "untimed_call_first": self._warm,
-            "timer": base.variant.timer(base.device),
-            "memory": next((each.measure for each in self._samples.series if each.measure), None),
+            "timer": base.timer,
+            "memory": next(
+                (e.variant.measure for e in self._samples.series if e.variant.measure), None
+            ),
             "fresh_memory": self._fresh_memory(),
         }
         return Comparison(
             rows=tuple(self._samples.rows(items, self._unclear(control_result, conditions))),
-            baseline=base.variant.name,
+            baseline=base.name,
             aa=control_result,
-            repeats=self._rounds,
-            seconds=self._elapsed(),
+            repeats=self._rounds.count,
+            seconds=self._rounds.seconds(),
             settings=settings | conditions,
             environment=where,
             notes=tuple(self._notes(control_result, settings | conditions)),
         )
 
-    def _first_call(self, series: Series, batch: Any, device: str | torch.device | None) -> None:
-        series.device = series.variant.device(batch)
-        _check_place(series, device)
-        series.first_call(batch, self._clock)
+    def _first_call(self, variant: Variant, batch: Any, device: str | torch.device | None) -> None:
+        _check_place(variant.find_device(batch), device)
+        variant.first_call(batch, self._rounds.clock)
 
     def _check_time(self, series: Series, *, rounds: int) -> None:
         """Raise RefusedError if the budget must be kept and does not hold that many rounds.
 
         Variants that have not run yet are assumed to be as slow as this one.
         """
-        options = self._options
-        round_seconds = sum(
-            each.call_seconds or series.call_seconds for each in self._samples.active()
-        )
-        needed = self._elapsed() + 2 * series.call_seconds + rounds * round_seconds
-        if options.within_budget and not series.reason and needed > self._limit():
-            known = [each for each in self._samples.series if each.call_seconds]
-            calls = " and ".join(f"{e.call_seconds:.2g} s ({e.variant.name})" for e in known)
+        call = series.variant.call_seconds
+        of_round = sum(each.variant.call_seconds or call for each in self._samples.active())
+        needed = self._rounds.seconds() + 2 * call + rounds * of_round
+        if self._options.within_budget and not series.reason and needed > self._limit():
+            known = [each.variant for each in self._samples.series if each.variant.call_seconds]
+            calls = " and ".join(f"{each.call_seconds:.2g} s ({each.name})" for each in known)
             measured = f"{'calls take' if rounds else 'first calls took'} about {calls}"
             too_long = f"{_USEFUL_ROUNDS} rounds do not fit into {self._limit():.0f} s"
             raise RefusedError("budget", f"{measured}, and {too_long}", "give more time")
 
     def _run_rounds(self, pool: list[Any]) -> None:
-        order = random.Random(self._options.seed)  # noqa: S311
-        needed = sum(each.call_seconds * (each.calls + 1) for each in self._samples.active())
+        rounds, base = self._rounds, self._samples.baseline.variant
+        variants = [each.variant for each in self._samples.active()]
+        needed = sum(each.call_seconds for each in variants) * (base.calls + 1)
         fewest = LOOKS[0] if self._looks else _MIN_ROUNDS
-        begin, last_round = self._elapsed(), 0.0
+        begin = rounds.seconds()
         self._warm = begin + fewest * needed <= self._options.budget
         self._expected = min(self._limit(), max(self._options.budget, begin + fewest * needed))
-        for series in self._samples.active():
-            series.warm = self._warm
-        while self._rounds < _MAX_ROUNDS and not self._is_done(begin):
-            start = self._elapsed()
-            if self._rounds and start + last_round > self._limit():
+        for each in variants:
+            # The same for all: a mean of several calls includes a part of every stall of the machine,
+            # a single call usually none.
+            each.calls, each.warm = base.calls, self._warm
+        while rounds.count < _MAX_ROUNDS and not self._is_done(begin):
+            if not rounds.fits(self._limit()):
                 break
-            active = self._samples.active()
-            batch = pool[self._rounds % len(pool)]
-            for series in order.sample(active, len(active)):
+            batch = pool[rounds.count % len(pool)]
+            for series in rounds.turns(self._samples.active()):
                 self._guarded(series, partial(self._sample, series, batch))
-            self._rounds += 1
-            last_round = self._elapsed() - start
             self._report("timing")
         if self._looks and not self._looks.is_settled:
             self._samples = self._looks.end(self._samples)
@@ -185,10 +178,10 @@ class BenchSession:
     def _limit(self) -> float:
         """Return the seconds within which a round must end: more until the first look, if that is allowed."""
         budget, longest = self._options.budget, self._options.longest or 0.0
-        return max(budget, longest) if self._looks and self._rounds < LOOKS[0] else budget
+        return max(budget, longest) if self._looks and self._rounds.count < LOOKS[0] else budget
 
     def _sample(self, series: Series, batch: Any) -> None:
-        series.samples.append(series.sample(batch, self._clock))
+        series.samples.append(series.variant.sample(batch, self._rounds.clock))
         series.page_faults.append(series.variant.page_faults)
 
     def _guarded(self, series: Series, work: Callable[[], None]) -> None:
@@ -208,41 +201,40 @@ class BenchSession:
         if not self._samples.active():
             return True
         if self._looks:
-            settled = self._looks.look(self._samples, self._rounds, self._elapsed() - begin)
+            rounds, seconds = self._rounds.count, self._rounds.seconds() - begin
+            settled = self._looks.look(self._samples, rounds, seconds)
             self._samples = settled or self._samples
             return settled is not None
-        if self._rounds < _MIN_ROUNDS or self._rounds % _TEST_EVERY:
+        if self._rounds.count < _MIN_ROUNDS or self._rounds.count % _TEST_EVERY:
             return False
         return self._samples.precision() <= self._options.precision
 
     def _fresh_memory(self) -> float | None:
         """Estimate the fraction of the baseline's time that page faults take; None if unknown."""
         base = self._samples.baseline
-        if not base.samples or base.device.type != "cpu":
+        if not base.samples or base.variant.device.type != "cpu":
             return None
         faults, seconds = median(base.page_faults), median(base.samples)
         if faults < _NOTABLE_FAULTS or not seconds:
             return 0.0
         return round(min(1.0, faults * seconds_per_page_fault() / seconds), 3)
 
-    def _elapsed(self) -> float:
-        return self._clock() - self._start
-
     def _report(self, doing: str) -> None:
         if self._progress is None:
             return
-        precision = finite(self._samples.precision()) if self._rounds else None
-        self._progress(Progress(doing, self._rounds, self._elapsed(), self._expected, precision))
+        count, seconds = self._rounds.count, self._rounds.seconds()
+        precision = finite(self._samples.precision()) if count else None
+        self._progress(Progress(doing, count, seconds, self._expected, precision))
 
     def _notes(self, control: Control | None, settings: Mapping[str, Any]) -> Iterator[str]:
         """Yield what limits the result."""
         if not self._samples.active():
             return
-        precision = self._samples.precision()
+        precision, count = self._samples.precision(), self._rounds.count
         needed = statistics.min_values(self._samples.confidence)
-        if self._rounds < needed:
+        if count < needed:
             yield (
-                f"too few rounds to conclude anything: {plural(self._rounds, 'round')}, and an interval "
+                f"too few rounds to conclude anything: {plural(count, 'round')}, and an interval "
                 f"needs {needed}; give it more time"
             )
         elif precision > self._options.precision and not (self._looks and self._looks.is_settled):
@@ -267,24 +259,24 @@ class BenchSession:
 
     def _unclear(self, control: Control | None, conditions: Mapping[str, Any]) -> str:
         """Return why a verdict is unclear, if it is."""
-        needed = statistics.min_values(self._samples.confidence)
+        needed, count = statistics.min_values(self._samples.confidence), self._rounds.count
         disturbed = disturbance(conditions)
-        if self._rounds < needed:
-            few = f"too few rounds, {self._rounds} of at least {needed}"
+        if count < needed:
+            few = f"too few rounds, {count} of at least {needed}"
             return f"{few}; {disturbed}" if disturbed else few
         if disturbed:
             return disturbed
         if control and control.noise and control.noise > 1 + self._options.precision:
             return (
                 f"{self._samples.baseline.variant.name} differed from itself in these "
-                f"{plural(self._rounds, 'round')}: the machine was not steady"
+                f"{plural(count, 'round')}: the machine was not steady"
             )
-        return f"the ratios of {plural(self._rounds, 'round')} scatter too much"
+        return f"the ratios of {plural(count, 'round')} scatter too much"
 
 
-def _check_place(series: Series, required: str | torch.device | None) -> None:
+def _check_place(actual: torch.device, required: str | torch.device | None) -> None:
     """Raise RefusedError if a variant is on meta, or not on the required device."""
-    actual, expected = series.device, None if required is None else torch.device(required)
+    expected = None if required is None else torch.device(required)
     if actual.type == "meta":
         raise RefusedError("its device", "meta computes nothing", "give the tensors values")
     if expected and (actual.type != expected.type or expected.index not in (None, actual.index)):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
@@ -27,10 +27,17 @@ from prepare.stages.bench.repeats import Repeats, kept
 Clock = Callable[[], float]
 Call = Callable[..., Any]
 _MAX_INPUTS, _MIN_INPUTS, _MAX_BYTES = 8, 2, 2**28
+# Seconds: shorter calls are timed several in a row, or the clock's own resolution would show.
+_MIN_TIMING, _MAX_CALLS = 0.005, 1000
 
 
 class Variant:
-    """A model or function, with the formatter of its inputs."""
+    """A model or function, with the formatter of its inputs.
+
+    A timing is the mean of `calls` calls in a row; with `warm`, one untimed call precedes them. A call takes
+    about `call_seconds`, and had `page_faults` in the last timing. `peak_bytes` is the peak memory of a call,
+    without model and input, and `measure` the name of its measure.
+    """
 
     def __init__(
         self,
@@ -51,19 +58,41 @@ class Variant:
         self._gradients: list[Tensor] = []
         # Whether the forward needs gradients in evaluation mode too; None before its first call.
         self._differentiates: bool | None = None
-        self.page_faults = 0.0
-        """Page faults per call, in the last timing."""
-        self.repeats = Repeats()
+        self.calls, self.warm, self.call_seconds, self.page_faults = 1, False, 0.0, 0.0
+        self.peak_bytes: int | None = None
+        self.measure, self.repeats = "", Repeats()
 
-    def device(self, batch: Any) -> torch.device:
+    @property
+    def device(self) -> torch.device:
+        """Its device, a CPU as long as it was given no input."""
+        return self._device or torch.device("cpu")
+
+    @property
+    def timer(self) -> str:
+        """The name of what times its calls."""
+        return "CUDA events" if _has_events(self._devices) else "wall clock"
+
+    def find_device(self, batch: Any) -> torch.device:
         """Return the device of its first parameter or buffer, or else of its first formatted input."""
-        args, kwargs = self._arguments(batch)
-        self._device = device_of(self.modules, tensors_in([*args, *kwargs.values()]))
-        return self._device
+        self._arguments(batch)
+        return self.device
 
-    def timed(
-        self, batch: Any, *, calls: int, warm: bool, device: torch.device, clock: Clock
-    ) -> float:
+    def first_call(self, batch: Any, clock: Clock) -> float:
+        """Return the seconds of one call, which compiles if anything has to be compiled."""
+        self.call_seconds = self.timed(batch, clock)
+        return self.call_seconds
+
+    def warm_up(self, batch: Any, clock: Clock) -> None:
+        """Make two more calls: compilers, algorithm searches and memory pools are done by then."""
+        self.call_seconds = self.timed(batch, clock)
+        self.calls = math.ceil(_MIN_TIMING / max(self.call_seconds, _MIN_TIMING / _MAX_CALLS))
+        self.peak_bytes, self.measure = self.peak(batch)
+
+    def sample(self, batch: Any, clock: Clock) -> float:
+        """Return one timing, in seconds per call."""
+        return self.timed(batch, clock, calls=self.calls, warm=self.warm)
+
+    def timed(self, batch: Any, clock: Clock, *, calls: int = 1, warm: bool = False) -> float:
         """Return the mean seconds of `calls` calls in a row; with `warm`, after one untimed call.
 
         Copying and formatting the input is not timed, nor is what comes afterwards: clearing the gradients,
@@ -75,7 +104,7 @@ class Variant:
             with paused_collector():
                 before = page_faults()
                 seconds, output = _timed(
-                    lambda: self._step(args, kwargs), calls, self._devices | {device}, clock
+                    lambda: self._step(args, kwargs), calls, self._devices, clock
                 )
                 self.page_faults = (page_faults() - before) / calls
             if first is not None:
@@ -85,15 +114,11 @@ class Variant:
         finally:
             self.clear()
 
-    def timer(self, device: torch.device) -> str:
-        """Return the name of what times its calls."""
-        return "CUDA events" if _has_events(self._devices | {device}) else "wall clock"
-
-    def peak(self, batch: Any, device: torch.device) -> tuple[int | None, str]:
+    def peak(self, batch: Any) -> tuple[int | None, str]:
         """Return the peak memory of one call in bytes, without model and input, and its measure."""
         args, kwargs = self._arguments(batch)
         try:
-            return measure_peak(lambda: self._step(args, kwargs), self._devices | {device})
+            return measure_peak(lambda: self._step(args, kwargs), self._devices)
         finally:
             self.clear()
 
@@ -112,12 +137,14 @@ class Variant:
 
     def _arguments(self, batch: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         batch = copy_batch(batch)
-        if self._formatter is None:
-            return arguments(batch)
         try:
-            return arguments(self._formatter(batch))
+            args, kwargs = arguments(batch if self._formatter is None else self._formatter(batch))
         except Exception as error:
             raise RefusedError("its format", f"raised {_describe(error)}") from error
+        if self._device is None:
+            self._device = device_of(self.modules, tensors_in([*args, *kwargs.values()]))
+            self._devices.add(self._device)
+        return args, kwargs
 
     def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Return the output of one call."""
@@ -131,7 +158,7 @@ class Variant:
                 return self._forward(args, kwargs)[0]
         with torch.inference_mode(mode=False), torch.enable_grad():
             self.clear()
-            with self._autocast(args, kwargs):
+            with autocast(self._amp, self.device):
                 output = self._call(*args, **kwargs)
             roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             if not roots:
@@ -148,13 +175,8 @@ class Variant:
         """Return the output of a call in the present grad mode, and whether that is with gradients."""
         enabled = torch.is_grad_enabled()
         grad_mode = torch.set_grad_enabled(enabled)
-        with torch.inference_mode(mode=False), grad_mode, self._autocast(args, kwargs):
+        with torch.inference_mode(mode=False), grad_mode, autocast(self._amp, self.device):
             return self._call(*args, **kwargs), enabled
-
-    def _autocast(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager:
-        if self._device is None:
-            self._device = device_of(self.modules, tensors_in([*args, *kwargs.values()]))
-        return autocast(self._amp, self._device)
 
     def _gradients_of(self, roots: list[Tensor]) -> list[Tensor]:
         # Random, as a loss gives them: from a constant gradient, a norm makes zeros and denormal

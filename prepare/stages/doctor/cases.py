@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import time
 from collections.abc import Callable, Iterator
 from copy import deepcopy
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 from prepare.core.utils.numbers import verdict_text
 from prepare.core.utils.text import first_line
 from prepare.stages.bench import statistics
-from prepare.stages.bench.samples import Series
+from prepare.stages.bench.rounds import Rounds
 from prepare.stages.bench.variant import Variant
 
 # A format is wrong only if its error is this many times that of the contiguous format.
@@ -77,7 +76,7 @@ class OperationCase:
 
 @dataclass(frozen=True)
 class CaseOutcome:
-    """The result of a case: `bad` (wrong, inexact or slow here, unclear, or empty), and what was measured."""
+    """The result of a case: `bad` (wrong, inexact, slow or lost here, unclear or empty), and the figures."""
 
     bad: str
     text: str
@@ -114,12 +113,12 @@ def judge(case: OperationCase, device: str) -> CaseOutcome:
 
 
 def loses_layout(case: OperationCase, device: str) -> CaseOutcome:
-    """Return `slow here` if a channels-last input gives activations in another format."""
+    """Return `lost here` if a channels-last input gives activations in another format."""
     module, given = case.placed(device)
     with torch.no_grad():
         out = module(given)
     kept = out.is_contiguous(memory_format=_FORMATS[case.format])
-    return CaseOutcome("" if kept else "slow here", f"{'keeps' if kept else 'loses'} {case.format}")
+    return CaseOutcome("" if kept else "lost here", f"{'keeps' if kept else 'loses'} {case.format}")
 
 
 def pace(
@@ -157,11 +156,11 @@ def pace(
 def _ratio(timers: list[Callable[[], float]], seconds: float) -> statistics.Estimate:
     """Time both in each round, in random order; return the median ratio and its 99 % interval."""
     times: tuple[list[float], list[float]] = ([], [])
-    order, began = random.Random(0), time.perf_counter()  # noqa: S311  the order of two timings
-    while len(times[0]) < _MAX_ROUNDS:
-        if time.perf_counter() - began > seconds and len(times[0]) >= _MIN_ROUNDS:
-            break
-        for index in order.sample((0, 1), 2):
+    rounds = Rounds(time.perf_counter)
+    while rounds.count < _MIN_ROUNDS or (
+        rounds.count < _MAX_ROUNDS and rounds.seconds() <= seconds
+    ):
+        for index in rounds.turns((0, 1)):
             times[index].append(timers[index]())
     return statistics.ratio(*times, 0.99)
 
@@ -174,8 +173,8 @@ def _timer(
     if change is not None:
         change(module)
     variant = Variant(str(case), module, formatter=None, train=True)
-    series, batch = Series(variant, torch.device(device)), given.requires_grad_()
-    return lambda: series.sample(batch, time.perf_counter)
+    batch = given.requires_grad_()
+    return lambda: variant.sample(batch, time.perf_counter)
 
 
 def _run(case: OperationCase, module: nn.Module, given: Tensor) -> dict[str, Tensor]:

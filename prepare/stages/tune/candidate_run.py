@@ -16,7 +16,6 @@ from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line, size
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
-from prepare.stages.bench.samples import Series
 from prepare.stages.bench.variant import Variant
 from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
 from prepare.stages.tune.records import UNPREPARED
@@ -63,13 +62,12 @@ class PreparedCandidate:
         self._before.begin()
         formatter = user_formatter(self.pipeline)
         # One for each size: the gradients of outputs are made once, for their shape.
-        variants = [
+        self._variants = [
             Variant(candidate.name, self.model, formatter=formatter, train=train, amp=tuning.amp)
             for _ in pools
         ]
-        self._variant, self.parts = variants[0], tuple[float, ...]()
-        self._series = list(map(Series, variants))
-        with _as_candidate_error(self._variant), ignored_warnings():
+        self.parts = tuple[float, ...]()
+        with _as_candidate_error(self._variants[0]), ignored_warnings():
             self._warm_up(like)
         # The unprepared model stays: all others are compared with it, and it may win.
         most = None if candidate.name == UNPREPARED else tuning.max_memory
@@ -84,10 +82,10 @@ class PreparedCandidate:
         """
         calls, clock, weights = self._tuning.options.calls, self._tuning.clock, self._tuning.weights
         share = self.first_seconds / calls if calls else 0.0
-        with _as_candidate_error(self._variant):
+        with _as_candidate_error(self._variants[0]):
             self.parts = tuple(
-                share + series.sample(pool[number % len(pool)], clock)
-                for series, pool in zip(self._series, self._pools, strict=True)
+                share + variant.sample(pool[number % len(pool)], clock)
+                for variant, pool in zip(self._variants, self._pools, strict=True)
             )
         return sum(map(mul, weights, self.parts)) / sum(weights)
 
@@ -124,15 +122,19 @@ class PreparedCandidate:
 
     def _warm_up(self, like: PreparedCandidate | None) -> None:
         self.first_seconds, self.seconds, clock = 0.0, 0.0, self._tuning.clock
-        for index, (series, (first, *_)) in enumerate(zip(self._series, self._pools, strict=True)):
-            series.device = series.variant.device(first)
-            self.first_seconds += series.first_call(first, clock)
-            series.warm_up(first, clock)
-            series.warm = series.call_seconds < _WARM_BELOW
+        for index, (variant, (first, *_)) in enumerate(
+            zip(self._variants, self._pools, strict=True)
+        ):
+            self.first_seconds += variant.first_call(first, clock)
+            variant.warm_up(first, clock)
+            variant.warm = variant.call_seconds < _WARM_BELOW
             if like is not None:
-                series.like(like._series[index])
-            self.seconds += series.call_seconds * (series.calls + series.warm)
-        self.peak = max((s.peak for s in self._series if s.peak is not None), default=None)
+                # The first call in a row finds colder caches.
+                other = like._variants[index]
+                variant.calls, variant.warm = other.calls, other.warm
+            self.seconds += variant.call_seconds * (variant.calls + variant.warm)
+        peaks = [each.peak_bytes for each in self._variants if each.peak_bytes is not None]
+        self.peak = max(peaks, default=None)
 
 
 def capacity(model: nn.Module, device: torch.device) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from prepare.core.utils.numbers import pace_text
 from prepare.errors import ModelError
 from prepare.stages.bench import statistics
+from prepare.stages.bench.rounds import Rounds
 from prepare.stages.tune.compare_candidates import (
     CandidateError,
     CheckResult,
@@ -67,11 +67,10 @@ class Race:
     ) -> None:
         self.contestants = [Contestant(candidate) for candidate in candidates]
         self.standings = Standings(self.contestants, Contestant(candidates[0]), weights)
-        self.rounds = 0
+        self.rounds = Rounds(clock, seed)
         self.second: Contestant | None = None
         self._start, self._check, self._capacity = start, check, max(capacity, 3)
-        self._budget, self._clock, self._began = budget, clock, clock()
-        self._order, self._progress = random.Random(seed), progress  # noqa: S311
+        self._budget, self._progress = budget, progress
         self._start_order = StartOrder(self.standings, budget * _COMPILE_PART)
         self._refundable = budget * _REFUND_PART
         self._corrector = correct
@@ -114,7 +113,7 @@ class Race:
         return winner
 
     def _left(self) -> float:
-        return self._budget - (self._clock() - self._began)
+        return self._budget - self.rounds.seconds()
 
     def _admit(self) -> None:
         """Start candidates while there is room and time; with a compiler, one at a time."""
@@ -127,7 +126,7 @@ class Race:
                 return
 
     def _enter(self, contestant: Contestant) -> None:
-        began = self._clock()
+        began = self.rounds.seconds()
         with self._progress(f"trying {contestant.name}; {self._state()}"):
             try:
                 runner = self._start(contestant.candidate)
@@ -138,7 +137,7 @@ class Race:
                 contestant.seconds, contestant.peak = runner.seconds, runner.peak
                 contestant.first_seconds = runner.first_seconds
         if contestant.candidate.compiles:
-            order, took = self._start_order, self._clock() - began
+            order, took = self._start_order, self.rounds.seconds() - began
             order.longest_compilation = max(order.longest_compilation, took)
             self._extend_budget_for(contestant)
 
@@ -152,21 +151,19 @@ class Race:
         live = len(self.standings.live())
         with self._progress(f"timing {live} recipes; {self._state()}"):
             for _ in range(_ROUNDS_PER_BLOCK):
-                began, running = self._clock(), self.standings.running()
-                for contestant in self._order.sample(running, len(running)):
+                for contestant in self.rounds.turns(self.standings.running()):
                     self._turn(contestant)
-                self.rounds += 1
-                if self._left() < self._clock() - began:
+                if not self.rounds.fits(self._budget):
                     return
 
     def _turn(self, contestant: Contestant) -> None:
-        began, runner = self._clock(), contestant.runner
+        number, began, runner = self.rounds.count, self.rounds.seconds(), contestant.runner
         assert runner is not None
         try:
-            contestant.times[self.rounds] = runner.turn(self.rounds)
+            contestant.times[number] = runner.turn(number)
             if self.standings.weights:
-                contestant.parts[self.rounds] = runner.parts
-            contestant.seconds = min(contestant.seconds, self._clock() - began)
+                contestant.parts[number] = runner.parts
+            contestant.seconds = min(contestant.seconds, self.rounds.seconds() - began)
         except CandidateError as error:
             if contestant.candidate is self.standings.base.candidate:
                 raise
@@ -222,7 +219,7 @@ class Race:
             if full or not order.has_time(left, rounds):
                 break
             self._restore(each)
-            each.since = self.rounds  # its early rounds are what is in doubt
+            each.since = self.rounds.count  # its early rounds are what is in doubt
             self._enter(each)
             came_back = came_back or not each.status
         return came_back
@@ -241,13 +238,13 @@ class Race:
             return True
         if contestant.checked is None:
             assert contestant.runner is not None
-            began = self._clock()
+            began = self.rounds.seconds()
             with self._progress(f"verifying {contestant.name}; {self._state()}"):
                 contestant.checked = self._check(contestant.candidate, contestant.runner)
             if contestant.candidate.compiles:
                 self._extend_budget_for(contestant)
             if contestant.checked.status != "pass":
-                self._refund(self._clock() - began)
+                self._refund(self.rounds.seconds() - began)
         checked = contestant.checked
         if checked.status == "fail":
             self._disqualify(contestant, "wrong", f"its verification failed: {checked.reason}")
@@ -260,7 +257,7 @@ class Race:
 
     def _correct(self, contestant: Contestant, corrector: KeepInFloat32) -> None:
         """Enter the recipe that is right in place of one whose results are wrong, if there is one."""
-        began = self._clock()
+        began = self.rounds.seconds()
         if contestant.kept:  # it is the corrected recipe itself
             return
         try:
@@ -275,7 +272,7 @@ class Race:
                     corrected.candidate, checked=corrected.checked, kept=corrected.kept
                 )
                 self.contestants.insert(self.contestants.index(contestant) + 1, twin)
-        self._refund(self._clock() - began)
+        self._refund(self.rounds.seconds() - began)
 
     def _refund(self, seconds: float) -> None:
         """Give the time of a failed verification to the recipes that come back because of it."""

@@ -14,7 +14,7 @@ from prepare.stages.bench import statistics
 from prepare.stages.tune.records import CandidateResult, ForSizes, SizeTime
 
 if TYPE_CHECKING:
-    from prepare.core.utils.sizes import Size
+    from prepare.core.forward.workload import Size
     from prepare.stages.tune.compare_candidates import Contestant
     from prepare.stages.tune.race import Race
 
@@ -77,9 +77,9 @@ def notes_on(race: Race, machine: Mapping[str, Any]) -> Iterator[str]:
     unmeasured = sum(each.status == "not measured" for each in race.contestants)
     if unmeasured:
         yield f"not measured: {plural(unmeasured, 'candidate')}; {_more_time()}"
-    if 0 < race.rounds < needed:
+    if 0 < race.rounds.count < needed:
         yield (
-            f"too few rounds for small differences: {plural(race.rounds, 'round')} of {needed}; "
+            f"too few rounds for small differences: {plural(race.rounds.count, 'round')} of {needed}; "
             f"{_more_time()}"
         )
     if control and not control[0] <= 1 <= control[1]:

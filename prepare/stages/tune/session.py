@@ -205,7 +205,7 @@ class TuningSession:
             return runner
 
         correct = self._corrector(pools, start)
-        several = isinstance(self.batch, Workload)
+        sizes = self.batch.sizes if isinstance(self.batch, Workload) else ()
         race = Race(
             recipes,
             start=start,
@@ -216,7 +216,7 @@ class TuningSession:
             seed=self.seed,
             progress=self.progress,
             correct=correct,
-            weights=self.weights if several else (),
+            weights=tuple(size.weight for size in sizes),
         )
         stopped: KeyboardInterrupt | None = None
         try:
@@ -224,7 +224,7 @@ class TuningSession:
         except CandidateError as error:
             raise ModelError("the unprepared model", str(error)) from None
         except KeyboardInterrupt as error:
-            if not race.rounds:
+            if not race.rounds.count:
                 raise
             winner, stopped = race.stop(), error
         noise = finite(statistics.noise(race.standings.control_ratio()))
@@ -239,15 +239,15 @@ class TuningSession:
             allow=self.options.allow,
             budget=self.options.budget,
             seconds=round(self.clock() - began, 3),
-            rounds=race.rounds,
+            rounds=race.rounds.count,
             noise=noise,
             made=datetime.now().astimezone().isoformat(timespec="seconds"),
             from_cache=False,
             conditions=under,
             environment=environment() | machine,
             notes=tuple(notes_on(race, machine)),
-            sizes=self.batch.sizes if several else (),
-            better=better_for_sizes(race, winner, self.batch.sizes) if several else (),
+            sizes=sizes,
+            better=better_for_sizes(race, winner, sizes),
         )
         if stopped is not None:
             what = str(stopped) or "stopped by Ctrl-C"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +21,7 @@ from prepare.core.model.module_kinds import reads_contiguous
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.text import first_line, plural
 from prepare.stages.bench import statistics
+from prepare.stages.bench.rounds import Rounds
 
 if TYPE_CHECKING:
     from prepare.steps.rewrites.base import Rewrite
@@ -262,9 +262,9 @@ class _Timer:
         alone = call.x.device.type == "cpu" and torch.get_num_threads() == 1
         clock = time.process_time if alone else time.perf_counter
         repeats = max(1, round(_SHORTEST / max(_seconds(run[""], 1, clock), 1e-7)))
-        shuffled = random.Random(0)  # noqa: S311
-        while len(samples[""]) < _LOOKS[-1]:
-            for name in shuffled.sample([*run], len(run)):
+        rounds = Rounds(clock)
+        while rounds.count < _LOOKS[-1]:
+            for name in rounds.turns([*run]):
                 samples[name].append(_seconds(run[name], repeats, clock))
             is_late = time.perf_counter() > self.limit
             if len(samples[""]) >= _FEW and _is_hopeless(samples, is_late=is_late):
