@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -15,6 +14,7 @@ from prepare.errors import TuneError
 from prepare.patterns import NORMS, exactly
 from prepare.stages.bench import statistics
 from prepare.stages.bench.records import UNPREPARED, check_ratios
+from prepare.stages.bench.statistics import Estimate
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
@@ -120,8 +120,7 @@ class CandidateResult:
         at_size = self.sizes[size]
         if at_size.ratio is None:
             return "not compared"
-        measured = statistics.Estimate(at_size.ratio, at_size.ratio_interval)
-        return statistics.verdict(measured, noise or math.inf)
+        return statistics.verdict(Estimate(at_size.ratio, at_size.ratio_interval), noise)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -170,8 +169,7 @@ class Tuning(JsonRecord, Readable):
             return "baseline"
         if row.ratio is None:
             return "not compared"
-        measured = statistics.Estimate(row.ratio, row.ratio_interval)
-        return statistics.verdict(measured, self.noise or math.inf)
+        return statistics.verdict(Estimate(row.ratio, row.ratio_interval), self.noise)
 
     @property
     def holds(self) -> bool:
