@@ -19,6 +19,7 @@ import yaml
 from torch import nn
 
 from failing_operations import first_middle_and_last, interrupt_at
+from made import tuning, write_run
 from mutations import places
 from prepare import checkpoint, recipe
 from prepare.app.cli.replay import _configuration
@@ -31,18 +32,17 @@ from prepare.app.sweep import locks
 from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest, write_sweep_manifest
 from prepare.audit import Audit, audit
 from prepare.core.forward.explain_error import explained
+from prepare.core.forward.workload import Size, place
 from prepare.core.model import doctor_findings
 from prepare.core.utils import files
 from prepare.core.utils.machine import disturbed_part
 from prepare.core.utils.options import read_size
-from prepare.core.utils.sizes import Size, place
 from prepare.core.utils.text import csv_text
 from prepare.errors import ConfigError, PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages import contract
 from prepare.stages.contract.records import Contract
 from prepare.stages.tune.cache import Cache, age
-from whole_records import tuning, write_run
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/statm").exists(), reason="asks for limits and /proc of Linux"

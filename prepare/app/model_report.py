@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from prepare.app.job.results import Analyses
-from prepare.core.forward.workload import Workload, head_of
+from prepare.core.forward.workload import each_of
 from prepare.core.utils import files
 from prepare.core.utils.json_records import Readable
 from prepare.core.utils.suggest import choose
@@ -119,8 +119,7 @@ def report(
         remedy = "give copy.deepcopy(model), taken before it was prepared"
         raise ConfigError("reference", "is needed for verify and bench", remedy)
     follow = flows.observe if flow == "observe" else flows.predict
-    head = head_of(batch)
-    formatted = head if pipeline is None else pipeline.format(head)
+    formatted = batch if pipeline is None else pipeline.format(batch)
     found: dict[str, Any] = {"flow": follow(model, formatted, backward=mode == "train")}
     if verify and reference is not None:
         from prepare.stages.verify import verify as compare
@@ -135,8 +134,7 @@ def report(
         own = pipeline.steps.values() if pipeline else ()
         formats = Pipeline(step for step in own if step.phase == "inputs")
         given = Models(unprepared=reference, prepared=model, pipeline=formats)
-        calls = batch.each(call_of) if isinstance(batch, Workload) else call_of(batch)
-        found["bench"] = time_models(given, calls, level=bench, mode=mode)
+        found["bench"] = time_models(given, each_of(batch, call_of), level=bench, mode=mode)
     plan = PLANS.get(model)
     steps = plan.steps if plan is not None else pipeline.to_config() if pipeline else None
     audited = audit(model, plan=plan)

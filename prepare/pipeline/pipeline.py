@@ -16,10 +16,9 @@ from torch.optim import Optimizer
 
 from prepare import recipe
 from prepare.core.forward.autocast import Amp
-from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example
 from prepare.core.forward.nested import arguments
-from prepare.core.forward.workload import Workload, head_of
+from prepare.core.forward.workload import each_of, least_batch
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.options import no_options, plain
@@ -263,7 +262,7 @@ class Pipeline:
         batch = None
         if example is not None:
             self.choose(model, example, amp)
-            batch = call_of(head_of(example)).batch
+            batch = least_batch(example)
         with held_interrupts(may_hang=True), remembering():
             start = time.perf_counter()
             optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
@@ -317,8 +316,7 @@ class Pipeline:
         `example` is a batch before `format`, or a Workload; the model stays as it is.
         """
         check_module(model)
-        several = isinstance(example, Workload)
-        given = example.each(_as_example) if several else _as_example(example)
+        given = each_of(example, _as_example)
         for step in [step for step in self.steps.values() if step.without_example()]:
             copied = copy_tree(model, cache(clone_of))  # a shared tensor stays one
             chosen, notes = self.step_for(step, copied, given, amp)
@@ -328,7 +326,7 @@ class Pipeline:
             self._phases = self._by_phase()
 
     def step_for(
-        self, step: Step, copied: nn.Module, example: Example | Workload, amp: Amp
+        self, step: Step, copied: nn.Module, example: Any, amp: Amp
     ) -> tuple[Step, list[str]]:
         """Return a step of this pipeline with the options that it finds with `example`, and notes on them.
 
@@ -338,8 +336,7 @@ class Pipeline:
         others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
-        step, change = step.bind(steps), others.formatted
-        given = example.each(change) if isinstance(example, Workload) else change(example)
+        step, given = step.bind(steps), each_of(example, others.formatted)
         if not step.measures:
             return step.for_example(copied, given, backward=backward, amp=amp)
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
@@ -431,7 +428,7 @@ class Pipeline:
         weights, without which the model raises; the step `input_format` gives the memory format too.
         """
         for step in self._phases.inputs or self._needed_format():
-            batch = step.format(batch)
+            batch = each_of(batch, step.format)
         return batch
 
     def _needed_format(self) -> list[InputFormat]:

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from prepare.core.forward.nested import tensors_in
+from prepare.core.forward.call import call_of
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.utils.options import plain
 from prepare.core.utils.suggest import choose, meant
@@ -56,7 +56,7 @@ def prepare(
     Args:
         model: in training or evaluation mode; the same object with the same Parameters is returned.
         memory_format: of the weights of convolutions: `channels_last` (2-d), `channels_last_3d`, `by_rank`
-            (both) or `contiguous`; also torch's objects. A batch in its place is the `example`.
+            (both) or `contiguous`; also torch's objects. A batch or Workload in its place is the `example`.
         example: a batch, as before `format`, or a Workload. `rewrite_conv` times the convolutions with it,
             and runs those as other operations that are faster so.
         dtype: `float16` or `bfloat16`; batch and instance norms are kept. `float32` changes nothing.
@@ -74,7 +74,7 @@ def prepare(
         RefusedError: the model cannot be prepared in its present state.
     """
     steps: dict[str, Any] = {}
-    if example is None and next(tensors_in(memory_format), None) is not None:
+    if example is None and call_of(memory_format).tensors():
         memory_format, example = None, memory_format
     if device is not None:
         steps["device"] = {"device": plain(device)}

@@ -140,7 +140,7 @@ class StageContext:
         plan: its plan, made before.
         reference: a copy of the unprepared model, the reason why there is none, or None if none is needed.
         unchanged: whether the pipeline changes neither the model nor the example.
-        took: the seconds of a first forward of the prepared model; of several sizes those of each.
+        took: the seconds of a first forward of the prepared model at each size; 0 if not known.
         folder: the folder of the run.
         build: builds the unprepared model again.
         locate: returns the object with a dotted name, for the key that names it.
@@ -162,7 +162,7 @@ class StageContext:
     formatted: Example | None = None
     reference: torch.nn.Module | str | None = None
     unchanged: bool = False
-    took: float | tuple[float, ...] = 0.0
+    took: tuple[float, ...] = (0.0,)
     progress: Progress = lambda _: nullcontext()
     found: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -182,12 +182,7 @@ class StageContext:
 
     def step_seconds(self) -> tuple[float, ...]:
         """Return the seconds of a step of each size; a backward takes twice its forward."""
-        took = self.took if isinstance(self.took, tuple) else (self.took,)
-        return tuple(seconds * (3 if self.training else 1) for seconds in took)
-
-    def needed_workload(self) -> Example | Workload:
-        """Return the example input as declared, or all sizes. Raises ConfigError if there is none."""
-        return self.workload or self.needed_example()
+        return tuple(seconds * (3 if self.training else 1) for seconds in self.took)
 
     def needed_example(self) -> Example:
         """Return the example input as declared. Raises ConfigError if there is none."""
@@ -297,6 +292,10 @@ class Stage:
     def needs_reference(self) -> NeedsReference:
         """Return whether this stage compares with a copy of the unprepared model; `short` and `full` do."""
         return _BY_LEVEL.get(getattr(self, "level", ""), "no")
+
+    def leaves_out(self) -> Iterable[str]:
+        """Return the names of the steps that what it makes cannot hold; no run advises to add them."""
+        return ()
 
     def longest(self, work: StageContext) -> float:
         """Return the most seconds that `run` takes; 0 if that is short or not known."""

@@ -105,11 +105,10 @@ class KeepLayout(ForChannelsLast):
     def for_example(
         self, model: torch.nn.Module, example: Any, *, backward: bool, amp: Any
     ) -> tuple[Self, list[str]]:
-        from prepare.core.forward.workload import head_of
         from prepare.core.utils.text import plural
         from prepare.steps.keeping.choose_calls import choose_calls
 
-        choice = choose_calls(model, head_of(example), backward=backward, amp=amp)
+        choice = choose_calls(model, example, backward=backward, amp=amp)
         where = f"steps.{self.name}.calls"
         if choice.before.status != "ok":
             reason = f"the flow cannot be predicted: {choice.before.reason}"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from made_benches import SVG, bench, comparison, verified
+from made import SVG, bench_of, comparison, verification
 from page_reader import HOSTILE, TEMPLATES, contrast
 from prepare.app.report.charts import (
     MARKS,
@@ -134,7 +134,7 @@ def test_chart_colours_have_enough_contrast_in_light_and_dark(dark):
 
 
 def test_each_case_has_a_chart_of_times_and_all_share_memory():
-    charts = bench_charts(bench(comparison(), comparison(1.2, verdict="slower")), None)
+    charts = bench_charts(bench_of(comparison(), comparison(1.2, verdict="slower")), None)
     assert [chart.title for chart in charts] == [
         *["Time of one inference"] * 2,
         "Peak memory beyond the model",
@@ -147,11 +147,11 @@ def test_each_case_has_a_chart_of_times_and_all_share_memory():
     ]
     assert [bar.label for bar in charts[2].rows] == [f"{name}, inference" for name in ("unprepared", "prepared")] * 2  # fmt: skip
     bare = [replace(row, peak_bytes=None) for row in comparison().rows]
-    assert len(bench_charts(bench(comparison(rows=tuple(bare))), None)) == 1
+    assert len(bench_charts(bench_of(comparison(rows=tuple(bare))), None)) == 1
 
 
 def test_a_chart_file_is_valid_and_the_same_each_time(tmp_path):
-    charts = bench_charts(bench(), verified())
+    charts = bench_charts(bench_of(), verification())
     for name in ("a.svg", "b.svg"):
         write_charts(charts, tmp_path / name)
     root = ET.parse(tmp_path / "a.svg").getroot()

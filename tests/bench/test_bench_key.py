@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from clocks import Clock
-from made_benches import ran
+from made import ran
 from made_works import settings, work
 from page_reader import Reader
 from prepare.app.job import build_model, run_stages

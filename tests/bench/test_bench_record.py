@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from clocks import Clock, noisy
-from made_benches import SVG, bench, comparison, ran, verified
+from made import SVG, bench_of, comparison, ran, verification
 from page_reader import HOSTILE, Reader
 from prepare.app.report.pages.page import run_page
 from prepare.core.utils.numbers import seconds
@@ -107,7 +107,7 @@ def test_times_are_shown_with_three_digits(value, text):
 
 
 def test_a_bench_survives_saving_and_loading(tmp_path):
-    found = bench(comparison(), comparison(1.2, verdict="slower"))
+    found = bench_of(comparison(), comparison(1.2, verdict="slower"))
     found = replace(found, cases=(*found.cases, Case(what=TRAINING, reason="too long")))
     found.save(tmp_path / "bench.json")
     assert Bench.load(tmp_path / "bench.json") == found
@@ -139,7 +139,7 @@ def test_a_case_is_described_in_one_sentence(found, said):
 def test_an_old_verdict_is_read_as_one_of_today(tmp_path):
     old = "no significant difference"
     wide, narrow = (0.7, 1.3), (0.98, 1.02)
-    bench(comparison(1.0, verdict=old, interval=wide), comparison(1.0, verdict=old, interval=narrow)).save(tmp_path / "bench.json")  # fmt: skip
+    bench_of(comparison(1.0, verdict=old, interval=wide), comparison(1.0, verdict=old, interval=narrow)).save(tmp_path / "bench.json")  # fmt: skip
     found = Bench.load(tmp_path / "bench.json")
     assert [case.row.verdict for case in found.cases] == ["unclear", "no difference"]
 
@@ -147,11 +147,11 @@ def test_an_old_verdict_is_read_as_one_of_today(tmp_path):
 def test_a_busy_machine_is_a_reason_and_a_line():
     busy = {"cores_available": 2, "others": 1.6, "threads": 2}
     found = comparison(settings=comparison().settings | busy)
-    assert bench(found).busy == ""  # the unprepared model hardly differed from itself
+    assert bench_of(found).busy == ""  # the unprepared model hardly differed from itself
     loud = replace(found, aa=replace(found.aa, noise=1.1))
     said = "this machine is busy (other programs use 1.6 of 2 cores); repeat it later for a firm figure"
-    assert bench(loud).busy == said
-    assert bench().busy == ""
+    assert bench_of(loud).busy == said
+    assert bench_of().busy == ""
 
 
 def page_of(folder, found, checked=None):
@@ -163,7 +163,7 @@ def page_of(folder, found, checked=None):
 
 
 def test_the_page_shows_the_figures_the_charts_and_the_notes(tmp_path):
-    text = page_of(tmp_path, bench(), verified())
+    text = page_of(tmp_path, bench_of(), verification())
     read = Reader(text)
     for said in (
         "Inference 1.4x faster, 29.2 instead of 40.0 ms (95 % interval: 1.32x to 1.43x)",
@@ -179,7 +179,7 @@ def test_the_page_shows_the_figures_the_charts_and_the_notes(tmp_path):
 
 
 def test_the_page_shows_why_a_case_was_not_compared(tmp_path):
-    found = replace(bench(), cases=(Case(what=INFERENCE, reason="too long for it"),))
+    found = replace(bench_of(), cases=(Case(what=INFERENCE, reason="too long for it"),))
     read = Reader(page_of(tmp_path, found))
     assert "Inference not measured: too long for it" in read.text
     assert not read.all("svg")
@@ -191,9 +191,9 @@ def test_names_in_a_bench_are_escaped_on_the_page(tmp_path):
         for at, row in enumerate(comparison().rows)
     ]
     found = comparison(rows=tuple(hostile), baseline=HOSTILE[0], notes=tuple(HOSTILE))
-    found = replace(bench(found), cases=(Case(what=HOSTILE[1], comparison=found),))
-    safe = Reader(page_of(tmp_path / "safe", bench(), verified()))
-    read = Reader(page_of(tmp_path / "odd", found, verified()))
+    found = replace(bench_of(found), cases=(Case(what=HOSTILE[1], comparison=found),))
+    safe = Reader(page_of(tmp_path / "safe", bench_of(), verification()))
+    read = Reader(page_of(tmp_path / "odd", found, verification()))
     assert read.tags <= safe.tags
     assert "alert(1)" in read.text
 
@@ -206,7 +206,7 @@ def test_a_run_writes_the_charts_of_its_timing(tmp_path, monkeypatch, capsys):
 
 
 def test_a_page_with_a_bench_is_written_without_torch(tmp_path):
-    bench().save(tmp_path / "bench.json")
+    bench_of().save(tmp_path / "bench.json")
     code = (
         "import sys; from prepare.app.report.pages.page import write_page; "
         f"write_page({str(tmp_path)!r}); print('torch' in sys.modules)"

@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from made_benches import bench, comparison, ran, verified
+from made import bench_of, comparison, ran, verification
 from prepare import Workload
 from prepare.app.job.headline import headline
 from prepare.core.document import ReportContext, Table
 from prepare.core.forward.call import call_of
-from prepare.core.utils.sizes import Size
+from prepare.core.forward.workload import Size
+from prepare.errors import BenchError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare
 from prepare.stages.bench.document import bench_document
@@ -31,7 +32,7 @@ def both(first, second=None):
     """The bench of two sizes: a call of the unprepared model takes 40 ms in the first, 4 s in the second."""
     second = second or comparison(0.5, interval=(0.48, 0.53))
     rows = tuple(replace(row, seconds=row.seconds * 100) for row in second.rows)
-    return Bench.merged([(SMALL, bench(first)), (LARGE, bench(replace(second, rows=rows)))])
+    return Bench.merged([(SMALL, bench_of(first)), (LARGE, bench_of(replace(second, rows=rows)))])
 
 
 def test_the_whole_counts_each_call_by_its_time():
@@ -47,22 +48,22 @@ def test_the_whole_counts_each_call_by_its_time():
     assert (row.verdict, row.peak_bytes, row.samples) == ("faster", 1 << 25, ())
     assert whole.aa.noise == pytest.approx(1 / 0.99)
     assert whole.notes == ("at batch 1: a note", "at batch 4: a note")
-    assert [each.what for each in found.cases[0].sizes] == [
+    assert [each.what for each in found.cases[0].sizes.values()] == [
         "inference, batch 1",
         "inference, batch 4",
     ]
 
 
 def test_a_size_without_weight_is_shown_and_does_not_count():
-    found = Bench.merged([(replace(SMALL, weight=0.0), bench(slower())), (LARGE, bench())])
+    found = Bench.merged([(replace(SMALL, weight=0.0), bench_of(slower())), (LARGE, bench_of())])
     assert found.headline.ratio == pytest.approx(0.73)
     assert len(found.cases[0].sizes) == 2
 
 
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_size_that_is_not_compared_leaves_the_whole_without_a_ratio(lost):
-    missing = replace(bench(), cases=(Case(what="inference", reason="too long"),))
-    pairs = [(SMALL, bench()), (LARGE, bench())]
+    missing = replace(bench_of(), cases=(Case(what="inference", reason="too long"),))
+    pairs = [(SMALL, bench_of()), (LARGE, bench_of())]
     pairs[lost] = (pairs[lost][0], missing)
     found = Bench.merged(pairs)
     name = pairs[lost][0].name
@@ -70,7 +71,7 @@ def test_a_size_that_is_not_compared_leaves_the_whole_without_a_ratio(lost):
         "not compared",
         f"at {name}: too long",
     )
-    assert found.cases[0].sizes[1 - lost].row.verdict == "faster"
+    assert found.cases[0].sizes[pairs[1 - lost][0]].row.verdict == "faster"
     nothing = Bench.merged([(SMALL, missing), (LARGE, missing)])
     assert nothing.cases[0].reason == "at batch 1: too long"
 
@@ -95,7 +96,7 @@ def test_the_first_screen_says_where_the_sign_changes():
         ("batch 4", "1", "prepared", "2.00 s"),
     ]
     wrong = bench_document(
-        ReportContext(found={"bench": both(slower()), "verify": verified(status="fail")})
+        ReportContext(found={"bench": both(slower()), "verify": verification(status="fail")})
     )
     assert wrong.answers[0].kind == "plain"
 
@@ -120,8 +121,25 @@ def test_a_record_is_read_back_and_of_one_size_has_no_new_key(tmp_path):
     found = both(slower())
     found.save(tmp_path / "bench.json")
     assert Bench.load(tmp_path / "bench.json") == found
-    bench().save(tmp_path / "one.json")
+    bench_of().save(tmp_path / "one.json")
     assert '"size' not in (tmp_path / "one.json").read_text()
+
+
+def test_an_unknown_verdict_at_a_size_is_refused_on_reading(tmp_path):
+    found, path = both(slower()), tmp_path / "bench.json"
+    found.save(path)
+    whole, _, sizes = path.read_text().rpartition('"sizes": ')
+    for verdict in ("quick", "no significant difference"):
+        path.write_text(f'{whole}"sizes": {sizes.replace("slower", verdict)}')
+        with pytest.raises(BenchError, match=f"'{verdict}' is not a verdict"):
+            Bench.load(path)
+
+
+def test_sizes_of_the_unprepared_model_alone_are_shown():
+    rows = comparison().rows[:1]
+    found = both(replace(comparison(), rows=rows), comparison())
+    shown = bench_document(ReportContext(found={"bench": found}))
+    assert "baseline at batch 1" in shown.answers[0].answer
 
 
 def net():
@@ -143,7 +161,7 @@ def test_each_size_has_the_estimate_of_its_own_calls(quick):
     calls = Workload([torch.zeros(1, 3, 8, 8), torch.zeros(2, 3, 8, 8)]).each(call_of)
     models = Models(unprepared=net(), prepared=net(), pipeline=Pipeline([]))
     found = time_models(models, calls, level="short", mode="eval", took=(0.0, 100.0))
-    first, second = found.cases[0].sizes
+    first, second = found.cases[0].sizes.values()
     assert first.row.ratio is not None
     assert "too long for a comparison" in second.row.reason
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-import sweep_folders as made
+import made
 from prepare.app.cli import main as cli
 from prepare.app.job.outcome import finished
 from prepare.app.report.terminal.run import RunOutput

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from layout_regressions import BATCH, FLAT, OF_NETWORK, OF_PREPARED, OF_RECIPE, net
+from prepare.core.document import ReportContext
 from prepare.core.utils.environment import environment
 from prepare.errors import ConfigError, ContractError, FileError, RefusedError
 from prepare.models.resnet import ResNet2d
@@ -19,6 +20,7 @@ from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import VariantResult
 from prepare.stages.contract import Contract, ContractCheck, check, record
 from prepare.stages.contract.compare import compare
+from prepare.stages.contract.document import contract_document
 from prepare.stages.contract.records import TimeRatio
 from prepare.stages.contract.summary import check_lines, markdown, page
 
@@ -315,6 +317,18 @@ def test_a_processor_without_a_name_can_be_timed(monkeypatch, timed_as):
     timed_as(0.48, 0.52)
     known = record(net(), BATCH, FLAT, time=True)
     assert known.time.machine.startswith("a processor without a name, 2 threads")
+
+
+def test_a_kept_contract_says_first_that_it_is_kept(contract):
+    known = dataclasses.replace(contract, time=TIME["time"])
+    today = dataclasses.replace(
+        contract, untimed="0.02 to 1.41 times as long: too wide an interval"
+    )
+    found = contract_document(ReportContext(found={"contract": compare(known, today)}))
+    assert found.answers[0].line.startswith("kept: ; unclear: time ratio: 0.02 to 1.41 times")
+    assert found.advice[0].remark == "all that can be decided is as recorded"
+    found = contract_document(ReportContext(found={"contract": compare(known, known)}))
+    assert found.advice[0].remark == "all is as recorded"
 
 
 NETWORKS = {

@@ -1,14 +1,24 @@
 """Examples of several sizes: their names, their keys on the command line, and verdicts in words."""
 
+from typing import NamedTuple
+
 import pytest
 import torch
+from torch import nn
 
 import prepare
 from prepare import Workload
 from prepare.core.forward.example_input import build_examples, read_example
-from prepare.core.forward.workload import for_each_size, head_of, naming, sizes_of
-from prepare.core.utils.sizes import Size, verdicts_text
+from prepare.core.forward.workload import (
+    Size,
+    for_each_size,
+    head_of,
+    naming,
+    sizes_of,
+    verdicts_text,
+)
 from prepare.errors import ConfigError, ModelError
+from prepare.pipeline.shortcut import PLANS
 
 
 def sized(*shapes, **how):
@@ -62,6 +72,25 @@ def test_what_takes_one_size_gets_that_with_the_most_weight():
     assert [size.weight for size, _ in sizes_of(workload)] == [1, 5]
     assert len(sizes_of("an example")) == 1
     assert prepare.Workload is Workload
+
+
+def test_a_function_of_one_example_takes_the_heaviest_size():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
+    workload = sized((1, 3, 4, 4), (2, 3, 6, 6), weights=[1, 5])
+    for follow in (prepare.predict, prepare.observe):
+        found, expected = follow(model, workload), follow(model, workload.examples[1])
+        assert (found.status, found.convolutions) == ("ok", expected.convolutions)
+    named = Workload([{"x": torch.zeros(1, 2)}, {"x": torch.zeros(3, 2)}])
+    assert (named.args, named.kwargs["x"].shape) == ((), (1, 2))
+
+
+def test_a_workload_is_formatted_and_prepared_with():
+    pipeline = prepare.Pipeline.from_config({"half": {"dtype": "bfloat16"}, "input_format": {}})
+    formatted = pipeline.format(sized((1, 3), (4, 3), weights=[1, 5]))
+    assert [each.dtype for each in formatted.examples] == [torch.bfloat16] * 2
+    assert [size.weight for size in formatted.sizes] == [1, 5]
+    model = prepare.prepare(nn.Conv2d(3, 4, 1).eval(), sized((1, 3, 4, 4), (2, 3, 4, 4)))
+    assert list(PLANS[model].steps) == ["rewrite_conv"]
 
 
 def test_a_function_is_called_for_each_size_with_its_own_values():
@@ -126,6 +155,12 @@ def test_an_entry_without_an_input_is_wrong():
         read_example({"workload": [{"weight": 2}]})
 
 
+class Row(NamedTuple):
+    verdict: str
+    ratio: float | None
+    ratio_interval: tuple[float, float] | None = None
+
+
 FASTER, SLOWER, SAME = ("faster", 0.8), ("slower", 1.08), ("no difference", 1.0)
 
 
@@ -143,5 +178,6 @@ FASTER, SLOWER, SAME = ("faster", 0.8), ("slower", 1.08), ("no difference", 1.0)
 )  # fmt: skip
 def test_verdicts_are_told_by_where_they_change(verdicts, text):
     sizes = [Size(f"batch {count}", 1.0, count) for count in (1, 4, 8)]
-    found = [(size, *verdict) for size, verdict in zip(sizes, verdicts, strict=True)]
-    assert verdicts_text(found) == verdicts_text(found[::-1]) == text
+    rows = [Row(*verdict) for verdict in verdicts]
+    found = dict(zip(sizes, rows, strict=True))
+    assert verdicts_text(found) == verdicts_text(dict(reversed(found.items()))) == text

@@ -17,7 +17,8 @@ from prepare.core.utils.child_process import ForkedRunner
 from prepare.errors import ConfigError, DoctorError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.doctor import Diagnosis, Finding, examine
-from prepare.stages.doctor.examination import _ask, answer, run_probe
+from prepare.stages.doctor.cases import CaseOutcome
+from prepare.stages.doctor.examination import _ask, _finding, answer, run_probe
 from prepare.stages.doctor.probes import KNOWN
 from prepare.stages.doctor.records import VERDICTS, diagnosis_lines
 
@@ -93,8 +94,21 @@ def test_a_probe_that_breaks_down_is_a_finding(setup, reason, monkeypatch):
 @pytest.mark.slow
 def test_probes_after_the_time_are_not_probed_and_say_why():
     found = examine("cpu", seconds=0.001, probes=["softmax_layout", "layer_norm_layout"]).findings
-    assert [each.verdict for each in found] == ["slow here", "not probed"]
+    assert [each.verdict for each in found] == ["lost here", "not probed"]
     assert found[1].reason == "no time was left"
+
+
+def test_a_lost_layout_is_not_called_slow():
+    assert run_probe("softmax_layout", "cpu").bad == "lost here"
+
+
+def test_a_remedy_for_one_dtype_names_it():
+    (half,) = (each for each in issues() if each.name == "batch_norm_statistics_float16")
+    found = _finding(half, {half.probe: CaseOutcome("wrong here", "NaN")})
+    assert found.remedy == "in float16 only: set precision=bfloat16"
+    (norm,) = (each for each in issues() if each.name == "softmax_layout")
+    found = _finding(norm, {norm.probe: CaseOutcome("lost here", "loses channels_last")})
+    assert found.remedy == 'add "repair_layout": {}'
 
 
 def test_wrong_arguments_of_examine_are_named_at_once():
@@ -165,12 +179,13 @@ def test_every_finding_is_shown():
         finding("c", "not probed", "no time was left"),
         finding("d"),
         finding("e", "inexact here"),
+        finding("f", "lost here", remedy="use y"),
     )
     text = "\n".join(diagnosis_lines(shown))
     assert "wrong here: Conv2d [a]: measured\n    set x" in text
     assert "fine here: d" in text
     assert (
-        "5 answers for cpu: 1 wrong here, 1 inexact here, 1 slow here, 1 fine here, 1 not probed"
+        "1 wrong here, 1 inexact here, 1 slow here, 1 lost here, 1 fine here, 1 not probed"
         in shown.document().line
     )
     assert all(word in text for word in (*VERDICTS, "2 times", "no time was left", "use y"))

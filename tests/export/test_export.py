@@ -8,10 +8,12 @@ import torch
 from torch import nn
 
 from keeping_nets import chunked, video
+from prepare.core.document import ReportContext
 from prepare.core.utils.child_process import ForkedRunner
 from prepare.errors import ConfigError, ExportError, FileError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.export import EXPORTERS, Export, export, load_again
+from prepare.stages.export.document import export_document
 
 CONTIGUOUS = {"layout": "contiguous", "batch": 3}
 
@@ -172,11 +174,18 @@ def test_a_stage_that_cannot_be_done_ends_the_export(exported):
 
 def test_the_cause_of_an_error_is_named(exported, monkeypatch):
     def lower(self, program, metadata):
-        raise RuntimeError("a pass failed") from ValueError("no volumes\nat all")
+        cause = ValueError("no volumes\nat all")
+        error = cause.__cause__ = RuntimeError("a pass \x1b[96mfailed\x1b[0m")  # a circle ends
+        raise error from cause
 
     monkeypatch.setattr(EXPORTERS["Stub"], "lower", lower)
     found = exported("Stub")
     assert found.reason == "lower: RuntimeError: a pass failed; ValueError: no volumes"
+    (advice,) = export_document(ReportContext(found={"export": found})).advice
+    assert advice.remark == "the report has the stage that failed"
+    half = dataclasses.replace(found, recipe="steps: {half: {dtype: bfloat16}}")
+    (advice,) = export_document(ReportContext(found={"export": half})).advice
+    assert "try it without the step half" in advice.remark
 
 
 def test_an_artefact_that_cannot_be_loaded_is_refused(exported):
@@ -281,6 +290,44 @@ def test_outputs_of_a_class_become_plain_tensors(exported, monkeypatch):
     assert [type(each) for each in seen[0](batch())] == [torch.Tensor, torch.Tensor]
     assert not found.contract.formats_inputs
     assert found.contract.inputs[0].name == "pixels"
+
+
+class Counting(nn.Module):
+    """Return its sizes beside a tensor, or what `more` is."""
+
+    def __init__(self, more=None):
+        super().__init__()
+        self.layer, self.more, self.off = nn.Conv2d(3, 2, 1), more, 0
+
+    def forward(self, x):
+        more = len(x) + self.off if self.more is None else self.more
+        return {"n": more, "logits": self.layer(x)}
+
+
+@pytest.mark.parametrize("more", [None, 3, 0.5, True])
+@pytest.mark.parametrize("only_tensors", [False, True])
+def test_a_number_among_outputs_is_compared_by_value(exported, monkeypatch, more, only_tensors):
+    seen = []
+    monkeypatch.setattr(EXPORTERS["Stub"], "only_tensors", only_tensors)
+    monkeypatch.setattr(
+        EXPORTERS["Stub"], "run_captured", lambda self, program: seen.append(program) or program
+    )
+    found = exported("Stub", Counting(more).eval(), {"half": {"dtype": "bfloat16"}}, dynamic=[0])
+    assert (found.status, found.reason) == ("pass", "")
+    assert isinstance(seen[0](batch())["n"], torch.Tensor) is only_tensors
+
+
+def test_a_number_that_is_off_by_one_is_wrong(exported, monkeypatch):
+    def off(self, program):
+        program.model.off = 1
+        return program
+
+    monkeypatch.setattr(EXPORTERS["Stub"], "run_captured", off)
+    steps = {"half": {"dtype": "bfloat16"}, "input_format": {}}
+    many = torch.randn(200, 3, 1, 1)  # off by less than the tolerance of bfloat16
+    found = exported("Stub", Counting().eval(), steps, given=many)
+    stage = next(each for each in found.stages if each.name == "capture")
+    assert (stage.status, stage.note[:16]) == ("fail", "output.n is off ")
 
 
 def test_the_model_that_is_given_is_not_changed(exported):

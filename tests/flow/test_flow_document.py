@@ -8,10 +8,11 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import nn
 
 from flow_checks import Net, cl
-from made_runs import blocks, copied, event, flow_of, hostile_flow, module
+from made import blocks, copied, event, flow_of, hostile_flow, module, show
 from page_reader import READABLE, READABLE_PICTURE, TEMPLATES, contrast
 from prepare.app.report.charts import cut, width_of
 from prepare.app.report.pages.section import section_body
@@ -22,8 +23,7 @@ from prepare.core.forward.run_example import LayoutCount
 from prepare.errors import FlowError
 from prepare.stages.flow import Flow, observe, predict
 from prepare.stages.flow.document import flow_document, flow_sentence
-from prepare.stages.flow.records import Copy, Remedy
-from shown_records import show
+from prepare.stages.flow.records import Remedy
 
 
 def test_a_flow_round_trips_through_its_file_byte_by_byte(tmp_path):
@@ -106,11 +106,8 @@ def test_a_contiguous_model_is_told_that_nothing_was_asked_for(tmp_path, capsys)
 
 
 def test_copies_without_a_break_name_their_operation():
-    copy = Copy(module="a", type="GroupNorm", operation="aten.clone", bytes=2048, phase="forward", why="", count=1)  # fmt: skip
-    flow = replace(predict(Net(lambda net, x: x), cl(2, 4, 8, 8)), copies=(copy,))
-    assert flow_sentence(flow) == (
-        "no breaks, 2.0 KiB copied per forward inside clone in GroupNorm"
-    )
+    flow = flow_of(copies=[copied("a", 2048, type="GroupNorm", why="")])
+    assert flow_sentence(flow) == "no breaks, 2.0 KiB copied per forward inside clone in GroupNorm"
 
 
 def test_outputs_beside_an_ineffective_weight_are_explained():
@@ -169,7 +166,7 @@ def test_counts_and_phases_are_shown():
 
 @pytest.mark.parametrize(
     ("layout", "letter"),
-    [("channels_last", "L"), ("channels_last_3d", "L"), ("contiguous", "C"), ("ambiguous", "A"), ("other", "O"), ("new", "?")],
+    [("channels_last", "L"), ("channels_last_3d", "L3"), ("contiguous", "C"), ("ambiguous", "A"), ("other", "O"), ("new", "?")],
 )  # fmt: skip
 def test_each_layout_has_a_letter_besides_its_colour(layout, letter):
     flow = flow_of([module("", layout)])
@@ -206,6 +203,25 @@ def test_the_strip_has_a_tick_for_each_break():
     assert len(strip.ticks) == 3
     assert ("tick", "", "lost here") in strip.legend
     assert sum(wide for _, _, wide in strip.parts) == pytest.approx(1000, abs=1)
+
+
+def test_a_break_in_a_models_own_code_stands_on_a_part_of_its_own():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 2, 3)
+
+        def forward(self, x):
+            return self.last(self.first(x).contiguous())
+
+    model = Own().to(memory_format=torch.channels_last)
+    strip = part(predict(model, torch.randn(1, 3, 8, 8)), Strip)
+    assert [(style, round(wide)) for style, _, wide in strip.parts] == [
+        ("contiguous", 333),
+        ("flat", 667),
+    ]
+    assert strip.ticks == (167,)
+    assert strip.legend[0][:2] == ("flat", "L")
 
 
 @pytest.mark.parametrize("text", ["short", "n" * 100, "\u5c42" * 40, "a" + "\u5c42" * 40])

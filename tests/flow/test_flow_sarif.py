@@ -8,12 +8,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from made_runs import module
+import made
+from made import module
 from prepare.app.report.terminal.document import part_lines
 from prepare.core.document import ReportContext
 from prepare.core.utils.text import size
 from prepare.pipeline import Pipeline
-from prepare.stages.flow import Flow, predict
+from prepare.stages.flow import predict
 from prepare.stages.flow.document import flow_document
 from prepare.stages.flow.records import Event
 from prepare.stages.flow.sarif import sarif_log
@@ -44,14 +45,21 @@ class Net(nn.Module):
 
 
 def event(cause="clone", source="nets.py:9", module="a", **more) -> Event:
-    given = {"kind": "break", "phase": "forward", "type": "Block", "operation": f"aten.{cause}", "bytes": 8,
-             "operand": "", "shape": (1,), "before": (1,), "after": (1,), "count": 1}  # fmt: skip
-    return Event(**given | {"cause": cause, "source": source, "module": module} | more)
+    given = {
+        "type": "Block",
+        "operation": f"aten.{cause}",
+        "bytes": 8,
+        "operand": "",
+        "cause": cause,
+        "source": source,
+    }
+    return made.event(module, **given | more)
 
 
 def log_of(*events: Event, modules=(), **more):
-    flow = Flow(mode="predict", status="ok", reason="", wanted={4: "channels_last"}, events=events, copies=(),
-                convolutions=(), modules=modules, notes=())  # fmt: skip
+    flow = made.flow_of(
+        wanted={4: "channels_last"}, events=events, modules=modules, convolutions=()
+    )
     (run,) = sarif_log(replace(flow, **more))["runs"]
     return run
 

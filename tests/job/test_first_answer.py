@@ -5,8 +5,8 @@ import json
 import pytest
 from torch import nn
 
+import made
 import sample_nets
-import sweep_folders as made
 from paths import RUN
 from prepare.app.cli import main as cli
 from prepare.app.job.results import read_results

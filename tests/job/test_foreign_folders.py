@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from torch import nn
 
-import sweep_folders
-from made_benches import NET
+import made
+from made import NET, contract, tuning, write_run
 from prepare import checkpoint
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Record, files_in, leads_out
@@ -17,7 +17,6 @@ from prepare.core.utils.files import write_text
 from prepare.stages.doctor.records import Diagnosis
 from prepare.stages.tune.cache import Cache
 from run_faults import posix, told
-from whole_records import contract, tuning, write_run
 
 pytestmark = posix
 RUN = [*NET, "bench=none", "flow=none"]
@@ -129,7 +128,7 @@ def test_a_pipe_given_as_weights_or_recipe_is_refused_at_once(tmp_path, monkeypa
 
 
 def test_a_summary_and_a_page_do_not_wait_for_a_pipe(tmp_path, capsys):
-    swept = sweep_folders.formats_by_precisions(tmp_path / "swept")
+    swept = made.formats_by_precisions(tmp_path / "swept")
     for name in ("audit.json", "result.json", "job.json", "flow.json", "recipe.yaml"):
         (swept / "4-row" / name).unlink()
         os.mkfifo(swept / "4-row" / name)

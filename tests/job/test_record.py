@@ -7,14 +7,13 @@ import pytest
 import torch
 from torch import nn
 
-from made_benches import bench, comparison
+from made import bench_of, comparison, write_run
 from prepare.app.job.record import STATUSES, Job, Record, Result, files_in
 from prepare.app.job.results import Analyses
 from prepare.audit import Audit, audit
 from prepare.errors import FileError
 from prepare.pipeline import Pipeline
 from prepare.stages.export.records import Export
-from whole_records import write_run
 
 ALL_OF_IT = Result("failed", "model", "a line\nand another", "Traceback ...", 1.25)
 
@@ -128,5 +127,5 @@ def test_what_did_not_run_has_no_key():
 
 
 def test_the_times_divide_to_their_ratio():
-    found = Analyses(found={"bench": bench(comparison(0.73))}).figures()
+    found = Analyses(found={"bench": bench_of(comparison(0.73))}).figures()
     assert found["prepared_seconds"] / found["unprepared_seconds"] == found["time_ratio"]

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from made import make, show
 from prepare.app.cli import main as cli
 from prepare.stages.patch.document import patch_sentence
 from prepare.stages.patch.records import Patch, PatchedCall, UnpatchedBreak
-from shown_records import show
 
 NETWORK = ("model._target_=keeping_nets.chunked", "input.shape=[2,3,2,6,7]", "task=patch")
 
@@ -59,11 +59,8 @@ def test_the_task_needs_a_format_and_an_example(tmp_path, capsys):
 
 
 def test_a_patch_of_nothing_names_what_stays(capsys):
-    left = tuple(
-        UnpatchedBreak(source=f"net.py:{n}", cause="view", breaks=1, reason="none is known")
-        for n in range(12)
-    )
-    patch = Patch(diff="", calls=(), left=left, before=(10, 12), after=(10, 12))
+    left = tuple(make(UnpatchedBreak, source=f"net.py:{n}", breaks=1) for n in range(12))
+    patch = make(Patch, left=left, before=(10, 12), after=(10, 12))
     show("patch", patch)
     out = capsys.readouterr().out
     assert "of 12 breaks" in out
@@ -73,13 +70,8 @@ def test_a_patch_of_nothing_names_what_stays(capsys):
 
 
 def test_the_sentence_of_a_patch_gives_copies_breaks_and_time():
-    call = PatchedCall(
-        name="Net.forward: x.clone()", source="net.py:1", copied_bytes=1024, breaks=2
-    )
-    patch = Patch(
-        diff="-", calls=(call,), left=(), before=(2048, 3), after=(0, 1), verified="pass",
-        verdict="faster", ratio=0.5, interval=(0.4, 0.6),
-    )  # fmt: skip
+    found = {"verified": "pass", "verdict": "faster", "ratio": 0.5, "interval": (0.4, 0.6)}
+    patch = make(Patch, calls=(make(PatchedCall),), before=(2048, 3), after=(0, 1), **found)
     assert patch_sentence(patch) == (
         "1 call changed: 2.0 KiB -> 0 bytes copied per forward, 3 -> 1 break, results right, "
         "2.0x faster (95 % interval: 1.67x to 2.50x)"

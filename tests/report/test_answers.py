@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+import made
 import prepare
-import sweep_folders as made
 from prepare.app.job.headline import headline
 from prepare.app.job.record import Job, Result
 from prepare.app.job.results import SavedResults
@@ -22,7 +22,7 @@ from prepare.core.document import Axis, Bar, Bars, Plane, Point
 from prepare.core.utils.numbers import part_of_tolerance, share_text
 from prepare.core.utils.wording import command_line_words
 from prepare.stages.flow.causes import layout_causes, named, source_name
-from prepare.stages.flow.records import Convolution, Copy, Event, Remedy
+from prepare.stages.flow.records import Copy, Event, Remedy
 from prepare.stages.verify.document import error_text, verdict_sentence
 from prepare.stages.verify.stage import VerifyStage
 
@@ -30,12 +30,11 @@ RUN = SavedResults(name="run", audit=Audit([], {"convolutions": {}}))
 
 
 def event(name, kind, cause, *, what="break", size=0) -> Event:
-    return Event(kind=what, phase="forward", module=name, type=kind, operation=f"aten.{cause}", operand="", shape=(),
-                 before=(), after=(), bytes=size, source="", cause=cause, count=1)  # fmt: skip
+    return made.event(name, what, type=kind, operation=f"aten.{cause}", bytes=size, cause=cause)
 
 
 def copied(name, operation, size) -> Copy:
-    return Copy(module=name, type="X", operation=f"aten.{operation}", bytes=size, phase="forward", why="", count=1)  # fmt: skip
+    return made.copied(name, size, operation=f"aten.{operation}", type="X", why="")
 
 
 @pytest.fixture(autouse=True)
@@ -140,8 +139,7 @@ def test_nothing_checked_is_not_called_right():
     ]
 
 
-NEVER = Convolution(module="c", type="Conv3d", input="contiguous", weight="channels_last_3d", output="contiguous",
-                    backend="", calls=1)  # fmt: skip
+NEVER = made.convolution("c", "contiguous", backend="")
 FLOWS = {
     "none": None,
     "kept": made.flow(0),
@@ -330,8 +328,7 @@ def test_the_advice_names_what_is_missing_or_without_effect():
 
 
 def test_a_layout_that_no_convolution_returned_is_not_advised():
-    row = Convolution(module="conv", type="Conv3d", input="contiguous", weight="channels_last_3d",
-                      output="contiguous", backend="Slow3d", calls=1)  # fmt: skip
+    row = made.convolution("conv", "contiguous", backend="Slow3d")
     flow = replace(made.flow(0), convolutions=(row,))
     outputs = "0 of 1 convolution returns channels_last_3d"
     run = having(flow=flow)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import sweep_folders as made
+import made
 from browser import browser, opened
 from page_reader import HOSTILE, Reader
 from prepare import recipe

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-import sweep_folders
+import made
+from made import write_run
 from mutations import Mutation, mutations
 from prepare import recipe
 from prepare.app.cli.commands import show_sweep
@@ -31,7 +32,6 @@ from prepare.stages.flow.records import Flow
 from prepare.stages.patch.records import Patch
 from prepare.stages.tune.records import Tuning
 from prepare.stages.verify.records import Verification
-from whole_records import write_run
 
 LOADERS = {
     "audit.json": Audit.load, "flow.json": Flow.load, "verify.json": Verification.load, "bench.json": Bench.load,
@@ -49,7 +49,7 @@ def run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory):
-    return sweep_folders.formats_by_precisions(tmp_path_factory.mktemp("sweep") / "swept")
+    return made.formats_by_precisions(tmp_path_factory.mktemp("sweep") / "swept")
 
 
 def read_run(folder: Path, file: str, sound: Path, *, pages: bool) -> list:

@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from made_benches import bench, comparison
+from made import bench_of, comparison, make, tuning
 from paths import PYTHONPATH
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Comparison, VariantResult
 from prepare.stages.flow import observe
 from prepare.stages.verify import verify
-from whole_records import tuning
 
 
 def make_records():
@@ -25,7 +24,9 @@ def make_records():
     plan, reference, batch = pipeline.plan(model), copy.deepcopy(model), torch.randn(2, 3, 16, 16)
     pipeline.apply(model, known_issues="ignore")
     found = [plan, audit(model, plan=plan), observe(model, batch), verify(reference, model, batch)]
-    return {type(record).__name__: record for record in [*found, bench(), comparison(), tuning()]}
+    return {
+        type(record).__name__: record for record in [*found, bench_of(), comparison(), tuning()]
+    }
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +60,7 @@ def test_a_record_shows_itself_in_three_forms(records, kind):
 
 
 def test_a_long_sentence_is_cut_in_the_one_line():
-    row = VariantResult(name="x" * 500, verdict="baseline")
-    long = Comparison(
-        rows=(row,), baseline="x", aa=None, repeats=1, seconds=1, settings={}, environment={}
-    )
+    long = make(Comparison, rows=(VariantResult(name="x" * 500, verdict="baseline"),), aa=None)
     assert len(repr(long)) == 160
     assert repr(long).endswith("...)")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from browser import acted, browser, opened
-from made_runs import blocks, hostile_flow, write_record
+from made import blocks, hostile_flow, write_record
 from page_reader import HOSTILE
 from prepare.app.report.pages.page import run_page
 from prepare.app.report.pages.section import LIMIT as ROWS_SHOWN

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from made_runs import blocks, event, hostile_flow, write_record
+from made import blocks, event, hostile_flow, write_record
 from page_reader import HOSTILE, TEMPLATES, Reader
 from prepare.app.job.record import Job, Record, Result
 from prepare.app.report.pages.page import run_page, write_page

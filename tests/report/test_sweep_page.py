@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pytest
 
-import sweep_folders as made
+import made
 from browser import acted, browser, opened
 from page_reader import HOSTILE, READABLE, TEMPLATES, Reader, contrast
 from prepare.app.job.record import Job, Record, Result

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-import whole_records
+import made
 from coder_nets import Coder
 from prepare.app.cli import main as cli
 from prepare.app.report.terminal.run import _is_formatted
@@ -115,7 +115,7 @@ def test_the_code_of_an_artefact_answers_as_the_model(name, tmp_path, monkeypatc
 
 
 def test_the_code_of_an_artefact_gives_what_its_contract_takes():
-    record = replace(whole_records.exported(), exporter="torch_export")
+    record = replace(made.exported(), exporter="torch_export")
     given = [InputContract(name=n, shape=(2,), dtype="bfloat16", strides=(1,)) for n in "xy"]
     for inputs, needs, formats, said in (
         (given[:1], {}, True, "model(*[batch])"),

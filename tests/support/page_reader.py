@@ -75,7 +75,7 @@ READABLE = [
 
 READABLE_PICTURE = [
     *(("ink", "paper"), ("soft", "paper"), ("hurt", "paper")),
-    *((f"on-{name}", name) for name in ("last", "contiguous", "other", "ambiguous")),
+    *((f"on-{name}", name) for name in ("last", "flat", "contiguous", "other", "ambiguous")),
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 
@@ -80,8 +81,10 @@ class WarmServer:
         return self.returncode
 
     def send_signal(self, number: int) -> None:
+        # It may have ended, and its server have seen that, before this process knows.
         if self.returncode is None:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

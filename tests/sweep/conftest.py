@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-import sweep_folders as made
+import made
 from prepare.app.sweep.summary import read_summary
 
 

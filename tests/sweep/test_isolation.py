@@ -4,9 +4,11 @@ import os
 import signal
 import socket
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+import warm_process
 from prepare.app.cli import main as cli
 from prepare.app.sweep import fork_server, locks, worker
 from sweeps import MIXED, NET, Ended, assert_only_failing_jobs_fail, processes_in, start, wait_for
@@ -168,6 +170,15 @@ def test_the_server_of_a_killed_sweep_ends_while_it_imports(tmp_path, monkeypatc
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_signal_reaches_nobody_whose_end_is_not_known_yet():
+    if not (pid := os.fork()):
+        os._exit(0)
+    os.waitpid(pid, 0)
+    ended = object.__new__(warm_process.WarmServer)
+    ended._process = SimpleNamespace(pid=pid, exitcode=None)
+    ended.terminate()
 
 
 def test_a_claim_is_released_when_its_process_is_killed(tmp_path):

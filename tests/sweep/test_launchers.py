@@ -205,6 +205,15 @@ def test_an_interrupt_turned_into_an_error_is_still_an_interrupt(tmp_path, monke
     assert "Traceback" not in capsys.readouterr().err
 
 
+def test_a_wrong_word_is_answered_in_a_debugger(tmp_path, monkeypatch, capsys):
+    # As OmegaConf does itself while Python is traced: its errors are their own cause.
+    monkeypatch.setenv("OC_CAUSE", "1")
+    monkeypatch.chdir(tmp_path)
+    words = ["--multirun", "model=unet3d", "seed=0,1", "hydra/launcher=[basic,joblib]"]
+    assert cli.run(words) == 2
+    assert capsys.readouterr().err.startswith("hydra/launcher: takes one option")
+
+
 def test_concurrent_jobs_on_one_machine_share_its_cores():
     assert not shares_cores("basic", {})
     assert not shares_cores("submitit_slurm", {})

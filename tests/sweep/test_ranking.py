@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-import sweep_folders as made
-from made_summaries import out_of, row
+import made
+from made import out_of, row
 from prepare.app.job.record import Result
 from prepare.app.report.sweep_table import conclusions
 from prepare.app.sweep.ranking import rank

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-import sweep_folders as made
-from made_summaries import out_of, row
+import made
+from made import out_of, row
 from paths import RUN
 from prepare.app.cli import main as cli
 from prepare.app.job.headline import FlowFigures

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-import sweep_folders as made
-from made_summaries import out_of, row
+import made
+from made import out_of, row
 from prepare.app.job.headline import VerifyFigures, headline
 from prepare.app.job.record import Result
 from prepare.app.job.results import Analyses

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from made import show
 from prepare import recipe
 from prepare.app.cli import main as cli
 from prepare.errors import ModelError, PrepareError
@@ -15,7 +16,6 @@ from prepare.stages.tune import Tuning, keep_in_float32, session, tune
 from prepare.stages.tune.candidate_run import PreparedCandidate
 from prepare.stages.tune.document import kept_rows
 from prepare.stages.tune.records import KeptModule
-from shown_records import show
 from test_tune_record import record
 from tune_checks import LOUD, Energy, Net, Offset, seeded
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from made import show, tuning
 from prepare.core.document import USE_RECIPE, ReportContext
 from prepare.errors import TuneError
 from prepare.stages.tune import CandidateResult, Tuning
 from prepare.stages.tune.document import tune_charts, tune_document, tune_sentence
 from prepare.stages.tune.records import UNPREPARED
-from shown_records import show
 
 
 def record(**changes):
@@ -23,12 +23,14 @@ def record(**changes):
             seconds=0.1, ratio=1.0, rounds=20, error=0.0),
         CandidateResult(name="[red]compile", steps={}, status="not measured", reason="no time", cost=6),
     )  # fmt: skip
-    whole = {
-        "rows": rows, "winner": "bfloat16", "mode": "eval", "allow": ("bfloat16",), "budget": 60.0,
-        "seconds": 12.0, "rounds": 20, "noise": 1.02, "made": "2026-01-01T00:00:00+00:00",
-        "from_cache": False, "conditions": {}, "environment": {}, "notes": ("mind this",),
-    }  # fmt: skip
-    return Tuning(**(whole | changes))
+    given = {
+        "rows": rows,
+        "winner": "bfloat16",
+        "from_cache": False,
+        "conditions": {},
+        "environment": {},
+    }
+    return replace(tuning(), **given | {"notes": ("mind this",)} | changes)
 
 
 def test_a_tuning_survives_saving_and_loading(tmp_path):

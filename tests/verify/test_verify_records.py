@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+from made import make, show, verification
 from prepare.errors import VerificationError
 from prepare.stages.verify import Check, Lost, Verification
 from prepare.stages.verify.document import error_text, verify_document, verify_sentence
-from shown_records import show
 from verify_checks import FLAT, PIPELINES, check, flat_norm
 
 
@@ -41,21 +41,11 @@ def test_a_file_that_is_not_a_verification_is_refused(tmp_path, change):
 )
 def test_gradients_that_hide_errors_are_named_with_a_remedy(mode, ending):
     kinds = {"outputs": 0.0001, "parameter gradients": 0.18}
-    found = Verification(
-        status="pass",
-        reason="",
-        level="short",
-        mode=mode,
-        reference="float64",
-        checks=tuple(
-            Check(what=kind, status="pass", sensitivity=size, least_sensitive="conv1")
-            for kind, size in kinds.items()
-        ),
-        lost=(),
-        culprit="",
-        advice="",
-        seconds=1.0,
+    checks = tuple(
+        Check(what=kind, status="pass", sensitivity=size, least_sensitive="conv1")
+        for kind, size in kinds.items()
     )
+    found = verification(mode=mode, checks=checks)
     assert verify_sentence(found).endswith(
         "(errors below 18 % in conv1 cannot be told from noise" + ending
     )
@@ -106,20 +96,10 @@ def test_the_terminal_reports_wrong_checks_of_a_pass(capsys):
 
 
 def test_names_and_losses_are_shown_on_one_line_each():
-    lost = Lost(
-        tensor="a\nb",
-        before="float32",
-        after="float16",
-        elements=9,
-        overflowed=1,
-        flushed=2,
-        rounded=0,
-    )
+    lost = make(Lost, tensor="a\nb", after="float16", elements=9, overflowed=1, flushed=2)
     check = Check(what="outputs", status="fail", worst="[red]\n", error=0.5, allowed=0.1)
-    result = Verification(
-        status="fail", reason="x\ny", level="short", mode="eval", reference="float64", checks=(check,),
-        lost=(lost,), culprit="c\nd", advice="e", seconds=1.0,
-    )  # fmt: skip
+    given = {"checks": (check,), "lost": (lost,), "culprit": "c\nd", "advice": "e"}
+    result = verification(status="fail", reason="x\ny", **given)
     assert verify_sentence(result) == "fail: x\\ny"
     show("verify", result)
 

@@ -234,11 +234,12 @@ def _launch(argv: list[str], flags: Namespace, state: CommandState) -> int:
     return DONE
 
 
-def _is_from_interrupt(error: BaseException | None) -> bool:
+def _is_from_interrupt(error: BaseException) -> bool:
     """Return whether Ctrl-C caused an error, as in a library that then closes a file it has not opened."""
-    while error is not None and not isinstance(error, KeyboardInterrupt):
-        error = error.__cause__ or error.__context__
-    return error is not None
+    from prepare.core.utils.user_code import causes
+
+    # In a debugger, OmegaConf makes an error its own cause.
+    return any(isinstance(each, KeyboardInterrupt) for each in causes(error, contexts=True))
 
 
 @contextlib.contextmanager

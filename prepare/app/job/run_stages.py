@@ -25,12 +25,11 @@ from prepare.app.job.build_model import (
 from prepare.app.job.model_target import locate_named, without_method
 from prepare.app.job.results import ExampleRun, Results, Show
 from prepare.audit import audit
-from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_examples
 from prepare.core.forward.nested import arguments
 from prepare.core.forward.run_example import count_layouts, own_changes, run_example
-from prepare.core.forward.workload import Workload, head_of, naming, sizes_of
+from prepare.core.forward.workload import Workload, head_of, least_batch, naming, sizes_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.machine import how_threads_wait
 from prepare.core.utils.progress import Stage as Progress
@@ -100,8 +99,7 @@ def _begun(
     applies = tasks()[settings.task].prepares or not stages
     declared = Pipeline.from_config(steps) if applies else Pipeline([])
     workload = _workload(settings)
-    batches = [call_of(each).batch for _, each in sizes_of(workload)] if workload else []
-    batch = min((size for size in batches if size is not None), default=None)
+    batch = least_batch(workload)
     with stage_if(applies, progress, "planning"):
         plan = plan_of(settings, model, declared, batch)
     # Without `strict` only the errors that are known to give wrong numbers.
@@ -182,7 +180,7 @@ def _for_example(work: StageContext) -> Pipeline:
             except CopyError as error:
                 work.notes.append(f"steps.{step.name}.{step.without_example()}: {error}")
                 continue
-            found, notes = work.pipeline.step_for(step, copied, work.needed_workload(), work.amp)
+            found, notes = work.pipeline.step_for(step, copied, work.workload, work.amp)
             config[step.name] = found.to_options()
             work.notes += notes
     if config == work.pipeline.to_config():
@@ -271,24 +269,24 @@ def _worked(work: StageContext, stages: list[Stage], results: Results, show: Sho
     return results
 
 
-def _run_example(work: StageContext) -> tuple[ExampleRun | None, float | tuple[float, ...]]:
-    """Call the prepared model with its example; return what that shows, and its seconds, of each size."""
+def _run_example(work: StageContext) -> tuple[ExampleRun | None, tuple[float, ...]]:
+    """Call the prepared model with its example; return what that shows, and the seconds at each size."""
     if not work.formatted:
-        return None, 0.0
+        return None, (0.0,)
     if contains_compiled(work.model):
         with work.progress("compiling at the first call"):
             run_example(work.model, work.formatted, amp=work.amp)
 
-    took: float | tuple[float, ...]
+    took: tuple[float, ...] = ()
     with work.progress("running the example input"):
         forward = run_example(work.model, work.formatted, amp=work.amp)
-        took = forward.seconds
-        if isinstance(work.workload, Workload):
-            took = ()
-            for size, example in work.workload:
-                with naming(size):
+        for size, example in sizes_of(work.workload):
+            with naming(size):
+                run = forward
+                if size.name:
                     formatted = work.pipeline.formatted(example)
-                    took += (run_example(work.model, formatted, amp=work.amp).seconds,)
+                    run = run_example(work.model, formatted, amp=work.amp)
+                took += (run.seconds,)
     if note := own_changes(work.model, forward):
         work.notes.append(note)
     formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}

@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
-LEAVES = (str, bytes, bool, int, float, complex, type(None))
+NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
+LEAVES = (str, bytes, *NUMBERS, complex, type(None))
 
 
 def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
@@ -50,22 +52,36 @@ def named_tensors_in(value: Any, name: str = "output") -> Iterator[tuple[str, Te
         yield from named_tensors_in(item, name + place)
 
 
-def map_tensors(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+def map_tensors(
+    change: Callable[[Any], Any], value: Any, kinds: tuple[type, ...] = (Tensor,)
+) -> Any:
     """Return `value` with `change` applied to every tensor in it; the same object if nothing changed.
 
     Visits mappings, lists, tuples, NamedTuples and dataclasses, and keeps their types. torch's
     pytree does not visit a dataclass, a UserDict or a subclass of dict that is not registered with it.
+    Give `kinds` to change values of other classes.
     """
-    if isinstance(value, Tensor):
+    if isinstance(value, kinds):
         return change(value)
     if isinstance(value, LEAVES):
         return value
     before = dict(items_of(value))
-    after = {key: map_tensors(change, item) for key, item in before.items()}
+    after = {key: map_tensors(change, item, kinds) for key, item in before.items()}
     changed = {key: item for key, item in after.items() if item is not before[key]}
     if not before:
         report_unknown(value)
     return replace_items(value, after, changed) if changed else value
+
+
+def numbers_as_tensors(value: Any) -> Any:
+    """Return `value` with a tensor in the place of each number; the same object if there is none."""
+    return map_tensors(_tensor_of, value, NUMBERS)
+
+
+def _tensor_of(number: Any) -> Tensor:
+    kinds = {torch.bool: (bool, torch.SymBool), torch.int64: (int, torch.SymInt)}
+    dtype = next((dtype for dtype, kind in kinds.items() if isinstance(number, kind)), None)
+    return torch.scalar_tensor(number, dtype=dtype)
 
 
 def is_container(value: Any) -> bool:

@@ -1,27 +1,54 @@
-"""A workload: example inputs of several sizes, each with the number of its calls as a weight."""
+"""A workload: example inputs of several sizes, what is called for each, and its results in words."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from itertools import groupby, pairwise
+from operator import le
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from prepare.core.forward.example_input import check_weight
-from prepare.core.utils.sizes import Size
+from prepare.core.utils.numbers import is_wide, verdict_text
 from prepare.errors import ConfigError, ModelError, Problem
 
 if TYPE_CHECKING:
     import torch
 
+    from prepare.core.forward.call import Call
+
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_ORDER = ("faster", "slower", "no difference", "unclear", "failed", "not compared", "baseline")
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """One size of a workload.
+
+    `name` tells it from the others: `batch 4`, `64x64x64`, or the whole shape. `weight` is the number of its
+    calls for those of the others; one of 0 is looked at and does not count. `elements` are those of its
+    first tensor.
+    """
+
+    name: str
+    weight: float
+    elements: int
+
+    @property
+    def key(self) -> str:
+        """The name as a part of the key of a figure."""
+        return f"at_{self.name.replace(' ', '_')}"
 
 
 class Workload:
     """Example inputs of several sizes: given in place of one, every size is verified and timed.
+
+    What takes one example takes that with the most weight, the first of several.
 
     Args:
         examples: each what is given in place of one example: a tensor, a tuple of positional arguments, a
@@ -45,7 +72,7 @@ class Workload:
         given = (1.0,) * len(self.examples) if weights is None else tuple(weights)
         if problems := list(_problems(len(self.examples), given)):
             raise ConfigError.of(problems)
-        tensors = [_tensors(example) for example in self.examples]
+        tensors = [_call(example).tensors() for example in self.examples]
         names = _names(tensors)
         for index, name in enumerate(names):
             if name in names[:index]:
@@ -69,14 +96,19 @@ class Workload:
         return Workload(map(change, self.examples), weights=weights)
 
     @property
-    def head(self) -> Any:
-        """The example with the most weight, the first of several: for what takes one size."""
-        return max(self, key=lambda each: each[0].weight)[1]
+    def args(self) -> tuple[Any, ...]:
+        """The positional arguments of the example with the most weight."""
+        return _call(head_of(self)).args
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The named arguments of the example with the most weight."""
+        return _call(head_of(self)).kwargs
 
 
 def head_of(batch: Any) -> Any:
-    """Return the example itself, or that of a workload with the most weight."""
-    return batch.head if isinstance(batch, Workload) else batch
+    """Return the example itself, or that of a workload with the most weight, the first of several."""
+    return max(sizes_of(batch), key=lambda each: each[0].weight)[1]
 
 
 def sizes_of(batch: Any) -> list[tuple[Size, Any]]:
@@ -84,11 +116,22 @@ def sizes_of(batch: Any) -> list[tuple[Size, Any]]:
     return list(batch) if isinstance(batch, Workload) else [(Size("", 1.0, 0), batch)]
 
 
+def each_of(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """Return the example with `change` applied to it, or the workload with it applied to each."""
+    return batch.each(change) if isinstance(batch, Workload) else change(batch)
+
+
+def least_batch(batch: Any) -> int | None:
+    """Return the smallest batch of all sizes; None if no tensor has one."""
+    batches = [_call(example).batch for _, example in sizes_of(batch)]
+    return min((count for count in batches if count is not None), default=None)
+
+
 def for_each_size(name: str, *others: str) -> Callable[[Callable[_P, _R]], Callable[_P, _R]]:
     """Let a function whose argument `name` is an example take a Workload: it is called for each size.
 
-    With a Workload the arguments `others` hold a value for each size, if they are sequences. The class of
-    its results has a classmethod `merged`, which makes one of (size, result) for each.
+    The arguments `others` hold a value for each size, if they are sequences. The class of its results has a
+    classmethod `merged`, which makes one of (size, result) for each; that of one size is the result.
     """
 
     def decorate(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -97,17 +140,15 @@ def for_each_size(name: str, *others: str) -> Callable[[Callable[_P, _R]], Calla
         @wraps(function)
         def called(*args: _P.args, **kwargs: _P.kwargs) -> _R:
             bound = signature.bind(*args, **kwargs)
-            workload = bound.arguments.get(name)
-            if not isinstance(workload, Workload):
-                return function(*args, **kwargs)
-            several = {key: bound.arguments.get(key) for key in others}
+            several = {k: v for k in others if isinstance(v := bound.arguments.get(k), Sequence)}
             results = []
-            for index, (size, example) in enumerate(workload):
-                own = {key: v[index] for key, v in several.items() if isinstance(v, Sequence)}
+            for index, (size, example) in enumerate(sizes_of(bound.arguments[name])):
+                own = {key: values[index] for key, values in several.items()}
                 bound.arguments |= {name: example, **own}
                 with naming(size):
                     results.append((size, function(*bound.args, **bound.kwargs)))
-            return merged(results)
+            first: Any = results[0][1]
+            return first if len(results) == 1 else type(first).merged(results)
 
         return called
 
@@ -116,19 +157,20 @@ def for_each_size(name: str, *others: str) -> Callable[[Callable[_P, _R]], Calla
 
 @contextmanager
 def naming(size: Size) -> Iterator[None]:
-    """Name the size in an error of the model's own code in the block."""
+    """Name the size, if it has a name, in an error of the model's own code in the block."""
     try:
         yield
     except ModelError as error:
+        if not size.name:
+            raise
         problems = (replace(p, wrong=f"at {size.name}: {p.wrong}") for p in error.problems)
         raise ModelError.of(problems) from error
 
 
-def merged(results: Sequence[tuple[Size, _R]]) -> _R:
-    """Return one result for those of all sizes; of one size its own."""
-    if len(results) == 1:
-        return results[0][1]
-    return cast("_R", cast("Any", type(results[0][1])).merged(results))
+def _call(example: Any) -> Call:
+    from prepare.core.forward.call import call_of
+
+    return call_of(example)
 
 
 def _problems(count: int, weights: Sequence[float]) -> Iterator[Problem]:
@@ -144,13 +186,6 @@ def _problems(count: int, weights: Sequence[float]) -> Iterator[Problem]:
             yield Problem(f"input.workload[{index}].weight", *error.args)
     if count and weights and not any(weights):
         yield Problem("input.workload", "every weight is 0", "give one above 0")
-
-
-def _tensors(example: Any) -> list[torch.Tensor]:
-    from prepare.core.forward.nested import arguments, tensors_in
-
-    args, kwargs = arguments(example)
-    return list(tensors_in([*args, *kwargs.values()]))
 
 
 def _names(examples: Sequence[Sequence[torch.Tensor]]) -> list[str]:
@@ -170,3 +205,54 @@ def _names(examples: Sequence[Sequence[torch.Tensor]]) -> list[str]:
 
 def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
+
+
+def verdicts_text(verdicts: Mapping[Size, Any]) -> str:
+    """Return the verdicts of sizes by what they say; each has a `verdict`, a `ratio` and a `ratio_interval`.
+
+    >>> from types import SimpleNamespace as Row
+    >>> sizes = [Size(f"batch {count}", 1.0, count) for count in (1, 4, 8)]
+    >>> found = [("slower", 1.08), ("faster", 0.8), ("faster", 0.5)]
+    >>> rows = [Row(verdict=word, ratio=ratio, ratio_interval=None) for word, ratio in found]
+    >>> verdicts_text(dict(zip(sizes, rows)))
+    'up to 2.0x faster from batch 4 on; 1.08x slower at batch 1'
+    """
+    every = sorted(verdicts, key=lambda size: size.elements)
+    ordered = sorted(every, key=lambda size: _ORDER.index(verdicts[size].verdict))
+    parts = []
+    for verdict, group in groupby(ordered, key=lambda size: verdicts[size].verdict):
+        sizes = list(group)
+        rows, text = [verdicts[size] for size in sizes], verdict
+        if verdict in ("faster", "slower"):
+            row = rows[0]
+            one = verdict_text(verdict, row.ratio, row.ratio_interval)
+            text = _largest(verdict, rows) if rows[1:] else one
+        parts.append(f"{text} {place(sizes, every)}")
+    return "; ".join(parts)
+
+
+def place(sizes: Sequence[Size], every: Sequence[Size]) -> str:
+    """Return where these of all sizes are, both from the smallest on: `from batch 4 on`, `at batch 1`."""
+    names, count = [size.name for size in sizes], len(sizes)
+    lengths = [list(map(int, re.findall(r"\d{1,18}", size.name))) for size in every]
+    grows = all(all(map(le, a, b)) for a, b in pairwise(lengths))
+    if grows and 1 < count < len(every):
+        if list(sizes) == list(every[-count:]):
+            return f"from {names[0]} on"
+        if list(sizes) == list(every[:count]):
+            return f"at {names[-1]} and below"
+    return f"at {', '.join(names)}"
+
+
+def _largest(verdict: str, rows: Sequence[Any]) -> str:
+    """Return `up to 2.0x faster`; a wide interval counts with its end nearer to 1."""
+    faster = verdict == "faster"
+    ratios = [
+        row.ratio_interval[faster]
+        if row.ratio_interval and is_wide(row.ratio_interval)
+        else row.ratio
+        for row in rows
+        if row.ratio is not None
+    ]
+    largest = (min if faster else max)(ratios, default=None)
+    return f"up to {verdict_text(verdict, largest)}" if largest else verdict

@@ -15,10 +15,8 @@ from prepare.core.model.forward_code import forward_code, torch_class
 from prepare.core.model.issue_sizes import SIZES
 from prepare.core.model.known_issues import (
     FINE,
-    INEXACT,
+    FOUND,
     ONLY,
-    SLOW,
-    WRONG,
     Issue,
     issues,
     standing,
@@ -69,7 +67,7 @@ def standing_here(device: str) -> list[Issue]:
     return [
         issue
         for issue in issues()
-        if (answers.get(issue.name) in (WRONG, INEXACT, SLOW))
+        if (answers.get(issue.name) in FOUND)
         or (issue in by_table and answers.get(issue.name) != FINE)
     ]
 

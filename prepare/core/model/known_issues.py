@@ -23,8 +23,9 @@ from prepare.core.utils import plain_yaml
 
 FILE = Path(__file__).with_suffix(".yaml")
 # The answers of the doctor on this machine.
-VERDICTS = ("wrong here", "inexact here", "slow here", "fine here", "not probed")
-WRONG, INEXACT, SLOW, FINE, NOT_PROBED = VERDICTS
+VERDICTS = ("wrong here", "inexact here", "slow here", "lost here", "fine here", "not probed")
+WRONG, INEXACT, SLOW, LOST, FINE, NOT_PROBED = VERDICTS
+FOUND = (WRONG, INEXACT, SLOW, LOST)
 # The step that makes the repairs which entries name.
 REPAIR_STEP = "repair_layout"
 # The modules of a class that an entry is about.

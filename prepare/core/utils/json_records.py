@@ -14,7 +14,6 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
 from prepare.core.utils.files import printable_path, read_text, write_text
-from prepare.core.utils.sizes import without_empty_sizes
 from prepare.core.utils.text import printable
 
 if TYPE_CHECKING:
@@ -125,10 +124,15 @@ class JsonRecord:
 
     def content(self) -> dict[str, Any]:
         """Return what the file holds after its format and version."""
-        return asdict(self, dict_factory=without_empty_sizes)  # type: ignore[call-overload]
+        return asdict(self, dict_factory=_without_empty_sizes)  # type: ignore[call-overload]
 
     def check(self) -> None:
         """Raise ValueError, TypeError or KeyError if a record that was read contradicts itself."""
+
+
+def _without_empty_sizes(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a mapping for `asdict`: a record of one size has no keys for several."""
+    return {key: value for key, value in items if value or key not in ("size", "sizes", "better")}
 
 
 def parse_json(text: str) -> Any:

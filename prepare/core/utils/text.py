@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -69,8 +70,8 @@ def printable(text: Any) -> str:
 
 
 def first_line(message: object) -> str:
-    """Return the first line of an error or of a text, without the space around the whole."""
-    return str(message).strip().partition("\n")[0]
+    """Return the first line of an error or of a text, without colours and the space around the whole."""
+    return _COLOURS.sub("", str(message)).strip().partition("\n")[0]
 
 
 def capitalized(text: str) -> str:

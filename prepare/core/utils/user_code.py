@@ -28,15 +28,23 @@ def described(error: BaseException, message: str | None = None) -> str:
         # The message of a SyntaxError repeats the line.
         message = str(error.msg) if isinstance(error, SyntaxError) else short_text(error)
     kind = type(error).__name__
-    chain = [error]
-    while (cause := chain[-1].__cause__) is not None and cause not in chain:
-        chain.append(cause)
+    chain = causes(error)
     last = short_text(chain[-1])
     caused = f"; caused by {type(chain[-1]).__name__}: {last}"
     is_new = len(chain) > 1 and last and last not in message
     return (
         raised_at(error) + (f"{kind}: {message}" if message else kind) + (caused if is_new else "")
     )
+
+
+def causes(error: BaseException, *, contexts: bool = False) -> list[BaseException]:
+    """Return an error and the chain of its causes, and of its `contexts` too; a circle ends."""
+    chain = [error]
+    while cause := chain[-1].__cause__ or (chain[-1].__context__ if contexts else None):
+        if cause in chain:
+            break
+        chain.append(cause)
+    return chain
 
 
 def short_text(error: BaseException) -> str:

@@ -25,6 +25,7 @@ from prepare.core.document import (
     Where,
     columns,
 )
+from prepare.core.forward.workload import verdicts_text
 from prepare.core.utils.machine import disturbed_times
 from prepare.core.utils.numbers import (
     digits,
@@ -37,7 +38,6 @@ from prepare.core.utils.numbers import (
     speed_text,
     verdict_text,
 )
-from prepare.core.utils.sizes import is_mixed, verdicts_text
 from prepare.core.utils.text import capitalized, plural, printable, size
 from prepare.stages.bench.earned import earned_advice, earned_text
 from prepare.stages.bench.records import PREPARED, Bench, Case, Comparison, Control, VariantResult
@@ -76,7 +76,7 @@ def bench_document(shown: ReportContext) -> Document | None:
         rows=tuple(
             (FASTER.lower(), case_sentence(each) + (wrong_text if each.comparison else ""))
             for c in bench.cases
-            for each in (c, *c.sizes)
+            for each in (c, *c.sizes.values())
         ),
         notes=(
             *((busy,) if busy and busy.partition(";")[0] not in _row_line(bench) else ()),
@@ -121,8 +121,8 @@ def comparison_document(comparison: Comparison) -> Document:
 def case_sentence(case: Case) -> str:
     """Return one sentence: `inference 1.2x faster, 38.1 instead of 46.0 ms (95 % interval: ...)`."""
     row, what = case.row, case.what
-    if case.comparison is not None and (verdicts := case.comparison.verdicts):
-        what += f" {verdicts_text(verdicts)}; all sizes" if is_mixed(verdicts) else ", all sizes"
+    if case.sizes:
+        what += f" {where}; all sizes" if (where := _where_mixed(case)) else ", all sizes"
     if case.comparison is None or row.ratio is None:
         return printable(f"{what} {doubt(row.verdict)}: {row.reason}")
     text = _speed(case, _confidence(case))
@@ -168,8 +168,8 @@ def is_wrong(verification: Verification | None) -> bool:
 def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
     """Return whether it is faster; that of a wrong model is not a success."""
     row, comparison = bench.headline, bench.cases[0].comparison
-    if comparison is not None and is_mixed(comparison.verdicts):
-        return _by_size(bench.cases[0], comparison, busy, wrong=wrong)
+    if text := _where_mixed(bench.cases[0]):
+        return _by_size(bench.cases[0], text, busy, wrong=wrong)
     if row.ratio is None or comparison is None:
         kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", NOT_MEASURED)
         remark, sentence, line = row.reason, f"Speed {answer.lower()}", ""
@@ -188,11 +188,17 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
     return Answer(FASTER, kind, answer, remark, sentence=sentence, line=line)
 
 
-def _by_size(case: Case, comparison: Comparison, busy: str, *, wrong: bool) -> Answer:
-    """Return at which sizes it is faster, where they differ; the whole is the remark."""
-    text, row = verdicts_text(comparison.verdicts), case.row
+def _where_mixed(case: Case) -> str:
+    """Return at which sizes it is faster, if their verdicts differ; else an empty text."""
+    rows = {size: each.row for size, each in case.sizes.items()}
+    return verdicts_text(rows) if len({row.verdict for row in rows.values()}) > 1 else ""
+
+
+def _by_size(case: Case, text: str, busy: str, *, wrong: bool) -> Answer:
+    """Return at which sizes it is faster, as `text` says; the whole is the remark."""
+    row = case.row
     remark = f"{speed_text(row.verdict, row.ratio, row.ratio_interval)} for all sizes together"
-    slower = any(v.verdict == "slower" and v.size.weight for v in comparison.verdicts)
+    slower = any(s.weight and c.row.verdict == "slower" for s, c in case.sizes.items())
     return Answer(
         FASTER,
         "plain" if wrong else "warn" if slower else _KINDS.get(row.verdict, "plain"),
@@ -206,9 +212,8 @@ def _by_size(case: Case, comparison: Comparison, busy: str, *, wrong: bool) -> A
 def _sizes(case: Case, where: Where) -> Iterator[Part]:
     """Yield a table with the rows of each size of a workload; empty for one size."""
     rows = [
-        (each.comparison.size.name, f"{each.comparison.size.weight:g}", *row[1:6])
-        for each in case.sizes
-        if each.comparison and each.comparison.size
+        (each_size.name, f"{each_size.weight:g}", *row[1:6])
+        for each_size, each in case.sizes.items()
         for row in _rows(each)
     ]
     title = f"{capitalized(case.what)} by size; the whole counts each as often as its weight says"

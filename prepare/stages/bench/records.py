@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
+from prepare.core.forward.workload import Size  # noqa: TC001  read at run time
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.machine import busy_sentence, disturbance
 from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
-from prepare.core.utils.sizes import Size, SizeVerdict
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
 from prepare.stages.bench.statistics import Estimate
@@ -118,17 +118,7 @@ class Comparison(Readable):
     @classmethod
     def merged(cls, found: Sequence[tuple[Size, Comparison]]) -> Comparison:
         """Return the weighted whole of the comparisons of all sizes."""
-        return combine_sizes([replace(comparison, size=size) for size, comparison in found])
-
-    @property
-    def verdicts(self) -> list[SizeVerdict]:
-        """Each size with the verdict on the first variant that is not the baseline."""
-        each = ((c.size, Case(what="", comparison=c).row) for c in self.sizes)
-        return [
-            SizeVerdict(size, row.verdict, row.ratio, row.ratio_interval)
-            for size, row in each
-            if size
-        ]
+        return combine_sizes(found)
 
     @property
     def noise(self) -> float | None:
@@ -175,12 +165,11 @@ class Case:
     reason: str = ""
 
     @property
-    def sizes(self) -> list[Case]:
-        """The cases of each size of a workload, named by it; empty for one size."""
+    def sizes(self) -> dict[Size, Case]:
+        """The case of each size of a workload, named by it; empty for one size."""
         each = self.comparison.sizes if self.comparison else ()
-        return [
-            replace(self, what=f"{self.what}, {c.size.name}", comparison=c) for c in each if c.size
-        ]
+        cases = ((c.size, f"{self.what}, {c.size.name}", c) for c in each if c.size)
+        return {size: replace(self, what=what, comparison=c) for size, what, c in cases}
 
     @property
     def row(self) -> VariantResult:
@@ -248,9 +237,10 @@ class Bench(JsonRecord, Readable):
                 continue
             for comparison in (case.comparison, *case.comparison.sizes):
                 check_comparison(comparison)
-            for row in case.comparison.rows:
-                if row.verdict not in (*VERDICTS, _OLD_VERDICT):
-                    raise ValueError(f"{row.verdict!r} is not a verdict")
+                known = VERDICTS if comparison.size else (*VERDICTS, _OLD_VERDICT)
+                for row in comparison.rows:
+                    if row.verdict not in known:
+                        raise ValueError(f"{row.verdict!r} is not a verdict")
 
 
 def _merged(found: Sequence[tuple[Size, Case]]) -> Case:
@@ -302,22 +292,23 @@ def _updated(case: Case) -> Case:
     return replace(case, comparison=replace(case.comparison, rows=rows))
 
 
-def combine_sizes(sizes: Sequence[Comparison]) -> Comparison:
+def combine_sizes(found: Sequence[tuple[Size, Comparison]]) -> Comparison:
     """Return the comparison of all calls together, each size as often as its weight says."""
-    counted = [each for each in sizes if _weight(each)]
-    first = next((each for each in counted if disturbance(each.settings)), counted[0])
+    counted = [(size, comparison) for size, comparison in found if size.weight]
+    compared = [comparison for _, comparison in counted]
+    first = next((each for each in compared if disturbance(each.settings)), compared[0])
     control = _control(counted)
-    names = [row.name for row in first.rows if all(_has(each, row.name) for each in counted)]
+    names = set.intersection(*({row.name for row in each.rows} for each in compared))
+    notes = {f"at {size.name}: {note}": None for size, each in found for note in each.notes}
     return replace(
         first,
-        rows=tuple(_row(counted, name, control) for name in names),
+        rows=tuple(_row(counted, row.name, control) for row in first.rows if row.name in names),
         aa=control,
-        repeats=min(each.repeats for each in counted),
-        seconds=sum(each.seconds for each in sizes),
+        repeats=min(each.repeats for each in compared),
+        seconds=sum(each.seconds for _, each in found),
         settings={**first.settings, "batch_size": None},
-        notes=tuple(dict.fromkeys(_note(each, note) for each in sizes for note in each.notes)),
-        size=None,
-        sizes=tuple(sizes),
+        notes=tuple(notes),
+        sizes=tuple(replace(each, size=size) for size, each in found),
     )
 
 
@@ -338,13 +329,14 @@ def combined(estimates: Sequence[Estimate], amounts: Sequence[float]) -> Estimat
     return Estimate(total([each.value for each in estimates]), interval)
 
 
-def _row(counted: Sequence[Comparison], name: str, control: Control | None) -> VariantResult:
-    rows = [each.row(name) for each in counted]
-    lost = [row.seconds is None or row.ratio is None for row in rows]
-    missing = rows[lost.index(True)] if any(lost) else None
+def _row(
+    counted: Sequence[tuple[Size, Comparison]], name: str, control: Control | None
+) -> VariantResult:
+    rows = [each.row(name) for _, each in counted]
+    missing = next((row for row in rows if row.seconds is None or row.ratio is None), None)
     reasons = [
-        _note(each, row.reason)
-        for each, row in zip(counted, rows, strict=True)
+        f"at {size.name}: {row.reason}"
+        for (size, _), row in zip(counted, rows, strict=True)
         if row.reason and (missing is None or row is missing)
     ]
     peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
@@ -359,7 +351,7 @@ def _row(counted: Sequence[Comparison], name: str, control: Control | None) -> V
     if missing:
         return result
     times = [Estimate(row.seconds or 0.0, row.seconds_interval) for row in rows]
-    spent = combined(times, [_weight(each) for each in counted])
+    spent = combined(times, [size.weight for size, _ in counted])
     result = replace(result, seconds=spent.value, seconds_interval=spent.interval)
     if result.verdict == "baseline":
         return replace(result, ratio=1.0)
@@ -376,26 +368,14 @@ def _row(counted: Sequence[Comparison], name: str, control: Control | None) -> V
     )
 
 
-def _control(counted: Sequence[Comparison]) -> Control | None:
-    controls = [each.aa for each in counted if each.aa]
+def _control(counted: Sequence[tuple[Size, Comparison]]) -> Control | None:
+    controls = [each.aa for _, each in counted if each.aa]
     if len(controls) < len(counted):
         return None
     ratios = [Estimate(each.ratio, each.interval) for each in controls]
     return Control.of(combined(ratios, _amounts(counted)))
 
 
-def _weight(comparison: Comparison) -> float:
-    return comparison.size.weight if comparison.size else 0.0
-
-
-def _amounts(counted: Sequence[Comparison]) -> list[float]:
+def _amounts(counted: Sequence[tuple[Size, Comparison]]) -> list[float]:
     """Return the time of the baseline in each size."""
-    return [_weight(each) * (each.row(each.baseline).seconds or 0.0) for each in counted]
-
-
-def _has(comparison: Comparison, name: str) -> bool:
-    return any(row.name == name for row in comparison.rows)
-
-
-def _note(comparison: Comparison, note: str) -> str:
-    return f"at {comparison.size.name}: {note}" if comparison.size else note
+    return [size.weight * (each.row(each.baseline).seconds or 0.0) for size, each in counted]

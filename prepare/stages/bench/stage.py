@@ -103,9 +103,8 @@ class BenchStage(Stage):
         for case in bench.cases:
             start = "" if case is bench.cases[0] else f"{case.what.replace(' ', '_')}_"
             found |= _figures(case, start)
-            for each in case.sizes:
-                if each.comparison and each.comparison.size:
-                    found |= _figures(each, f"{start}{each.comparison.size.key}_")
+            for size, each in case.sizes.items():
+                found |= _figures(each, f"{start}{size.key}_")
         return found
 
     @classmethod

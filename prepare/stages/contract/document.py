@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from prepare.core.document import Advice, Answer, Document, Items, Part, ReportContext, Text
 from prepare.core.utils.text import capitalized, plural
+from prepare.stages.contract.records import TOO_NOISY
 from prepare.stages.contract.summary import change_lines, check_lines
 
 if TYPE_CHECKING:
@@ -26,10 +27,13 @@ def contract_document(shown: ReportContext) -> Document | None:
     if check is None:
         return None
     kind, advised, remark = _ADVICE[check.status]
+    if check.status == "kept" and check.of(TOO_NOISY):
+        remark = "all that can be decided is as recorded"
     status, line, more = check.status, f"{check.status}: {check.file}", ""
     if check.changes:
         more = f"{plural(len(check.changes), 'change')}, see below"
-    first = "; ".join((*change_lines(check, most=1), check.file)) if check.changes else line
+    changes = [*change_lines(check, most=1)]
+    first = "; ".join([line, *changes] if status == "kept" else [*changes, check.file])
     answer = Answer(
         "Contract", kind, capitalized(status), more, sentence=f"Contract {status}", line=first
     )

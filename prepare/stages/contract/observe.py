@@ -157,6 +157,8 @@ def observe_contract(
     with with_threads(threads or torch.get_num_threads()), watcher:
         flow = observe(prepared, call, backward=mode == "train", amp=amp)
     verification, time_ratio, untimed = None, None, ""
+    if time and reference is None:
+        untimed = "not measured: there is no copy of the unprepared model"
     if reference is not None:
         from prepare.stages.verify import verify
 

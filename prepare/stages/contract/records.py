@@ -15,7 +15,7 @@ from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import ContractError, RecipeError
 
 if TYPE_CHECKING:
-    from prepare.core.utils.sizes import Size
+    from prepare.core.forward.workload import Size
 
 # Of a weight: its shape, strides, layout, dtype and device.
 _WORDS = 5

@@ -4,7 +4,7 @@ Examples:
     >>> from prepare.stages.doctor import examine
     >>> diagnosis = examine("cpu", probes=["softmax_layout"])
     >>> [(finding.name, finding.verdict) for finding in diagnosis.findings]
-    [('softmax_layout', 'slow here')]
+    [('softmax_layout', 'lost here')]
 """
 
 from typing import TYPE_CHECKING

@@ -76,7 +76,7 @@ class OperationCase:
 
 @dataclass(frozen=True)
 class CaseOutcome:
-    """The result of a case: `bad` (wrong, inexact or slow here, unclear, or empty), and what was measured."""
+    """The result of a case: `bad` (wrong, inexact, slow or lost here, unclear or empty), and the figures."""
 
     bad: str
     text: str
@@ -113,12 +113,12 @@ def judge(case: OperationCase, device: str) -> CaseOutcome:
 
 
 def loses_layout(case: OperationCase, device: str) -> CaseOutcome:
-    """Return `slow here` if a channels-last input gives activations in another format."""
+    """Return `lost here` if a channels-last input gives activations in another format."""
     module, given = case.placed(device)
     with torch.no_grad():
         out = module(given)
     kept = out.is_contiguous(memory_format=_FORMATS[case.format])
-    return CaseOutcome("" if kept else "slow here", f"{'keeps' if kept else 'loses'} {case.format}")
+    return CaseOutcome("" if kept else "lost here", f"{'keeps' if kept else 'loses'} {case.format}")
 
 
 def pace(

@@ -15,11 +15,9 @@ import torch
 from prepare.core.model.doctor_findings import answers_file
 from prepare.core.model.known_issues import (
     FINE,
-    INEXACT,
+    FOUND,
     NOT_PROBED,
     REPAIR_STEP,
-    SLOW,
-    WRONG,
     Issue,
     issues,
 )
@@ -143,7 +141,7 @@ def run_probe(name: str, device: str) -> CaseOutcome:
         outcomes.append(outcome)
         if outcome.bad == "wrong here":
             return outcome
-    order = ("", "unclear", "slow here", "inexact here")
+    order = ("", "unclear", "lost here", "slow here", "inexact here")
     return max(outcomes, key=lambda each: (order.index(each.bad), not _has_not_run(each)))
 
 
@@ -176,12 +174,14 @@ def _finding(issue: Issue, answers: dict[str, CaseOutcome]) -> Finding:
     verdict = NOT_PROBED if verdict == "unclear" else verdict
     cures = ", or ".join(_cure(*each, issue.effect) for each in issue.cure)
     remedy = cures or "exclude these modules, or use another format"
+    if issue.dtypes and "repair" not in dict(issue.cure):
+        remedy = f"in {' and '.join(issue.dtypes)} only: {remedy}"
     return Finding(
         name=issue.name,
         verdict=verdict,
         where=probe.where if probe else ", ".join(issue.operations),
         reason=outcome.text,
-        remedy=remedy if verdict in (WRONG, INEXACT, SLOW) else "",
+        remedy=remedy if verdict in FOUND else "",
     )
 
 

@@ -80,7 +80,7 @@ def _computed_weight(device: str) -> Iterator[CaseOutcome]:
     original.data = original.data.to(memory_format=torch.channels_last)
     kept = module.weight.is_contiguous(memory_format=torch.channels_last)
     text = f"weight_norm {'keeps' if kept else 'loses'} channels_last"
-    yield CaseOutcome("" if kept else "slow here", text)
+    yield CaseOutcome("" if kept else "lost here", text)
 
 
 def _gradient_of_tokens(device: str) -> Iterator[CaseOutcome]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from prepare.core.document import Document, Items
-from prepare.core.model.known_issues import FINE, INEXACT, NOT_PROBED, SLOW, VERDICTS, WRONG
+from prepare.core.model.known_issues import FINE, FOUND, NOT_PROBED, VERDICTS, WRONG
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.text import plural
 from prepare.errors import DoctorError
@@ -67,7 +67,7 @@ class Diagnosis(JsonRecord, Readable):
 def diagnosis_lines(diagnosis: Diagnosis) -> Iterator[str]:
     """Yield a line for each finding; a remedy stands once, below the findings that it helps."""
     by_remedy: dict[str, list[Finding]] = {}
-    for verdict in (WRONG, INEXACT, SLOW):
+    for verdict in FOUND:
         for finding in diagnosis.of(verdict):
             by_remedy.setdefault(finding.remedy, []).append(finding)
     for remedy, findings in by_remedy.items():

@@ -20,7 +20,7 @@ from prepare.core.document import (
 )
 from prepare.core.utils.numbers import doubt, seconds, small, verdict_text
 from prepare.core.utils.text import plural, printable, size
-from prepare.core.utils.wording import as_python
+from prepare.core.utils.wording import as_python, words
 from prepare.errors import PrepareError
 from prepare.stages.export.exporter import EXPORTERS
 from prepare.stages.export.records import ARTEFACT, Export, TakenOut
@@ -123,6 +123,9 @@ def _advice(export: Export) -> Iterator[Advice]:
     }
     if export.status in known:
         rank, kind, answer, remark = known[export.status]
+        if kind == "bad" and "float16" in export.recipe:
+            other = words(cli="with precision=float32", python="without the step half")
+            remark = f"or try it {other}; {remark}"
         yield Advice(rank, kind, answer, remark)
 
 

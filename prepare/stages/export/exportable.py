@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from prepare.core.forward.compiled import is_compiled
 from prepare.core.forward.input_formatter import FormatHook, Formatter
-from prepare.core.forward.nested import map_tensors, tensors_in
+from prepare.core.forward.nested import NUMBERS, map_tensors, numbers_as_tensors, tensors_in
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.replaced_method import replaced_methods
 from prepare.pipeline.collect_wants import format_steps
@@ -38,18 +38,19 @@ class WithFormat(nn.Module):
     classes of another package.
     """
 
-    def __init__(self, model: nn.Module, formatter: Formatter, *, strides: bool) -> None:
+    def __init__(self, model: nn.Module, formatter: Formatter, exporter: Exporter) -> None:
         super().__init__()
         self.model = model
+        self.strides = FormatHook.step in exporter.keeps
 
         # torch.export names the inputs by the signature of this function.
         @wraps(model.forward)
         def forward(*args: Any, **kwargs: Any) -> Any:
             def convert(tensor: Tensor) -> Tensor:
-                return _converted(tensor, formatter, strides=strides)
+                return _converted(tensor, formatter, strides=self.strides)
 
             output = model(*map_tensors(convert, args), **map_tensors(convert, kwargs))
-            return output if is_plain_output(output) else tuple(tensors_in(output))
+            return _plain(output, exporter)
 
         # The signature of the bound method: `wraps` copies that of a function with `self`, if it was set.
         forward.__signature__ = inspect.signature(model.forward)  # type: ignore[attr-defined]
@@ -113,26 +114,34 @@ def _made_contiguous(model: nn.Module) -> tuple[str, ...]:
     return tuple(changed)
 
 
-def is_plain_output(value: Any) -> bool:
+def _plain(output: Any, exporter: Exporter) -> Any:
+    """Return an output in a form that the format can hold; the same object if it is so already."""
+    if exporter.only_tensors:
+        output = numbers_as_tensors(output)
+    return output if _is_plain(output) else tuple(tensors_in(numbers_as_tensors(output)))
+
+
+def _is_plain(value: Any) -> bool:
     """Return whether an output consists of tensors, numbers, tuples, lists and dicts only."""
     if type(value) in (tuple, list):
-        return all(map(is_plain_output, value))
+        return all(map(_is_plain, value))
     if type(value) is dict:
-        return all(map(is_plain_output, value.values()))
-    return isinstance(value, Tensor | int | float | str | None)
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, (Tensor, str, *NUMBERS))
 
 
 def with_format(
-    model: nn.Module, pipeline: Pipeline, call: Call, *, strides: bool
+    model: nn.Module, pipeline: Pipeline, call: Call, exporter: Exporter
 ) -> tuple[nn.Module, bool]:
     """Return the model with the conversion of its inputs and outputs, and whether inputs are converted.
 
     It is the model itself if nothing is to be converted.
     """
     formatter = pipeline.input_format()._formatter
-    wrapped = WithFormat(model, formatter, strides=strides)
-    if formatter.dtype is not None or (strides and formatter.formats):
+    wrapped = WithFormat(model, formatter, exporter)
+    if formatter.dtype is not None or (wrapped.strides and formatter.formats):
         return wrapped, True
     with unchanged(model, call.args, call.kwargs), torch.no_grad():
-        plain = is_plain_output(model(*call.args, **call.kwargs))
+        output = model(*call.args, **call.kwargs)
+        plain = _plain(output, exporter) is output
     return (model if plain else wrapped), False

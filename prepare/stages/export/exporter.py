@@ -49,7 +49,8 @@ class Exporter:
 
     `suffix` ends the name of the artefact, `beside` those of files that belong to it. `keeps` names the steps
     that the artefact can hold; others are taken out of the model before the capture.
-    `contiguous_weights`: the memory format of the weights is taken out as well.
+    `contiguous_weights`: the memory format of the weights is taken out as well. `only_tensors`: numbers among
+    the outputs become tensors.
     `code` may give a user the lines that call it.
     `environment` are the variables under which the artefact has to run. `layout_remedy` is the advice where
     a layout of inputs is answered wrongly. `extra` is the extra of this package that brings `packages`.
@@ -62,6 +63,7 @@ class Exporter:
     extra: ClassVar[str] = "export"
     keeps: ClassVar[tuple[str, ...]] = ()
     contiguous_weights: ClassVar[bool] = False
+    only_tensors: ClassVar[bool] = False
     layout_remedy: ClassVar[str] = ""
 
     file: Annotated[str, "a plain name", check_file] = "model"

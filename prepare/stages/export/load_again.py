@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from prepare.core.forward.nested import tensors_in
+from prepare.core.forward.nested import numbers_as_tensors, tensors_in
 from prepare.core.utils.child_process import Worker
 from prepare.errors import RefusedError
 from prepare.stages.export.exporter import EXPORTERS, Exporter, Loaded
@@ -88,7 +88,8 @@ def answer(request: list[Any]) -> dict[str, Any]:
         # A file of our own: the parent wrote it a moment ago.
         args, kwargs = torch.load(path, weights_only=False)
         with torch.no_grad():
-            outputs = [each.detach().clone() for each in tensors_in(loaded(args, kwargs))]
+            values = numbers_as_tensors(loaded(args, kwargs))
+            outputs = [each.detach().clone() for each in tensors_in(values)]
         torch.save(outputs, path)
     except Exception as error:
         # All lines of the error: OpenVINO names the place in its own code first.

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.nested import tensors_in
+from prepare.core.forward.nested import numbers_as_tensors, tensors_in
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.numbers import finite
 from prepare.stages.verify.check_model import default_memory
@@ -42,10 +42,22 @@ class Judgement:
     note: str = ""
 
 
+class _Numbers(nn.Module):
+    """A model whose outputs that are numbers become tensors, as those of an artefact are."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return numbers_as_tensors(self.model(*args, **kwargs))
+
+
 class Reference:
     """The unprepared model: it judges outputs for any call, and keeps its own outputs for each size."""
 
     def __init__(self, reference: nn.Module, prepared: nn.Module, call: Call) -> None:
+        reference, prepared = _Numbers(reference), _Numbers(prepared)
         self._models = ModelPair(reference, prepared)
         flags = training_flags(reference, "eval")
         budget = Budget(_SECONDS, default_memory(prepared))
@@ -70,7 +82,13 @@ class Reference:
         deviations = compare(
             exact, baseline, named, dtype=self._models.dtype, depth=self._models.depth
         )
-        return _judged(deviations)
+        # A whole number, such as a size, is compared by its value.
+        whole = {
+            n for n, t in exact.items() if t is not None and not (t.dim() or t.is_floating_point())
+        }
+        return _judged(
+            [replace(d, allowed=0.0) if d.name in whole and not d.noise else d for d in deviations]
+        )
 
     def _expected(self, call: Call) -> tuple[NamedTensors, list[NamedTensors]]:
         shapes = tuple(tensor.shape for tensor in call.tensors())
@@ -96,16 +114,15 @@ def _judged(deviations: Sequence[Deviation]) -> Judgement:
 
 
 def outputs_of(function: Callable[..., Any], call: Call) -> list[Tensor]:
-    """Call a function with copies of the tensors of a call; return the tensors that it returns.
+    """Call a function with copies of the tensors of a call; return the tensors and numbers that it returns.
 
     A module is restored afterwards.
     """
     copied = call.map(_same_strides)
     kept = unchanged(function) if isinstance(function, nn.Module) else nullcontext()
     with kept, torch.no_grad():
-        return [
-            each.detach().clone() for each in tensors_in(function(*copied.args, **copied.kwargs))
-        ]
+        outputs = numbers_as_tensors(function(*copied.args, **copied.kwargs))
+        return [each.detach().clone() for each in tensors_in(outputs)]
 
 
 def _same_strides(tensor: Tensor) -> Tensor:

@@ -16,13 +16,13 @@ import torch
 
 from prepare import recipe
 from prepare.core.forward.call import Call, call_of
-from prepare.core.forward.input_formatter import FormatHook
-from prepare.core.forward.workload import Workload
+from prepare.core.forward.workload import each_of, sizes_of
 from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.utils.environment import environment
 from prepare.core.utils.packages import version_of
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line
+from prepare.core.utils.user_code import causes
 from prepare.core.utils.wording import argument
 from prepare.errors import ConfigError, FileError, PrepareError, RefusedError
 from prepare.pipeline import Pipeline
@@ -153,15 +153,11 @@ def _session(
 ) -> ExportSession:
     if problem := exporter.missing():
         raise ConfigError.of([problem])
-    workload = (
-        batch.each(lambda each: call_of(each).map(contiguous))
-        if isinstance(batch, Workload)
-        else None
-    )
-    if workload:
-        batch = max(workload, key=lambda each: each[0].elements)[1]
-        exporter = replace(exporter, dynamic=_dynamic(exporter, workload))
-    call = call_of(batch)
+    workload = each_of(batch, lambda each: call_of(each).map(contiguous))
+    sizes = sizes_of(workload)
+    call = max(sizes, key=lambda each: each[0].elements)[1]
+    if sizes[1:]:
+        exporter = replace(exporter, dynamic=_dynamic(exporter, [each for _, each in sizes]))
     if not call.tensors():
         raise RefusedError("batch", "it holds no tensor", "give the tensors of one call")
     if model.training:
@@ -174,13 +170,12 @@ def _session(
     if device.type != "cpu":
         wrong = f"the prepared model is on {device}, and artefacts are checked on the CPU"
         raise RefusedError("device", wrong, f"prepare it with {argument('device', 'cpu')}")
-    call = call.map(contiguous)
     return ExportSession(exporter, model, prepared, pipeline, call, artefact, workload=workload)
 
 
-def _dynamic(exporter: Exporter, workload: Workload) -> tuple[int, ...]:
+def _dynamic(exporter: Exporter, sizes: list[Call]) -> tuple[int, ...]:
     """Return the dimensions that may change, those in which the sizes differ among them."""
-    calls = [call.tensors() for call in workload.examples]
+    calls = [call.tensors() for call in sizes]
     differ = {
         dimension
         for tensors in zip(*calls, strict=True)
@@ -198,7 +193,8 @@ class _StoppedError(Exception):
 class ExportSession:
     """One export: its models, and what its stages have found so far.
 
-    `reference` is the unprepared model, `prepared` the model that the pipeline made of a copy of it.
+    `reference` is the unprepared model, `prepared` the model that the pipeline made of a copy of it. `call`
+    is the one that is captured, `workload` that or all sizes.
     """
 
     exporter: Exporter
@@ -207,7 +203,7 @@ class ExportSession:
     pipeline: Pipeline
     call: Call
     artefact: Path
-    workload: Workload | None = None
+    workload: Any
     progress: Stage = lambda _: nullcontext()
     stages: list[ExportStage] = field(default_factory=list)
     taken_out: tuple[TakenOut, ...] = ()
@@ -260,8 +256,7 @@ class ExportSession:
                 raise RefusedError("model", f"cannot be copied: {error}") from error
             self.taken_out = tuple(take_out(model, exporter, self.pipeline))
             judge = Reference(self.reference, model, self.call)
-            strides = FormatHook.step in exporter.keeps
-            wrapped, formats = with_format(model, self.pipeline, self.call, strides=strides)
+            wrapped, formats = with_format(model, self.pipeline, self.call, exporter)
             note(judge.judge(outputs_of(wrapped, self.call), self.call))
         inputs = inputs_of(wrapped, self.call, exporter.dynamic)
         self.contract = replace(self.contract, inputs=inputs, formats_inputs=formats)
@@ -301,8 +296,9 @@ class ExportSession:
     def _compare(self, judge: Reference) -> None:
         dynamic = 0 in self.exporter.dynamic
         cases = list(input_cases(self.call, dynamic_batch=dynamic))
-        for size, call in self.workload or ():
-            cases.append(InputCase(CONTIGUOUS, call, promised=True, size=size.name))
+        for size, call in sizes_of(self.workload):
+            if size.name:
+                cases.append(InputCase(CONTIGUOUS, call, promised=True, size=size.name))
         with self._stage("load") as note:
             calls = [case.call for case in cases]
             answers, stored = load_again(self.exporter, self.artefact, calls)
@@ -341,7 +337,7 @@ class ExportSession:
                     PREPARED: self.prepared,
                     ARTEFACT: lambda *args, **kwargs: loaded(args, kwargs),
                 },
-                self.workload or self.call,
+                self.workload,
                 budget=budget,
                 settle=True,
                 format={PREPARED: prepared},
@@ -405,6 +401,5 @@ class ExportSession:
 
 
 def _error_text(error: BaseException) -> str:
-    """Return the first line of an error, and that of its cause."""
-    text = f"{type(error).__name__}: {first_line(error)}"
-    return f"{text}; {_error_text(error.__cause__)}" if error.__cause__ else text
+    """Return the first line of an error, and those of its causes."""
+    return "; ".join(f"{type(each).__name__}: {first_line(each)}" for each in causes(error))

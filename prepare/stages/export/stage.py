@@ -84,6 +84,12 @@ class ExportTask(Stage):
     def needs_reference(self) -> NeedsReference:
         return "always"
 
+    def leaves_out(self) -> Iterable[str]:
+        from prepare.registry import STEPS
+
+        keeps = exporter_of(self.options).keeps
+        return [name for name, cls in STEPS.items() if cls.only_layouts and name not in keeps]
+
     def run(self, work: StageContext) -> Mapping[str, Any]:
         verification = work.found.get("verify")
         if verification is not None and verification.status == "fail":

@@ -10,6 +10,7 @@ from statistics import mode
 from typing import TYPE_CHECKING, NamedTuple
 
 from prepare.core.document import Node, Tree
+from prepare.core.model.memory_format import satisfied
 from prepare.core.utils.text import plural, size, times
 from prepare.stages.flow.causes import event_name
 
@@ -30,18 +31,24 @@ class LayoutStrip(NamedTuple):
 
 
 def layout_strip(flow: Flow, *, width: int, style: Callable[[str], str]) -> LayoutStrip:
-    """Place the leaf modules that returned a tensor side by side over `width` pixels."""
+    """Place the leaf modules that returned a tensor side by side over `width` pixels.
+
+    A module whose own code loses the layout stands before the modules in it, with the layout that it makes.
+    """
     styles: list[str] = []
     leaf_index: dict[str, int] = {}
+    lost = {event.module: event for event in flow.events if event.kind == "break"}
     depths = [module.depth for module in flow.modules]
     for module, next_depth in zip(flow.modules, [*depths[1:], 0], strict=False):
         leaf_index[module.name] = len(styles)
-        if next_depth <= module.depth and module.layout != "none":
+        if next_depth > module.depth and module.name in lost:
+            styles.append(style(_left(lost[module.name])))
+        elif next_depth <= module.depth and module.layout != "none":
             styles.append(style(module.layout))
     if not styles:
         return LayoutStrip()
     unit = width / len(styles)
-    breaks = {leaf_index.get(event.module, 0) for event in flow.events if event.kind == "break"}
+    breaks = {leaf_index.get(name, 0) for name in lost}
     ticks = sorted({min(round((at + 0.5) * unit), width) for at in breaks})
     step = ceil(_MIN_PIXELS / unit)
     bins = [mode(styles[at : at + step]) for at in range(0, len(styles), step)]
@@ -53,15 +60,24 @@ def layout_strip(flow: Flow, *, width: int, style: Callable[[str], str]) -> Layo
     return LayoutStrip(tuple(parts), tuple(ticks))
 
 
+def _left(event: Event) -> str:
+    """Return the layout of the tensor that a break leaves."""
+    formats: tuple[str, ...] = ()
+    if len(event.shape) == len(event.after):  # a file may hold anything
+        formats = satisfied(event.shape, event.after)
+    return formats[0] if formats else "other"
+
+
 # A letter besides the colour, as not everyone can distinguish the colours.
 _LETTERS = {
     "channels_last": "L",
-    "channels_last_3d": "L",
+    "channels_last_3d": "L3",
     "contiguous": "C",
     "ambiguous": "A",
     "other": "O",
     "none": "",
 }
+_STYLES = {"channels_last": "flat", "channels_last_3d": "last"}
 _MEANINGS = {
     "ambiguous": "ambiguous: satisfies several layouts",
     "other": "other: no known layout",
@@ -70,10 +86,8 @@ _MEANINGS = {
 
 
 def style_of(layout: str) -> str:
-    """Return the style of a layout; both channels-last formats share one, as no tensor has both."""
-    if layout in ("channels_last", "channels_last_3d"):
-        return "last"
-    return layout if layout in _LETTERS else "odd"
+    """Return the style of a layout, as in `fp-last`."""
+    return _STYLES.get(layout, layout if layout in _LETTERS else "odd")
 
 
 def letter_of(layout: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.forward.call import call_of
 from prepare.core.forward.torch_state import read_switch
-from prepare.core.forward.workload import sizes_of
+from prepare.core.forward.workload import Size, sizes_of
 from prepare.core.model.module_tree import structure
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.accelerator import differences
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from prepare.core.utils.sizes import Size
     from prepare.stages.tune.candidates import Candidate
 
 # The conditions that the machine and the installed versions set: one of these makes a tuning stale.

@@ -30,6 +30,7 @@ from prepare.core.document import (
     Where,
     columns,
 )
+from prepare.core.forward.workload import place
 from prepare.core.utils.machine import busy_sentence, disturbed_times
 from prepare.core.utils.numbers import (
     doubt,
@@ -42,9 +43,8 @@ from prepare.core.utils.numbers import (
     tolerance_text,
     verdict_text,
 )
-from prepare.core.utils.sizes import place
 from prepare.core.utils.text import capitalized, plural, printable, size
-from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
+from prepare.stages.tune.records import UNPREPARED, CandidateResult, SizeTime, Tuning
 
 _MARKS = {"winner": "better", "wrong": "wrong"}
 _KINDS = {"faster": "good", "slower": "bad"}
@@ -247,7 +247,7 @@ def _by_size(tuning: Tuning, where: Where) -> Iterator[Part]:
     if not tuning.sizes:
         return
     rows = [
-        (row.name, *(_at_size(row, index, tuning) for index in range(len(tuning.sizes))))
+        (row.name, *(_at_size(row, each, tuning) for each in row.sizes))
         for row in _ranked(tuning)
         if row.ratio is not None
     ]
@@ -257,12 +257,11 @@ def _by_size(tuning: Tuning, where: Where) -> Iterator[Part]:
     yield replace(table, most=len(rows), where=where)
 
 
-def _at_size(row: CandidateResult, size: int, tuning: Tuning) -> str:
+def _at_size(row: CandidateResult, at_size: SizeTime, tuning: Tuning) -> str:
     """Return `1.2x faster (1.16x to 1.25x)`; of the unprepared model its time."""
-    at_size = row.sizes[size]
     if row.name == UNPREPARED or at_size.ratio is None:
         return "" if at_size.seconds is None else seconds(at_size.seconds)
-    verdict = row.verdict(size, tuning.noise)
+    verdict = tuning.verdict(at_size)
     text = verdict_text(verdict, at_size.ratio, at_size.ratio_interval)
     between = interval_text(at_size.ratio_interval, verdict)
     return f"{text} ({between})" if between else text

@@ -14,7 +14,7 @@ from prepare.stages.bench import statistics
 from prepare.stages.tune.records import CandidateResult, ForSizes, SizeTime
 
 if TYPE_CHECKING:
-    from prepare.core.utils.sizes import Size
+    from prepare.core.forward.workload import Size
     from prepare.stages.tune.compare_candidates import Contestant
     from prepare.stages.tune.race import Race
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from prepare.core.forward.workload import Size  # noqa: TC001  read at run time
 from prepare.core.utils.environment import check_environment
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
-from prepare.core.utils.sizes import Size, without_empty_sizes
 from prepare.errors import TuneError
 from prepare.patterns import NORMS, exactly
 from prepare.stages.bench import statistics
@@ -115,13 +115,6 @@ class CandidateResult:
     kept: tuple[KeptModule, ...] = field(default=(), metadata={"late": True})
     sizes: tuple[SizeTime, ...] = field(default=(), metadata={"late": True})
 
-    def verdict(self, size: int, noise: float | None) -> str:
-        """Return the verdict on it against the unprepared model at a size of a workload."""
-        at_size = self.sizes[size]
-        if at_size.ratio is None:
-            return "not compared"
-        return statistics.verdict(Estimate(at_size.ratio, at_size.ratio_interval), noise)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Tuning(JsonRecord, Readable):
@@ -160,12 +153,13 @@ class Tuning(JsonRecord, Readable):
         """Return the row of a candidate; raise KeyError if there is no such candidate."""
         return {row.name: row for row in self.rows}[name]
 
-    def verdict(self, row: CandidateResult) -> str:
+    def verdict(self, row: CandidateResult | SizeTime) -> str:
         """Return `faster`, `slower`, `no difference` or `unclear`: a recipe against the unprepared model.
 
-        The unprepared model is the `baseline`, and a recipe that was not timed is `not compared`.
+        The unprepared model is the `baseline`, and a recipe that was not timed is `not compared`; a
+        `SizeTime` is that of a recipe.
         """
-        if row.name == UNPREPARED:
+        if isinstance(row, CandidateResult) and row.name == UNPREPARED:
             return "baseline"
         if row.ratio is None:
             return "not compared"
@@ -207,8 +201,7 @@ class Tuning(JsonRecord, Readable):
         )
 
     def content(self) -> dict[str, Any]:
-        written = asdict(self, dict_factory=without_empty_sizes)
-        return {key: value for key, value in written.items() if key != "from_file"}
+        return {k: v for k, v in JsonRecord.content(self).items() if k != "from_file"}
 
     def as_read(self) -> Self:
         return replace(self, from_file=True)

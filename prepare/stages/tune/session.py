@@ -204,7 +204,7 @@ class TuningSession:
             return runner
 
         correct = self._corrector(pools, start)
-        several = isinstance(self.batch, Workload)
+        sizes = self.batch.sizes if isinstance(self.batch, Workload) else ()
         race = Race(
             recipes,
             start=start,
@@ -215,7 +215,7 @@ class TuningSession:
             seed=self.seed,
             progress=self.progress,
             correct=correct,
-            weights=self.weights if several else (),
+            weights=tuple(size.weight for size in sizes),
         )
         stopped: KeyboardInterrupt | None = None
         try:
@@ -244,8 +244,8 @@ class TuningSession:
             conditions=under,
             environment=environment() | machine,
             notes=tuple(notes_on(race, machine)),
-            sizes=self.batch.sizes if several else (),
-            better=better_for_sizes(race, winner, self.batch.sizes) if several else (),
+            sizes=sizes,
+            better=better_for_sizes(race, winner, sizes),
         )
         if stopped is not None:
             what = str(stopped) or "stopped by Ctrl-C"

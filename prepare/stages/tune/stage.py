@@ -82,10 +82,11 @@ class TuneStage(Stage):
         from prepare.stages.tune.records import StoppedTuning
 
         settings, verify = work.settings, work.stages["verify"]
+        work.needed_example()
         try:
             found = tune(
                 work.model,
-                work.needed_workload(),
+                work.workload,
                 allow=self.allow,
                 mode=settings.mode,
                 amp=work.amp,

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from prepare.core.forward.workload import Size  # noqa: TC001  read at run time
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.numbers import part_of_tolerance
-from prepare.core.utils.sizes import Size  # noqa: TC001  read at run time
 from prepare.errors import VerificationError
 
 STATUSES = ("pass", "fail", "cannot tell")

@@ -27,8 +27,9 @@ _UNSTABLE = (
     "the prepared model differs between its own calls, as with a race, memory that was not initialised, or a "
     "kernel that depends on threads"
 )
-# A model may be wrong in a few of its calls: so many more calls are compared, in this part of the time.
-_MORE_CALLS, _PART = 10, 0.1
+# A model may be wrong in a few of its calls: so many more calls are compared, in these seconds, or in this
+# part of the seconds that the verification has taken until then.
+_MORE_CALLS, _SECONDS, _PART = 10, 0.25, 0.1
 
 
 def side_effects(
@@ -78,7 +79,8 @@ def _repeat(
     if any(item.is_beyond_noise for item in compared):
         return again
     allowed = {item.name: item.allowed for item in compared}
-    last, end = again, runner.budget.spent() + _PART * runner.budget.seconds
+    spent = runner.budget.spent()
+    last, end = again, spent + max(_SECONDS, _PART * spent)
     for left in reversed(range(_MORE_CALLS + 1)):
         if moved := list(_moved(runner, results.prepared, last, allowed)):
             worst = max(moved, key=lambda item: item.excess)

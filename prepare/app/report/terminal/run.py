@@ -70,7 +70,8 @@ class RunOutput:
             line(printable(f"{each.reason}: {each.error}"), errors=True)
         if results is None or outcome.result.status in ("failed", "interrupted"):
             for problem in (outcome.result.error or "").splitlines():
-                line(printable(problem), errors=True)
+                if not any(problem in text for _, text in self._shown):
+                    line(printable(problem), errors=True)
             if outcome.result.traceback:
                 line(f"the traceback is in {self._path('traceback.txt')}", errors=True)
 

@@ -22,6 +22,7 @@ class Onnx(Exporter):
     suffix: ClassVar[str] = ".onnx"
     beside: ClassVar[tuple[str, ...]] = (".onnx.data",)
     packages: ClassVar[tuple[str, ...]] = ("onnx", "onnxscript", "onnxruntime")
+    only_tensors: ClassVar[bool] = True
 
     opset: Annotated[int, "a whole number", _check_opset] | None = None
     """The version of ONNX's operators; null lets torch choose."""
@@ -29,8 +30,9 @@ class Onnx(Exporter):
     def lower(self, program: Any, metadata: Mapping[str, str]) -> Any:
         import torch
 
-        # The exporter warns of every package that is not installed.
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        # They warn of every package that is not installed, and of an output that is a constant.
+        for name in ("torch.onnx", "onnx_ir"):
+            logging.getLogger(name).setLevel(logging.ERROR)
         lowered = torch.onnx.export(program, dynamo=True, opset_version=self.opset, verbose=False)
         assert lowered is not None  # torch returns None only where it writes the file itself
         lowered.model.metadata_props.update(metadata)

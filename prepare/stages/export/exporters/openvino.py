@@ -20,6 +20,7 @@ class OpenVino(Exporter):
     suffix: ClassVar[str] = ".xml"
     beside: ClassVar[tuple[str, ...]] = (".bin",)
     packages: ClassVar[tuple[str, ...]] = ("openvino",)
+    only_tensors: ClassVar[bool] = True
 
     def lower(self, program: Any, metadata: Mapping[str, str]) -> Any:
         switch_off_telemetry()

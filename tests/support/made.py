@@ -1,0 +1,333 @@
+"""The one maker of records that no run has made: of stages, runs, and rows of sweeps."""
+
+import re
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+
+import pytest
+
+from page_reader import HOSTILE
+from prepare import recipe
+from prepare.app.cli import main as cli
+from prepare.app.job.record import Job, Record, Result
+from prepare.app.job.results import Analyses, read_results
+from prepare.app.report.terminal.document import show_document
+from prepare.app.report.terminal.sweep import show_summary
+from prepare.app.sweep.manifest import SweepManifest, write_sweep_manifest
+from prepare.audit import Audit, AuditRow
+from prepare.audit import audit as audit_of
+from prepare.core.document import ReportContext
+from prepare.pipeline import Pipeline
+from prepare.stages.bench.records import Bench, Case, Comparison, Control, VariantResult
+from prepare.stages.bench.time_prepared import INFERENCE
+from prepare.stages.contract.records import Contract, ContractChange, ContractCheck, TimeRatio
+from prepare.stages.doctor.records import Diagnosis, Finding
+from prepare.stages.export.records import (
+    ArtefactContract,
+    Export,
+    ExportStage,
+    InputContract,
+    LayoutCheck,
+    TakenOut,
+)
+from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
+from prepare.stages.patch.records import Patch, PatchedCall, UnpatchedBreak
+from prepare.stages.registry import STAGES
+from prepare.stages.tune.records import CandidateResult, KeptModule, Tuning
+from prepare.stages.verify.records import Check, Lost, Verification
+from small_nets import small_3d
+
+NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "memfmt=channels_last", "device=cpu", "verify=none")  # fmt: skip
+SVG = "{http://www.w3.org/2000/svg}"
+MACHINE = {"torch": "2.13.0", "cpu": "Some", "devices": ["a"], "accelerator": {"backend": "cpu"}, "packages": {"numpy": "2"}}  # fmt: skip
+SWEEP = "one"
+OK = Result("ok", seconds=2.0)
+NOISE = Control(ratio=1.0, interval=(0.99, 1.01), noise=1.01)
+_EMPTY = {"str": "", "int": 0, "float": 1.0, "bool": False, "tuple": ()}
+
+
+def make(cls, **given):
+    """Return a record; what is neither given nor has a default is none, or empty, or a small number."""
+    for each in fields(cls):
+        if each.default is each.default_factory is MISSING and each.name not in given:
+            kind = re.match(r"\w+", each.type)[0]
+            given[each.name] = None if "None" in each.type else _EMPTY.get(kind, {})
+    return cls(**given)
+
+
+def show(stage, record, folder=""):
+    """Print the record that the run of `stage` leaves, in a run's `folder`, as the terminal does."""
+    show_document(STAGES[stage].document(ReportContext(found={stage: record}, folder=folder)))
+
+
+def row(*overrides, **found):
+    return {"overrides": ["model=unet3d", *overrides], **found}
+
+
+def out_of(capsys, summary, width=200):
+    """Return what a terminal shows of a sweep."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", str(width))
+        show_summary(summary)
+    return capsys.readouterr().out
+
+
+def ran(tmp_path, monkeypatch, capsys, *words):
+    monkeypatch.chdir(tmp_path)
+    code = cli.run([*NET, *words, "hydra.run.dir=run"])
+    return code, capsys.readouterr().out, tmp_path / "run"
+
+
+def comparison(ratio=0.73, *, verdict="faster", interval=(0.70, 0.76), base=0.04, **more):
+    rows = (
+        VariantResult(name="unprepared", verdict="baseline", seconds=base, seconds_interval=(0.95 * base, 1.1 * base),
+            ratio=1.0, throughput=50.0, peak_bytes=1 << 26, device="cpu", calls=1, samples=(base,)),
+        VariantResult(name="prepared", verdict=verdict, seconds=base * ratio, seconds_interval=(0.75 * base * ratio, 1.25 * base * ratio),
+            ratio=ratio, ratio_interval=interval, throughput=50 / ratio, peak_bytes=1 << 25, device="cpu", calls=1),
+    )  # fmt: skip
+    settings = {"train": False, "confidence": 0.95, "threads": 2, "batch_size": 2}
+    return Comparison(**{"rows": rows, "baseline": "unprepared", "aa": NOISE, "repeats": 20, "seconds": 3.2, "settings": settings,
+                         "environment": {}, "notes": ("a note",)} | more)  # fmt: skip
+
+
+def bench_of(*compared, **more) -> Bench:
+    cases = tuple(Case(what=INFERENCE, comparison=one) for one in compared or (comparison(),))
+    return Bench(**{"level": "short", "mode": "eval", "seconds": 3.5, "cases": cases} | more)
+
+
+def bench(ratio=0.5, *, low=None, high=None, verdict="faster", what="inference", cpu="a processor", error="",
+          others=None):  # fmt: skip
+    """Return a bench of a prepared model with this time `ratio`; with `error`, its baseline did not run."""
+    interval = (ratio * 0.97 if low is None else low, ratio * 1.03 if high is None else high)
+    found = comparison(
+        ratio, verdict=verdict, interval=interval, base=0.1, seconds=3.0, notes=(),
+        aa=NOISE if others is None else replace(NOISE, noise=1.2),
+        settings={"train": what == "training step", "threads": 2, "cores_available": 2, "others": others},
+        environment={"cpu": cpu, "platform": "Linux", "torch": "2.13.0", "devices": []},
+    )  # fmt: skip
+    rows = [replace(row, peak_bytes=None, throughput=None) for row in found.rows]
+    case = {"reason": error} if error else {"comparison": replace(found, rows=tuple(rows))}
+    return bench_of(cases=(Case(what=what, **case),))
+
+
+def verification(error=1e-6, *, status="pass", wrong=0, allowed=5e-2, **more) -> Verification:
+    checks = [
+        Check(what="outputs", status=status, mode="eval", error=error, allowed=allowed, worst="out", compared=1),
+        Check(what="input gradients", status="pass", mode="eval", error=error / 2, allowed=allowed, compared=1),
+    ]  # fmt: skip
+    checks += [
+        Check(what="parameter gradients", status="wrong", error=0.7, allowed=allowed)
+    ] * wrong
+    reason = "" if status == "pass" else f"outputs: {error} of the scale"
+    return make(Verification, **{"status": status, "reason": reason, "level": "short", "mode": "eval", "reference": "float64",
+                "checks": tuple(checks)} | more)  # fmt: skip
+
+
+def module(name: str, layout: str = "channels_last_3d", kind: str = "Conv3d") -> ModuleLayout:
+    depth = name.count(".") + 1 if name else 0
+    return ModuleLayout(name=name, type=kind, depth=depth, layout=layout, calls=1)
+
+
+def event(name: str, kind: str = "break", **more) -> Event:
+    operation, cause = "aten.clone", "instance_norm"
+    if kind == "regain":
+        operation, cause = "aten.convolution", "convolution"
+    return Event(**{"kind": kind, "phase": "forward", "module": name, "type": "InstanceNorm3d", "operation": operation,
+                 "operand": "self channels_last_3d", "shape": (2, 8, 4, 4, 4), "before": (512, 1, 128, 32, 8),
+                 "after": (512, 64, 16, 4, 1), "bytes": 4096 * more.get("count", 1), "source": "", "cause": cause, "count": 1} | more)  # fmt: skip
+
+
+def copied(name: str, size: int = 4096, **more) -> Copy:
+    return Copy(**{"module": name, "type": "InstanceNorm3d", "operation": "aten.clone", "bytes": size, "phase": "forward",
+                "why": "instance_norm", "count": 1} | more)  # fmt: skip
+
+
+def convolution(name: str, output: str = "channels_last_3d", **more) -> Convolution:
+    return Convolution(**{"module": name, "type": "Conv3d", "input": "contiguous", "weight": "channels_last_3d",
+                       "output": output, "backend": "Mkldnn", "calls": 1} | more)  # fmt: skip
+
+
+def flow_of(modules=(), events=(), copies=(), **more) -> Flow:
+    convolutions = tuple(convolution(one.name) for one in modules if one.type == "Conv3d")
+    return make(Flow, **{"mode": "predict", "status": "ok", "wanted": {5: "channels_last_3d"}, "events": tuple(events),
+                "copies": tuple(copies), "convolutions": convolutions, "modules": tuple(modules)} | more)  # fmt: skip
+
+
+def flow(breaks=0) -> Flow:
+    found = [event("norm", count=breaks, bytes=4096)] * bool(breaks)
+    return flow_of((), found, [copied("norm", 4096 * breaks, count=breaks)] * bool(breaks))
+
+
+def blocks(count: int, *, broken: int | None = None) -> Flow:
+    """Return a flow of `count` blocks of convolution, norm and ReLU; the first `broken` lose the layout."""
+    broken = count if broken is None else broken
+    modules, events, copies = [module("", kind="Net"), module("body", kind="Sequential")], [], []
+    for number in range(count):
+        lost = "contiguous" if number < broken else "channels_last_3d"
+        name = f"body.{number}"
+        modules += [module(name, lost, "Block"), module(f"{name}.conv")]
+        modules += [
+            module(f"{name}.norm", lost, "InstanceNorm3d"),
+            module(f"{name}.relu", lost, "ReLU"),
+        ]
+        if number < broken:
+            events += [event(f"{name}.norm"), event(f"{name}.conv", "regain")]
+            copies.append(copied(f"{name}.norm"))
+    return flow_of(modules, events, copies, notes=("a note",))
+
+
+def hostile_flow() -> Flow:
+    modules = [module("", kind=HOSTILE[0])]
+    modules += [replace(module(""), name=name, type=name, depth=1) for name in HOSTILE]
+    events = [
+        replace(event(name), type=name, operation=name, operand=name, source=name, cause=name)
+        for name in HOSTILE
+    ]
+    copies = [replace(copied(name), type=name, operation=name, why=name) for name in HOSTILE]
+    found = flow_of(modules, events, copies)
+    odd = [replace(module(""), name=f"odd {name}", depth=1, layout=name) for name in HOSTILE]
+    rows = tuple(convolution(name, type=name, backend=name) for name in HOSTILE)
+    return replace(found, modules=(*found.modules, *odd), convolutions=rows, notes=tuple(HOSTILE))
+
+
+def write_record(folder: Path, flow: Flow | None = None) -> Path:
+    """Write the record of a run, with the functions that a job uses."""
+    record, model = Record(folder), small_3d()
+    pipeline = Pipeline.from_config({"conv3d_memory_format": {}, "half": {"dtype": "bfloat16"}})
+    plan = pipeline.plan(model, known_issues="ignore")
+    pipeline.apply(model, known_issues="ignore")
+    record.clear()
+    record.write_plan(replace(plan, warnings=["InstanceNorm3d: copies; add a step"]))
+    record.write_prepared(pipeline, audit_of(model, plan=plan))
+    seen = {"given": "(2, 1)", "gave": "(2, 2)", "convolutions": [{"format": "channels_last_3d", "gave": 2, "of": 3, "ambiguous": 1}]}  # fmt: skip
+    choices = {"model": "small_3d", "memfmt": "channels_last_3d", "input": None}
+    words = ["model=small_3d", "memfmt=channels_last_3d", "+model.x=[1, 2]"]
+    record.write_job(Job(None, None, words, choices, seen=seen))
+    environment = {"format": "prepare.environment", "version": 1, "date": "2025-01-02T03:04:05+00:00", "python": "3.11.7",
+                   "torch": "2.13.0", "packages": {"numpy": None}, "platform": "Linux", "cpu": "a processor", "cores": 2,
+                   "threads": 1, "devices": [], "git_commit": "abc"}  # fmt: skip
+    record.write_environment(environment)
+    record.write_result(Result("ok", seconds=1.25))
+    (flow or blocks(3)).save(folder / "flow.json")
+    return folder
+
+
+def audit(converted=8, *, names=("conv",), after=1 << 20) -> Audit:
+    rows = [AuditRow(name, "Conv3d", "weight", "parameter", (8, 8, 3, 3, 3), (216, 1, 72, 24, 8), "float32", "cpu",
+                ("channels_last_3d",), (), None, "converted", ("conv3d_memory_format",), None) for name in names]  # fmt: skip
+    counts = {"ineffective": 0, "skipped": 0, "converted": converted, "already": 8 - converted, "untouched": 0}  # fmt: skip
+    summary = {"convolutions": counts, "status": counts, "tensors": len(rows), "dtypes": {"float32": len(rows)},
+               "devices": {"cpu": len(rows)}, "bytes_before": 1 << 20, "bytes_after": after, "unregistered": []}  # fmt: skip
+    return Audit(rows, summary)
+
+
+def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choices=None,
+            audited=None, flowed=None, verified=None, benched=None, steps=None, shared=False) -> Path:  # fmt: skip
+    """Write one row of the sweep in `folder`; without a result it has not ended."""
+    record = Record(folder / (name or f"{number}-row"))
+    record.clear()
+    record.write_job(Job(number, SWEEP, list(overrides), choices or {}, shared=shared))
+    for found, file in ((audited, "audit.json"), (flowed, "flow.json"), (verified, "verify.json"), (benched, "bench.json")):  # fmt: skip
+        if found is not None:
+            found.save(record.folder / file)
+    if steps is not None:
+        recipe.save(record.folder / "recipe.yaml", steps)
+    if result is not None:
+        records = {"flow": flowed, "verify": verified, "bench": benched}
+        found = {name: each for name, each in records.items() if each is not None}
+        known = Analyses(audit=audited, found=found).figures() or None
+        record.write_result(replace(result, figures=known))
+    return record.folder
+
+
+def give_figures(folder: Path) -> None:
+    """Write the figures of the records in `folder` into its result, as a run does."""
+    record, run = Record(folder), read_results(folder)
+    record.write_result(replace(record.result(), figures=run.figures()))
+
+
+def plan(folder: Path, rows) -> None:
+    """Write the manifest of a sweep with these rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_sweep_manifest(folder, SweepManifest(SWEEP, [list(row) for row in rows]))
+
+
+FORMATS = ("contiguous", "channels_last_3d")
+PRECISIONS = ("float32", "bfloat16", "half")
+
+
+def formats_by_precisions(folder: Path) -> Path:
+    """Write a sweep of two formats by three precisions: one row is best, one fails, one is wrong, one never ran."""
+    overrides = [["model=unet3d", f"memfmt={f}", f"precision={p}"] for f in FORMATS for p in PRECISIONS]  # fmt: skip
+    plan(folder, overrides)
+    half, last = {"dtype": "bfloat16"}, {"memory_format": "channels_last_3d"}
+    failed = Result("failed", "error", "RuntimeError: \"slow_conv3d\" not implemented for 'Half'", "Traceback", 0.8)  # fmt: skip
+    rows = (
+        {"audited": audit(0), "flowed": flow(0), "verified": verification(1e-7),
+         "benched": bench(1.0, verdict="no difference"), "steps": {}},
+        {"audited": audit(0, after=1 << 19), "flowed": flow(0), "verified": verification(3e-3), "benched": bench(0.62),
+         "steps": {"half": half}},
+        {"result": failed},
+        {"audited": audit(8), "flowed": flow(13), "verified": verification(2e-7, wrong=2),
+         "benched": bench(1.2, verdict="slower"), "steps": {"conv3d_memory_format": last}},
+        {"audited": audit(8, after=1 << 19), "flowed": flow(13), "verified": verification(4e-3), "benched": bench(0.41),
+         "steps": {"half": half, "conv3d_memory_format": last}},
+    )  # fmt: skip
+    for number, records in enumerate(rows):
+        add_row(folder, number, overrides[number], **records)
+    return folder
+
+
+def tuning() -> Tuning:
+    kept = KeptModule("0", 0.5, 1e-3, 1.1)
+    rows = (
+        CandidateResult(name="half", steps={"half": {"dtype": "bfloat16", "keep": []}}, status="winner", reason="half the time", cost=4,
+            seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, peak_bytes=1 << 20, verified="pass", error=1e-3,
+            allowed=1e-2, first_seconds=1.0, kept=(kept,)),
+        CandidateResult(name="unprepared", steps={}, status="slower", reason="twice", cost=0, seconds=0.1, ratio=1.0, rounds=20, error=0.0),
+    )  # fmt: skip
+    return Tuning(rows=rows, winner="half", mode="eval", allow=("bfloat16",), budget=60.0, seconds=12.0, rounds=20, noise=1.02,
+                  made="2026-01-01T00:00:00+00:00", from_cache=True, conditions={"mode": "eval"}, environment=MACHINE, notes=("a",))  # fmt: skip
+
+
+def exported() -> Export:
+    contract = ArtefactContract(inputs=(InputContract(name="x", shape=(None, 3), dtype="float32", strides=(3, 1)),),
+                                layouts={"contiguous": "right", "channels_last": "wrong"}, environment={"A": "1"})  # fmt: skip
+    check = LayoutCheck(layout="contiguous", batch=2, answer="right", status="pass", error=1e-7, allowed=1e-4, note="a")  # fmt: skip
+    return Export(status="pass", reason="", exporter="onnx", options={"file": "model"}, artefact="model.onnx", sha256="ab", bytes=3,
+                  files={"model.onnx": "ab"}, recipe="a", recipe_inside=True, versions={"torch": "2"}, contract=contract,
+                  taken_out=(TakenOut(step="compile", modules=("0",), reason="a"),),
+                  stages=(ExportStage(name="write", status="pass", seconds=1.0, note="a", error=1.0, allowed=2.0),), checks=(check,),
+                  time=comparison(), seconds=1.0, environment=MACHINE)  # fmt: skip
+
+
+def contract() -> Contract:
+    return Contract(model="Net", mode="eval", steps={"half": {}}, threads=1, seen={"torch": "2"}, modules={"": "Net"},
+                    weights={"0.weight": "(3,) (1,) float32 cpu"}, layouts={"0": "channels_last"}, flow={"0": {"break in forward: a": 1}},
+                    verified="pass", errors={"outputs": 1e-3},
+                    time=TimeRatio(ratio=0.5, low=0.4, high=0.6, machine="a"))  # fmt: skip
+
+
+def write_run(folder: Path) -> None:
+    """Write the record of a run that made every analysis."""
+    write_record(folder)
+    Flow.load(folder / "flow.json").save(folder / "flow_before.json")
+    lost = Lost(tensor="0.weight", before="float32", after="float16", elements=9, overflowed=1, flushed=1, rounded=0)  # fmt: skip
+    check = Check(what="outputs", status="pass", mode="eval", batch=2, inputs="given", error=1e-7, allowed=1e-4, worst="0",
+                  compared=1, sensitivity=1e-3, least_sensitive="0")  # fmt: skip
+    Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), lost=(lost,), culprit="",
+                 advice="", seconds=1.0, environment=MACHINE).save(folder / "verify.json")  # fmt: skip
+    benched = comparison(environment=MACHINE)
+    bench_of(benched).save(folder / "bench.json")
+    tuning().save(folder / "tune.json")
+    exported().save(folder / "export.json")
+    change = ContractChange(kind="broken", what="layouts", where="0", text="a", source="b:1")
+    ContractCheck(changes=(change,), file="contract.yaml").save(folder / "contract.json")
+    contract().save(folder / "contract.yaml")
+    call = PatchedCall(name="a", source="b:1", copied_bytes=1, breaks=2)
+    left = UnpatchedBreak(source="c:1", cause="d", breaks=1, reason="e")
+    Patch(diff="-", calls=(call,), left=(left,), before=(2048, 3), after=(0, 1), verified="pass", verdict="faster", ratio=0.5,
+          interval=(0.4, 0.6)).save(folder / "patch.json")  # fmt: skip
+    found = Finding(name="one", verdict="wrong here", where="Conv2d", reason="a")
+    diagnosis = Diagnosis(device="cpu", findings=(found,), seconds=2.0)
+    diagnosis.save(folder / "doctor.json")
