@@ -170,7 +170,7 @@ def own_states():
 
 
 # Pages whose commands take long, and the reasons of decisions, run in the full counts.
-LONG = ("sweeps", "exporting", "reports", "tuning", "workload", "many-machines", "replay",
+LONG = ("README", "sweeps", "exporting", "reports", "tuning", "workload", "many-machines", "replay",
         "inference", "timing", "doctor", "verification", "output", "frameworks", "layout", "contract",
         "agents", "precision", "rewrites")  # fmt: skip
 
@@ -192,6 +192,14 @@ def test_a_page_runs_from_top_to_bottom(page, folder, monkeypatch, capsys):
     # Steps are dataclasses, which look their module up by name.
     monkeypatch.setitem(sys.modules, reader.module.__name__, reader.module)
     for block in blocks(page):
+        reader.follow(block)
+
+
+def test_the_code_of_the_readme_runs(folder, capsys):
+    page = ROOT / "README.md"
+    reader, code = Reader(page, folder, capsys), [b for b in blocks(page) if b.language == "python"]
+    assert code
+    for block in code:
         reader.follow(block)
 
 

@@ -42,7 +42,13 @@ def test_a_run_has_its_row_file_section_picture_and_figure(run, tmp_path):
     page = (folder / "report.html").read_text()
     assert '<section id="depths"' in page
     assert "3 deep" in page
-    # The record is read back, and replaced by the next run.
+
+
+@pytest.mark.slow
+def test_its_record_is_read_back_and_replaced_by_the_next_run(run, tmp_path):
+    folder = tmp_path / "out"
+    run(*MODEL, *QUICK, "task=depths", "hydra.run.dir=out")
+    assert (folder / "depths.svg").exists()
     run(*MODEL, *QUICK, "hydra.run.dir=out", "overwrite=true")
     assert not (folder / "depths.json").exists()
     assert not (folder / "depths.svg").exists()

@@ -1,7 +1,7 @@
 """Find the known issues that a model will meet once it is prepared as a pipeline requests."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 from torch import nn
@@ -14,7 +14,7 @@ from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import argument, step, words
-from prepare.errors import ConfigError, Problem
+from prepare.errors import ConfigError, KnownIssueError, Problem
 from prepare.pipeline.tensor_table import RequestTable, TensorRequest
 from prepare.steps.repairs import find_repair
 
@@ -250,3 +250,15 @@ def _format(shape: Iterable[int], stride: tuple[int, ...]) -> str:
     channels_last = "channels_last" if len(shape) == 4 else "channels_last_3d"
     formats = ("contiguous", channels_last)
     return next((name for name in formats if canonical_stride(shape, name) == stride), "")
+
+
+def repaired_anyway(issues: list[IssueMatch]) -> list[Problem]:
+    """Return what to warn of where an issue ends the process, and is repaired whatever was asked."""
+    problems = [match.problem() for match in issues if match.ends_process]
+    return [replace(each, wrong=f"{each.wrong}; it is repaired nevertheless") for each in problems]
+
+
+def known_errors(issues: list[IssueMatch]) -> list[ConfigError]:
+    """Return the errors of `issues`, in one."""
+    problems = [match.problem() for match in issues if match.is_error]
+    return [KnownIssueError.of(problems)] if problems else []

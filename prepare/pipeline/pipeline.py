@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -21,13 +21,11 @@ from prepare.core.forward.nested import arguments
 from prepare.core.forward.workload import each_of, least_batch
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
-from prepare.core.utils.options import no_options, plain
 from prepare.core.utils.process_state import paused_collector
 from prepare.core.utils.signals import held_interrupts
-from prepare.core.utils.text import first_line, plural
+from prepare.core.utils.text import plural
 from prepare.errors import (
     ConfigError,
-    KnownIssueError,
     KnownIssueWarning,
     Problem,
     RecipeWarning,
@@ -37,9 +35,15 @@ from prepare.errors import (
 )
 from prepare.patterns import exactly
 from prepare.pipeline.apply import Phases, all_moves, apply_steps, check_module, survey
+from prepare.pipeline.build_steps import build_steps, check_mapping
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.drift import Drift, optimizer_drift, plan_drift, raise_drift
-from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues
+from prepare.pipeline.known_issue_checks import (
+    IssueMatch,
+    KnownIssues,
+    known_errors,
+    repaired_anyway,
+)
 from prepare.pipeline.optimizer_state import (
     RestrideLoadedState,
     removed_parameters,
@@ -95,7 +99,7 @@ class Pipeline:
         Raises:
             ConfigError: with one problem for every mistake in `steps`.
         """
-        return cls(_build(steps))
+        return cls(build_steps(steps))
 
     @classmethod
     def from_recipe(cls, steps: _Steps, given: _Steps | None = None) -> Pipeline:
@@ -108,9 +112,9 @@ class Pipeline:
         Raises:
             ConfigError: with one problem for every mistake, and every option that a recipe may not set.
         """
-        _check_mapping(steps)
+        check_mapping(steps)
         given = given or {}
-        return cls(_build({**steps, **given}, of_recipe=steps.keys() - given.keys()))
+        return cls(build_steps({**steps, **given}, of_recipe=steps.keys() - given.keys()))
 
     def to_config(self) -> dict[str, dict[str, Any]]:
         """Return `{name: options}` with every option spelled out, as plain data."""
@@ -178,8 +182,8 @@ class Pipeline:
             work = survey(model, self._phases, known_issues, amp, batch)
             if safe := self._with_needed_repairs(work.issues, known_issues):
                 plan = safe.plan(model, known_issues=known_issues, amp=amp, batch=batch)
-                return replace(plan, warnings=[*_repaired_anyway(work.issues), *plan.warnings])
-            errors = [*work.table.errors, *_known_errors(work.issues)]
+                return replace(plan, warnings=[*repaired_anyway(work.issues), *plan.warnings])
+            errors = [*work.table.errors, *known_errors(work.issues)]
             bound = [step.bind(self.steps.values()) for step in self.steps.values()]
             remarks = [note for step in bound for note in step.remarks(work.model)]
             warned = [
@@ -269,7 +273,7 @@ class Pipeline:
             with paused_collector():
                 work = survey(model, self._phases, known_issues, amp, batch)
             if safe := self._with_needed_repairs(work.issues, known_issues):
-                for problem in _repaired_anyway(work.issues):
+                for problem in repaired_anyway(work.issues):
                     warnings.warn(str(problem), KnownIssueWarning, stacklevel=2)
                 return safe.apply(
                     model,
@@ -281,7 +285,7 @@ class Pipeline:
                 )
             actions, table, issues = work.actions, work.table, work.issues
             raise_problems(RefusedError, lazy_problems(table))
-            if errors := [*(table.errors if strict else ()), *_known_errors(issues)]:
+            if errors := [*(table.errors if strict else ()), *known_errors(issues)]:
                 raise_problems(RefusedError, fsdp_problems(model))
                 raise combined(errors)
             for match in issues:
@@ -450,29 +454,6 @@ class Pipeline:
         return f"Pipeline.from_config({self.to_config()!r})"
 
 
-def _build(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[Step]:
-    """Return the steps; those named in `of_recipe` may set only what is known to be harmless."""
-    _check_mapping(steps)
-    built: list[Step] = []
-    problems: list[Problem] = []
-    for name in steps:
-        try:
-            if (options := _options(name, steps)) is not None:
-                built.append(step := STEPS[name].from_options(options))
-                if name in of_recipe:
-                    problems += recipe.refused(step)
-        except ConfigError as error:
-            problems += error.problems
-    raise_problems(ConfigError, problems)
-    return built
-
-
-def _check_mapping(steps: object) -> None:
-    if not isinstance(steps, Mapping):
-        wrong = f"{type(steps).__name__} is not a mapping"
-        raise ConfigError("steps", wrong, "give {name: options}")
-
-
 def _as_example(batch: Any) -> Example:
     return Example(*arguments(batch))
 
@@ -482,23 +463,3 @@ def _check_strict(strict: object) -> None:
     if not isinstance(strict, bool):
         remedy = "give True or False; an optimizer goes to optimizer=..., a batch to format(batch)"
         raise ConfigError("strict", f"a {type(strict).__name__} is not allowed", remedy)
-
-
-def _options(name: str, steps: Mapping[str, Any]) -> dict[str, Any] | None:
-    try:
-        options = plain(steps[name])
-    except Exception as error:  # OmegaConf resolves interpolations here, and names what is wrong
-        raise ConfigError(f"steps.{name}", first_line(error)) from error
-    if options is not None and not isinstance(options, dict):
-        raise ConfigError.of([no_options(name, options)])
-    return options
-
-
-def _repaired_anyway(issues: list[IssueMatch]) -> list[Problem]:
-    problems = [match.problem() for match in issues if match.ends_process]
-    return [replace(each, wrong=f"{each.wrong}; it is repaired nevertheless") for each in problems]
-
-
-def _known_errors(issues: list[IssueMatch]) -> list[ConfigError]:
-    problems = [match.problem() for match in issues if match.is_error]
-    return [KnownIssueError.of(problems)] if problems else []

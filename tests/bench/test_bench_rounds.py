@@ -5,6 +5,7 @@ import torch
 
 from clocks import Clock, noisy
 from prepare.stages.bench import Control, compare
+from prepare.stages.bench.rounds import Rounds
 
 BATCH = torch.ones(4, 3)
 
@@ -153,3 +154,25 @@ def test_progress_is_reported():
     assert [each.doing for each in told[:3]] == ["warming up a", "warming up b", "timing"]
     assert (told[0].precision, told[-1].precision) == (None, 0.0)
     assert (told[-1].rounds, told[-1].budget) == (found.repeats, 30)
+
+
+def test_a_round_counts_with_its_last_turn_and_bounds_the_next():
+    clock = Clock()
+    clock.now = 5.0
+    rounds, others = Rounds(clock, seed=3), Rounds(clock, seed=3)
+    assert rounds.fits(0.0)  # the first round runs whatever it takes
+    turns = rounds.turns("abc")
+    some = [next(turns), next(turns)]
+    turns.close()  # by an error in a turn
+    assert (rounds.count, len({*some})) == (0, 2)
+    again = []
+    for each in others.turns("abc"):
+        again.append(each)
+        clock.now += 1.0
+    assert (again[:2], sorted(again)) == (some, [*"abc"])
+    assert (others.count, others.seconds(), others.fits(6.0), others.fits(5.9)) == (
+        1,
+        3.0,
+        True,
+        False,
+    )

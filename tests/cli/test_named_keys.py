@@ -122,14 +122,17 @@ def test_a_key_that_its_caller_cannot_give_is_found(key, caller, keys, arguments
     assert unknown(key, caller, keys, arguments)
 
 
-@pytest.mark.parametrize(
-    ("group", "option"),
-    [
-        (group, path.stem)
-        for group in group_names()
-        for path in sorted(CONF.glob(f"{group}/*.yaml"))
-    ],
-)
+# Models are many and alike: the quick tier has a few of them.
+OPTIONS = [
+    pytest.param(
+        group, path.stem, marks=[pytest.mark.slow] * (group == "model" and bool(number % 6))
+    )
+    for group in group_names()
+    for number, path in enumerate(sorted(CONF.glob(f"{group}/*.yaml")))
+]
+
+
+@pytest.mark.parametrize(("group", "option"), OPTIONS)
 def test_every_option_of_every_group_composes_without_a_mistake(composer, group, option):
     added = "+" if group == ADDED_GROUP else ""
     overrides = [f"{added}{group}={option}"]

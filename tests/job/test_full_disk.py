@@ -54,13 +54,14 @@ def run_that_fails(n: int, folder: Path, capsys, **how) -> tuple[int, Failing, l
 
 
 @pytest.mark.parametrize(
-    "after",
-    [pytest.param(False, marks=pytest.mark.slow, id="only that one"),
-     pytest.param(True, id="all from then on")],
+    ("after", "step"),
+    [pytest.param(False, 1, marks=pytest.mark.slow, id="only that one"),
+     pytest.param(True, 1, marks=pytest.mark.slow, id="all from then on"),
+     pytest.param(True, 4, id="some")],
 )  # fmt: skip
-def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, capsys, after):
+def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, capsys, after, step):
     found = []
-    for n in range(1, 50):
+    for n in range(1, 50, step):
         where = folder / f"run{n}"
         code, fault, err = run_that_fails(
             n, where, capsys, calls=("write",), error=FULL, after=after
@@ -81,7 +82,7 @@ def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, ca
     assert code == 0
     assert set(names) == set(WRITTEN) < set(record.files_in(folder))
     # Everything that a run writes has failed once.
-    assert set(found) == set(WRITTEN)
+    assert set(found) == set(WRITTEN) if step == 1 else len(set(found)) > 2
 
 
 @pytest.mark.slow

@@ -22,7 +22,15 @@ def upstream(model, *, dtype=None, flat=None, deep=None):
 BY_RANK = {"conv2d_memory_format": {}, "conv3d_memory_format": {}}
 
 
-@pytest.mark.parametrize("name", model_configs())
+def a_third(first: int) -> list:
+    """Return all models; the quick tier has every third one."""
+    return [
+        pytest.param(name, marks=[pytest.mark.slow] * ((first + number) % 3 > 0))
+        for number, name in enumerate(model_configs())
+    ]
+
+
+@pytest.mark.parametrize("name", a_third(0))
 @pytest.mark.parametrize(
     "dtype", [torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.slow)]
 )
@@ -35,7 +43,7 @@ def test_half_and_both_formats_equal_torchs_own_calls(name, dtype):
     same(Pipeline.from_config(steps).apply(model, strict=False, known_issues="ignore"), reference)
 
 
-@pytest.mark.parametrize("name", model_configs())
+@pytest.mark.parametrize("name", a_third(1))
 def test_a_round_trip_equals_torchs_own_calls(name):
     model = build(name)
     start = clone(model)

@@ -159,7 +159,9 @@ def resumed(name, how, start, *, handed_over):
 
 
 @each
-@pytest.mark.parametrize("start", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    "start", ["contiguous", pytest.param("channels_last", marks=pytest.mark.slow)]
+)
 def test_resuming_from_the_other_layout_gives_the_same_weights(name, how, start):
     _, model, optimizer, reference, other = resumed(name, how, start, handed_over=True)
     in_line(optimizer)
@@ -169,7 +171,9 @@ def test_resuming_from_the_other_layout_gives_the_same_weights(name, how, start)
 
 
 @each
-@pytest.mark.parametrize("start", ["contiguous", "channels_last"])
+@pytest.mark.parametrize(
+    "start", ["channels_last", pytest.param("contiguous", marks=pytest.mark.slow)]
+)
 def test_relayout_converts_an_optimizer_that_apply_did_not_get(name, how, start):
     pipeline, model, optimizer, reference, other = resumed(name, how, start, handed_over=False)
     out = {drift.where for drift in pipeline.check(model, optimizer=optimizer)}

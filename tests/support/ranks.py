@@ -10,6 +10,7 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
+import warm_process
 from prepare import checkpoint
 from prepare.core.model.replaced_method import replaced_methods
 from prepare.pipeline import Pipeline
@@ -26,7 +27,7 @@ class Ranks:
     """Starts the processes once; called with a function of this file, gives what each of them returned."""
 
     def __init__(self, folder):
-        context = torch.multiprocessing.get_context("spawn")
+        context = warm_process.context()
         self._inboxes = [context.Queue() for _ in range(2)]
         self._outbox = context.Queue()
         self._processes = [

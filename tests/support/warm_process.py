@@ -51,6 +51,14 @@ def start(
     )  # fmt: skip
 
 
+def context() -> multiprocessing.context.BaseContext:
+    """Return what starts processes that have loaded torch already, where there is a fork."""
+    if _CONTEXT is None:
+        return multiprocessing.get_context("spawn")
+    _CONTEXT.set_forkserver_preload(_PRELOADED)
+    return _CONTEXT
+
+
 class WarmServer:
     """The started server of a sweep's jobs, with the part of `subprocess.Popen` that a sweep uses."""
 
@@ -59,8 +67,7 @@ class WarmServer:
         self._start(_serve, (_Handles([handle]), preload, *where))
 
     def _start(self, target: Callable, arguments: tuple) -> None:
-        _CONTEXT.set_forkserver_preload(_PRELOADED)
-        self._process = _CONTEXT.Process(target=target, args=arguments)
+        self._process = context().Process(target=target, args=arguments)
         self._process.start()
 
     @property

@@ -4,20 +4,16 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 import torch
 from hydra.core.global_hydra import GlobalHydra
 
-from paths import RUN
 from prepare.app.cli import main as cli
 from prepare.app.cli.compose_config import slug, unique
 from prepare.app.job.record import Record
 from prepare.app.sweep.summary import Summary, SweepRow, read_summary
-from sweeps import Ended
+from sweeps import Ended, finish, start, wait_for
 
 UNET3D = ("model=unet3d", "model.width=2", "model.depth=2", "input.shape=[2,1,8,8,8]")
 NETS = "model._target_=sample_nets."
@@ -173,25 +169,17 @@ def test_sigint_ends_a_sweep_at_once_and_leaves_files_whole(tmp_path):
         "    pathlib.Path('began').write_text('x')\n"
         "    time.sleep(60)\n"
     )
-    words = ["--multirun", "model._target_=slow.net", "seed=0,1", "hydra.sweep.dir=swept"]
-    with subprocess.Popen(
-        [sys.executable, str(RUN), *words],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-    ) as process:
-        deadline = time.monotonic() + 60
-        while not (tmp_path / "began").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=30)
-    assert process.returncode == 130, out.decode()
-    assert b"Traceback" not in out
+    process = start("model._target_=slow.net", "seed=0,1", cwd=tmp_path)
+    wait_for((tmp_path / "began").exists)
+    process.send_signal(signal.SIGINT)
+    ended = finish(process, tmp_path / "swept")
+    assert ended.code == 130, ended.err
+    assert "Traceback" not in ended.out + ended.err
     assert [row.status for row in read_summary(tmp_path / "swept").rows] == [
         "interrupted",
         "interrupted",
     ]
-    assert Record(tmp_path / "swept" / "0-model._target_=slow.net,seed=0").result() is not None
+    assert Record(ended.file(0, "")).result() is not None
     assert (
         json.loads((tmp_path / "swept" / "summary.json").read_text())["format"] == "prepare.summary"
     )

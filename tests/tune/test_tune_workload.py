@@ -130,7 +130,7 @@ def test_every_recipe_is_timed_at_each_size(tuning, tmp_path):
 
 def test_a_cached_tuning_is_of_the_same_sizes_and_weights(monkeypatch, tmp_path):
     monkeypatch.setattr("prepare.stages.tune.cache._MAX_NOISE", 1e9)
-    monkeypatch.setattr("prepare.stages.tune.session.finite", lambda value: 1.0)
+    monkeypatch.setattr("prepare.stages.bench.statistics.noise", lambda control: 1.0)
     found = [
         tune(net(), workload, budget=0.2, cache=tmp_path).from_cache
         for workload in (WORKLOAD, WORKLOAD, Workload(WORKLOAD.examples), WORKLOAD.examples[0])

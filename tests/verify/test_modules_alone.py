@@ -87,7 +87,7 @@ def test_a_clean_network_with_kinks_passes_and_reports_what_it_finds():
     whole = checks_by_kind(result)["parameter gradients"]
     assert (result.status, result.reason) == ("pass", "")
     assert found < 0.001 < whole.sensitivity
-    assert "modules alone against float64" in verify_sentence(result)
+    assert "modules alone" in verify_sentence(result)
 
 
 def test_errors_in_bfloat16_are_found_in_the_module_that_makes_them():

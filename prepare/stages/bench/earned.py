@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -43,7 +42,7 @@ def parts_of(case: Case) -> list[Earned]:
         confidence = float(compared.settings.get("confidence", 0.95))
         interval = statistics.ratio(row.samples, alone.samples, confidence).interval
     rest = Estimate(row.ratio / alone.ratio, interval)
-    verdict = statistics.verdict(rest, compared.noise or math.inf)
+    verdict = statistics.verdict(rest, compared.noise)
     name = alone.name.removesuffix(ALONE)
     return [
         Earned(name, alone.verdict, alone.ratio, alone.ratio_interval),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Self
 from prepare.core.forward.workload import Size  # noqa: TC001  read at run time
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.machine import busy_sentence, disturbance
-from prepare.core.utils.numbers import Interval, finite
+from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
 from prepare.stages.bench.statistics import Estimate
@@ -75,6 +74,11 @@ class Control:
     ratio: float
     interval: Interval
     noise: float | None
+
+    @classmethod
+    def of(cls, ratio: Estimate) -> Control:
+        """Return the control with this ratio."""
+        return cls(ratio=ratio.value, interval=ratio.interval, noise=statistics.noise(ratio))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +284,7 @@ def _updated(case: Case) -> Case:
     if case.comparison is None:
         return case
     rows = tuple(
-        replace(row, verdict=statistics.verdict(Estimate(row.ratio, row.ratio_interval), math.inf))
+        replace(row, verdict=statistics.verdict(Estimate(row.ratio, row.ratio_interval), None))
         if row.verdict == _OLD_VERDICT and row.ratio is not None
         else row
         for row in case.comparison.rows
@@ -353,7 +357,7 @@ def _row(
         return replace(result, ratio=1.0)
     ratios = [Estimate(row.ratio or 0.0, row.ratio_interval) for row in rows]
     ratio = combined(ratios, _amounts(counted))
-    verdict = statistics.verdict(ratio, control.noise if control and control.noise else math.inf)
+    verdict = statistics.verdict(ratio, control.noise if control else None)
     few = result.reason or "the intervals of the sizes together are too wide"
     return replace(
         result,
@@ -368,9 +372,8 @@ def _control(counted: Sequence[tuple[Size, Comparison]]) -> Control | None:
     controls = [each.aa for _, each in counted if each.aa]
     if len(controls) < len(counted):
         return None
-    ratio = combined([Estimate(c.ratio, c.interval) for c in controls], _amounts(counted))
-    noise = finite(statistics.noise(ratio))
-    return Control(ratio=ratio.value, interval=ratio.interval, noise=noise)
+    ratios = [Estimate(each.ratio, each.interval) for each in controls]
+    return Control.of(combined(ratios, _amounts(counted)))
 
 
 def _amounts(counted: Sequence[tuple[Size, Comparison]]) -> list[float]:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from prepare.core.utils.numbers import finite
 from prepare.stages.bench import statistics
 from prepare.stages.bench.records import Control, VariantResult
 from prepare.stages.bench.statistics import Estimate
@@ -72,9 +71,7 @@ class SampleSet:
         """Compare the baseline with itself; None if it failed."""
         if self.baseline.reason:
             return None
-        ratio = self.ratio(self.control)
-        noise = finite(statistics.noise(ratio))
-        return Control(ratio=ratio.value, interval=ratio.interval, noise=noise)
+        return Control.of(self.ratio(self.control))
 
     def rows(self, items: int | None, unclear: str) -> Iterator[VariantResult]:
         """Yield a row per variant; `items` is the batch size, `unclear` the reason of such verdicts."""

@@ -99,18 +99,16 @@ def ratios(times: Sequence[float], baseline: Sequence[float]) -> list[float]:
     return [max(a, _SHORTEST) / max(b, _SHORTEST) for a, b in pairs]
 
 
-def noise(control: Estimate) -> float:
+def noise(control: Estimate) -> float | None:
     """Return the largest ratio that the A/A control allows, as a factor.
 
     It is the farther end of the control's interval: 1.03 means that a ratio between 1/1.03 and 1.03 is
-    not significant. Infinite without an interval.
+    not significant. None without an interval: then no ratio is.
     """
-    if control.interval is None:
-        return math.inf
-    return max(_factor(end) for end in control.interval)
+    return max(map(_factor, control.interval)) if control.interval else None
 
 
-def verdict(measured: Estimate, noise: float) -> str:
+def verdict(measured: Estimate, noise: float | None) -> str:
     """Return `faster`, `slower`, `no difference` or `unclear` for a ratio of times.
 
     `faster` and `slower`: the interval excludes 1, and the ratio is beyond the noise of the control.
@@ -119,7 +117,7 @@ def verdict(measured: Estimate, noise: float) -> str:
     if measured.interval is None:
         return "unclear"
     low, high = measured.interval
-    if _factor(measured.value) > noise and (high < 1 or low > 1):
+    if noise and _factor(measured.value) > noise and (high < 1 or low > 1):
         return "faster" if high < 1 else "slower"
     return "no difference" if low >= 1 - _SAME and high <= 1 + _SAME else "unclear"
 

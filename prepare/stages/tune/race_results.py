@@ -70,7 +70,7 @@ def _more_time() -> str:
 def notes_on(race: Race, machine: Mapping[str, Any]) -> Iterator[str]:
     """Yield what limits the result."""
     measured = race.standings.control_ratio()
-    if busy := busy_sentence(machine, finite(statistics.noise(measured))):
+    if busy := busy_sentence(machine, statistics.noise(measured)):
         yield busy
     control = measured.interval
     needed = statistics.min_values(race.standings.confidence)

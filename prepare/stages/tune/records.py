@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -15,6 +14,7 @@ from prepare.errors import TuneError
 from prepare.patterns import NORMS, exactly
 from prepare.stages.bench import statistics
 from prepare.stages.bench.records import UNPREPARED, check_ratios
+from prepare.stages.bench.statistics import Estimate
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
@@ -163,8 +163,7 @@ class Tuning(JsonRecord, Readable):
             return "baseline"
         if row.ratio is None:
             return "not compared"
-        measured = statistics.Estimate(row.ratio, row.ratio_interval)
-        return statistics.verdict(measured, self.noise or math.inf)
+        return statistics.verdict(Estimate(row.ratio, row.ratio_interval), self.noise)
 
     @property
     def holds(self) -> bool:

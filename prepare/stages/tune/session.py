@@ -18,7 +18,6 @@ from prepare.core.forward.workload import Workload, head_of, sizes_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import MachineWatch
-from prepare.core.utils.numbers import finite
 from prepare.core.utils.options import read_size
 from prepare.errors import (
     ConfigError,
@@ -227,7 +226,6 @@ class TuningSession:
             if not race.rounds.count:
                 raise
             winner, stopped = race.stop(), error
-        noise = finite(statistics.noise(race.standings.control_ratio()))
         machine = watch.conditions() | {"threads": torch.get_num_threads()}
         # The winner comes first; within a status the contestants stay in the order of the candidates.
         ranked = sorted(race.contestants, key=lambda each: STATUSES.index(each.status))
@@ -240,7 +238,7 @@ class TuningSession:
             budget=self.options.budget,
             seconds=round(self.clock() - began, 3),
             rounds=race.rounds.count,
-            noise=noise,
+            noise=statistics.noise(race.standings.control_ratio()),
             made=datetime.now().astimezone().isoformat(timespec="seconds"),
             from_cache=False,
             conditions=under,

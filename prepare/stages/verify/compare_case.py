@@ -101,7 +101,7 @@ class CaseComparison:
             changes = side_effects(self.runner, self.case, results)
             frozen = self._with_frozen_inputs(results)
             if frozen is not None and self.runner.exact_dtype == torch.float64:
-                self.as_it_is = issue_of_gradients(self.runner, self.case.call, results.exact)
+                self.as_it_is = issue_of_gradients(self.runner, self.case.call, results)
         except CannotTellError as reason:
             return [self.check("outputs", "cannot tell", note=str(reason))]
         except PreparedModelError as error:

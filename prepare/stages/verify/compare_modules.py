@@ -3,7 +3,7 @@
 A whole model amplifies rounding: a ReLU whose input changes its sign changes single gradients of all layers
 before it. Alone, a module and its reference in float64 get exactly the same numbers, so both take the same
 side of each kink, and an error in one module stands out at any depth. Only one module runs in float64 at a
-time.
+time, and only those which are not as near to the reference in the prepared precision.
 """
 
 from __future__ import annotations
@@ -174,14 +174,13 @@ class ModuleComparer:
     """Runs single calls in the prepared model, in float64 and in the baseline.
 
     With `whole` a module runs with all modules in it; else calls of its children return what was recorded.
-    With `quick` a module does not run in float64 if it is as near to the baseline as it may be to float64.
+    A module does not run in float64 if it is as near to the baseline as it may be to float64.
     """
 
     models: ModelPair
     interceptor: CallInterceptor
     backward: bool
     whole: bool = False
-    quick: bool = False
     sums: GradientSums = field(init=False)
     names: dict[int, str] = field(init=False)
     _modules: dict[nn.Module, dict[str, nn.Module]] = field(init=False)
@@ -216,14 +215,23 @@ class ModuleComparer:
         prepared = self.run_prepared(call, keep=keep)
         baselines = self._run_baseline(call)
         kinds = [kind for kind in MODULE_FIELDS if self.backward or kind == "module outputs"]
-        if self.quick and not nudge and baselines and all(map(_is_finite, baselines)):
+        if not nudge and baselines and all(map(_is_finite, baselines)):
             near = {k: self._deviations(k, baselines[0], [], prepared, {}) for k in kinds}
             if not any(item.exceeds for items in near.values() for item in items):
-                return near
+                return {kind: [*map(self._as_noise, items)] for kind, items in near.items()}
         exact, scales = self._run_exact(call)
         if nudge:
             baselines += self._run_baseline(call.changed(nudged))
         return {kind: self._deviations(kind, exact, baselines, prepared, scales) for kind in kinds}
+
+    def _as_noise(self, item: Deviation) -> Deviation:
+        """Take a small difference from the baseline for its noise, and so for what float64 would allow."""
+        allowed = max(item.allowed, self._factor * item.error)
+        return replace(item, noise=item.error, allowed=allowed)
+
+    @property
+    def _factor(self) -> float:
+        return _FACTOR.get(self.models.dtype, _FACTOR_DEFAULT)
 
     def run_prepared(self, call: RecordedCall, *, keep: bool) -> RunResult:
         """Run the prepared model's module; with `keep`, add its gradients to `sums`."""
@@ -258,7 +266,7 @@ class ModuleComparer:
                 depth=_DEPTH.get(self.models.dtype, _DEPTH_DEFAULT),
                 gradients=part != "outputs",
                 by_module=part == "parameters",
-                factor=_FACTOR.get(self.models.dtype, _FACTOR_DEFAULT),
+                factor=self._factor,
                 scales={} if part == "outputs" else scales,
                 garbage=math.inf,  # a true gradient of zero has only noise
             )

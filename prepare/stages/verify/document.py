@@ -106,7 +106,7 @@ def verdict_sentence(verification: Verification) -> str:
     checks = [check for check in verification.checks if check.status != "skipped"]
     reference = f" against {verification.reference}" if verification.reference else ""
     if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
-        reference += f", {plural(alone, 'module')} alone against float64"
+        reference += f", {plural(alone, 'module')} alone"
     parts = [c.part for c in checks if c.what == "outputs" and c.part is not None]
     if parts:
         reference += f", outputs at {tolerance_text(max(parts))}"

@@ -146,7 +146,8 @@ def compare(
     largest number from which noise is ignored. A tensor's scale is at least that in `scales`.
     """
     least_scales = scales or {}
-    sizes = {n: max(_largest(tensor), least_scales.get(n, 0.0)) for n, tensor in exact.items()}
+    own_sizes = {name: _largest(tensor) for name, tensor in exact.items()}
+    sizes = {n: max(size, least_scales.get(n, 0.0)) for n, size in own_sizes.items()}
     scales = _by_module(exact, sizes) if by_module else sizes
     largest = max(sizes.values(), default=0.0)
     floor = rounding_floor(dtype, depth)
@@ -162,7 +163,9 @@ def compare(
         is_garbage = noise > garbage * largest
         allowed = max(0.0 if is_garbage else factor * noise, floor * size, least)
         error, scale = math.nan if note else _distance(expected, actual), size or largest or 1.0
-        share, own = scale / (largest or 1.0), _largest(expected) / scale
+        if not note and not math.isfinite(error) and not _is_finite(actual):
+            note, error = "contains NaN or Inf", math.nan
+        share, own = scale / (largest or 1.0), own_sizes.get(name, 0.0) / scale
         is_factor = gradients and error > allowed and _is_factor(expected, actual)
         differences.append(
             Deviation(
@@ -190,7 +193,7 @@ def sensitivity(
 
 def first_non_finite(tensors: NamedTensors) -> str:
     """Return the name of the first tensor that contains NaN or Inf; empty if all are finite."""
-    return next((name for name, t in tensors.items() if t is not None and not _is_finite(t)), "")
+    return next((name for name, t in tensors.items() if not _is_finite(t)), "")
 
 
 def all_finite(tensors: NamedTensors) -> bool:
@@ -225,7 +228,7 @@ def _mismatch(exact: Tensor | None, prepared: Tensor | None, *, gradients: bool)
         return "is missing" if prepared is None else "is not in the reference"
     if exact.shape != prepared.shape:
         return f"has shape {list(prepared.shape)}, in the reference {list(exact.shape)}"
-    return "" if _is_finite(prepared) else "contains NaN or Inf"
+    return ""
 
 
 def _noise(exact: Tensor | None, baseline: Tensor | None) -> float:
@@ -253,9 +256,12 @@ def _is_factor(exact: Tensor | None, other: Tensor | None) -> bool:
 
 
 def _largest(tensor: Tensor | None) -> float:
+    """Return the largest absolute number, NaN if there is one."""
     if tensor is None or not tensor.numel():
         return 0.0
-    return float(_to_float64(tensor).abs().max())
+    if tensor.layout is not torch.strided or tensor.is_complex() or tensor.dtype.itemsize == 1:
+        tensor = _to_float64(tensor)
+    return max(abs(float(each)) for each in torch.aminmax(tensor.detach()))
 
 
 def _to_float64(tensor: Tensor) -> Tensor:
@@ -268,7 +274,9 @@ def _to_float64(tensor: Tensor) -> Tensor:
     return tensor.to("cpu", torch.float64, memory_format=torch.contiguous_format)
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def _is_finite(tensor: Tensor | None) -> bool:
+    if tensor is None:
+        return True
     if tensor.layout is not torch.strided:
         tensor = tensor.to_dense()
     return bool(tensor.detach().isfinite().all())

@@ -18,7 +18,6 @@ from prepare.core.model.issue_sizes import SIZES
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_plain, name_of
 from prepare.stages.verify.execution.single_run import (
-    RunResult,
     cast,
     random_gradient,
     run_model,
@@ -30,7 +29,8 @@ if TYPE_CHECKING:
 
     from prepare.core.forward.call import Call
     from prepare.core.model.known_issues import Issue
-    from prepare.stages.verify.execution.runner import Runner
+    from prepare.stages.verify.execution.runner import Runner, RunResults
+    from prepare.stages.verify.execution.single_run import RunResult
 
 _DIRECTIONS, _STEP = 3, 1e-6
 # Gradients differ if they do by more than the first part of their largest number, and the right ones fit so
@@ -39,13 +39,15 @@ _DIRECTIONS, _STEP = 3, 1e-6
 _DIFFERENT, _BETTER, _NEGLIGIBLE = 1e-3, 0.1, 1e-6
 
 
-def issue_of_gradients(runner: Runner, call: Call, exact: RunResult) -> Issue | None:
+def issue_of_gradients(runner: Runner, call: Call, results: RunResults) -> Issue | None:
     """Return the known issue by which the unprepared model's own gradients are wrong; None if they are not.
 
-    `exact` is the run of `call` in float64.
+    `results` are those of `call`, with an exact run in float64.
     """
-    issue = _possible(runner, call)
+    issue, exact = _possible(runner, call), results.exact
     if issue is None or runner.budget.refuses(runner.cost, torch.float64):
+        return None
+    if _is_as_baseline(runner, call, results):
         return None
     model, doubled = runner.models.reference, call.map(_doubled)
     run = partial(run_model, model, flags=runner.flags, dtype=torch.float64)
@@ -82,6 +84,25 @@ def issue_of_gradients(runner: Runner, call: Call, exact: RunResult) -> Issue | 
     return issue if different and errors[0] < _BETTER * errors[1] else None
 
 
+def _is_as_baseline(runner: Runner, call: Call, results: RunResults) -> bool:
+    """Return whether the model as it is has the gradients of the baseline, whose norms are contiguous.
+
+    That can be told in the dtype of the unprepared model only, where both run the same kernels.
+    """
+    models = runner.models
+    dtypes = {each.dtype for each in models.reference.parameters()}
+    if dtypes != {models.dtype} or models.amp != "none" or not results.baseline:
+        return False
+    own = run_model(
+        models.reference, call, same_stand_in, flags=runner.flags, frozen_inputs=True
+    ).parameters
+    pairs = ((results.baseline[0].parameters.get(name), own[name]) for name in own)
+    return all(
+        one is other or (one is not None and other is not None and not _differ(one, other))
+        for one, other in pairs
+    )
+
+
 def _possible(runner: Runner, call: Call) -> Issue | None:
     """Return the first known issue of gradients that a module of the unprepared model may meet."""
     modules = dict(runner.models.reference.named_modules())
@@ -115,7 +136,9 @@ def _is_near(issue: Issue, module: nn.Module, shape: tuple[int, ...]) -> bool:
 
 
 def _differ(right: Tensor, gradient: Tensor) -> bool:
-    return bool((right - gradient).abs().max() > _DIFFERENT * right.abs().max())
+    if not right.numel():
+        return False
+    return not (right - gradient).abs().max() <= _DIFFERENT * right.abs().max()
 
 
 def _loss(result: RunResult) -> float:
