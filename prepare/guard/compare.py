@@ -156,7 +156,7 @@ def difference(record: WatchedCall, original: nn.Module, limit: int) -> str:
     call = replace(record.call, children=children)
     models = ModelPair(*trees, amp=record.amp)
     models.dtype = _dtype(call, prepared, record.amp)
-    comparer = _Comparer(models, calls, backward=not record.key, record=record)
+    comparer = _Comparer(models, calls, backward=not record.key, quick=True, record=record)
     comparer.names = {id(tree): "" for tree in trees}
     for tree in trees if children else ():
         comparer.names |= _names(tree)
