@@ -30,6 +30,8 @@ OTHERS = {"class", "type", "install", "_target_", "bmodel", "bias"}
 OTHERS |= {"module", "network"}
 # An argument of onnxruntime, in code to paste.
 OTHERS |= {"providers"}
+# Our group in another Hydra application.
+OTHERS |= {"prepare/steps"}
 # Python functions whose arguments messages name.
 FUNCTIONS = (
     *(checkpoint.load, checkpoint.save, verify.verify, tune.tune, bench.compare, Pipeline.apply),

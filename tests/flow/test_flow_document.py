@@ -72,7 +72,7 @@ def test_the_sentence_gives_breaks_cost_and_remedy():
     assert flow_sentence(flow) == found
     remedy = Remedy(steps=("repair_layout", "keep_layout"), breaks=1, copied_bytes=0)
     assert flow_sentence(replace(flow, remedy=remedy)) == (
-        f'{found}; add "repair_layout": {{}}, "keep_layout": {{}} (removes 1 of 2 breaks)'
+        f'{found}; add "repair_layout": {{}}, "keep_layout": {{}} (keeps the layout at 1 of 2 places)'
     )
     assert flow_sentence(predict(Net(lambda net, x: x), cl(2, 4, 8, 8))) == (
         "no breaks, 0 bytes copied per forward"
@@ -87,7 +87,7 @@ def test_places_of_both_directions_are_counted_as_the_remedy_counts():
     remedy = Remedy(steps=("repair_layout",), breaks=0, copied_bytes=0)
     (answer,) = flow_document(ReportContext(found={"flow": replace(found, remedy=remedy)})).answers
     assert answer.line.startswith("LOST at 3 places and 4 in backward (3 InstanceNorm3d)")
-    assert "(removes 7 of 7 breaks)" in flow_sentence(replace(found, remedy=remedy))
+    assert "(keeps the layout at 7 of 7 places)" in flow_sentence(replace(found, remedy=remedy))
 
 
 def test_a_contiguous_model_is_told_that_nothing_was_asked_for(tmp_path, capsys):

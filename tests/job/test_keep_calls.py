@@ -70,4 +70,4 @@ def test_a_run_says_which_steps_remove_how_many_breaks(tmp_path, capsys):
     flow = Flow.load(tmp_path / "flow.json")
     assert flow.remedy.steps == ("keep_layout",)
     out = " ".join(capsys.readouterr().out.split())
-    assert f"add +steps.keep_layout={{}} (removes {flow.summary['breaks']} of" in out
+    assert f"add +steps.keep_layout={{}} (keeps the layout at {flow.summary['breaks']} of" in out

@@ -121,7 +121,10 @@ def test_a_lost_layout_names_causes_and_remedy():
     run = having(verify=made.verification(), flow=flow)
     remark = "13 InstanceNorm3d; 52.0 KiB copied per forward"
     assert ("bad", "Lost at 13 places", remark) in found(run)
-    assert found(run)[-1][:2] == ("warn", "Add +steps.repair_layout={} (removes 13 of 13 breaks)")
+    assert found(run)[-1][:2] == (
+        "warn",
+        "Add +steps.repair_layout={} (keeps the layout at 13 of 13 places)",
+    )
     assert verdict(run).endswith(" Layout lost at 13 places.")
 
 
@@ -341,7 +344,7 @@ def test_a_layout_that_no_convolution_returned_is_not_advised():
 
 def test_repairs_that_cost_what_the_layout_wins_are_not_advised():
     flow = replace(made.flow(2), remedy=Remedy(steps=("keep_layout",), breaks=0, copied_bytes=0))
-    add = "Add +steps.keep_layout={} (removes 2 of 2 breaks)"
+    add = "Add +steps.keep_layout={} (keeps the layout at 2 of 2 places)"
     for verdict in ("slower", "no difference"):
         bench = made.bench(1.1, verdict=verdict)
         run = having(flow=flow, flow_before=made.flow(13), bench=bench)

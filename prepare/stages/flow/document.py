@@ -95,12 +95,13 @@ def breaks_sentence(flow: Flow) -> str:
 
 
 def layout_remedy(flow: Flow) -> str:
-    """Return `add +steps.repair_layout={} (removes 12 of 13 breaks)`; empty if nothing was found."""
+    """Return `add +steps.repair_layout={} (keeps the layout at 12 of 13 places)`; empty without a remedy."""
     if flow.remedy is None:
         return ""
     total = flow.summary["breaks"] + flow.summary["backward"]["breaks"]
     steps = words(cli=" ", python=", ").join(map(step, flow.remedy.steps))
-    return f"add {steps} (removes {total - flow.remedy.breaks:,} of {plural(total, 'break')})"
+    kept = f"{total - flow.remedy.breaks:,} of {plural(total, 'place')}"
+    return f"add {steps} (keeps the layout at {kept})"
 
 
 def _answer(flow: Flow, before: Flow | None) -> Answer:
