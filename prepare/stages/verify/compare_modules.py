@@ -220,14 +220,22 @@ class ModuleComparer:
         kinds = [kind for kind in MODULE_FIELDS if self.backward or kind == "module outputs"]
         may_be_near = (self.quick or self._is_float32) and not nudge
         if may_be_near and baselines and all(map(_is_finite, baselines)):
-            near = {k: self._deviations(k, baselines[0], [], prepared, {}) for k in kinds}
+            noisy = [] if self.quick else self._run_baseline(call.changed(nudged))
+            near = {k: self._deviations(k, baselines[0], noisy, prepared) for k in kinds}
             if not any(item.exceeds for items in near.values() for item in items):
-                noisy = [] if self.quick else self._run_baseline(call.changed(nudged))
-                return {k: self._deviations(k, baselines[0], noisy, prepared, {}) for k in kinds}
+                return {kind: [*map(self._with_noise, items)] for kind, items in near.items()}
         exact, scales = self._run_exact(call)
         if nudge:
             baselines += self._run_baseline(call.changed(nudged))
         return {kind: self._deviations(kind, exact, baselines, prepared, scales) for kind in kinds}
+
+    def _with_noise(self, item: Deviation) -> Deviation:
+        """Allow the noise, as the comparison with float64 would."""
+        return replace(item, allowed=max(item.allowed, self._factor * item.noise))
+
+    @property
+    def _factor(self) -> float:
+        return _FACTOR.get(self.models.dtype, _FACTOR_DEFAULT)
 
     @property
     def _is_float32(self) -> bool:
@@ -249,8 +257,9 @@ class ModuleComparer:
         exact: RunResult,
         baselines: list[RunResult],
         prepared: RunResult,
-        scales: Mapping[str, float],
+        scales: Mapping[str, float] | None = None,
     ) -> list[Deviation]:
+        """Compare tensors of a kind; without the scales of gradients no noise is allowed."""
         deviations: list[Deviation] = []
         for part in MODULE_FIELDS[kind]:
             expected, actual = getattr(exact, part), getattr(prepared, part)
@@ -266,8 +275,8 @@ class ModuleComparer:
                 depth=_DEPTH.get(self.models.dtype, _DEPTH_DEFAULT),
                 gradients=part != "outputs",
                 by_module=part == "parameters",
-                factor=_FACTOR.get(self.models.dtype, _FACTOR_DEFAULT),
-                scales={} if part == "outputs" else scales,
+                factor=0.0 if scales is None else self._factor,
+                scales={} if part == "outputs" else scales or {},
                 garbage=math.inf,  # a true gradient of zero has only noise
             )
         return deviations
