@@ -17,12 +17,13 @@ import tempfile
 from pathlib import Path
 
 HERE = Path(__file__).parent.parent
-FORMATS = "memfmt=channels_last,contiguous"
+FORMATS = "memfmt=channels_last,contiguous,channels_last,contiguous"
+OFF = ["bench=none", "verify=none"]
 COMMANDS = {
     "help": ["run.py", "--help"],
     "import": ["-c", "import prepare"],
     "job": ["run.py", "model=unet2d", "memfmt=channels_last", "bench=none"],
-    "sweep": ["run.py", "-m", "model=unet2d", "model.norm=batch,instance", FORMATS, "bench=none"],
+    "sweep": ["run.py", "-m", "model=unet2d", FORMATS, "precision=float32,bfloat16", *OFF],
 }
 
 
