@@ -162,6 +162,13 @@ def test_a_wrong_model_or_batch_is_one_line(model, batch, message):
         prepare.prepare(model, batch())
 
 
+def test_a_batch_that_cannot_be_called_is_tried_once(caplog):
+    model = nn.Sequential(nn.Conv3d(3, 4, PATCH, PATCH))
+    prepare.prepare(model, torch.randn(2, 5, *PATCH))
+    assert caplog.text.count("the example cannot be run") == 1
+    assert type(model[0]).__name__ == "OnePositionConv3d"
+
+
 def test_a_call_that_is_slower_counts_against_the_others(clock, monkeypatch):
     model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.AvgPool2d(2), nn.Conv2d(4, 4, 1))
     model[2] = model[0]  # called with two sizes

@@ -272,3 +272,26 @@ def test_a_baseline_is_too_noisy_by_half_or_by_a_large_tensor(noises, shares, ex
     pairs = zip(noises, shares, strict=True)
     found = [Deviation(str(i), 0.0, 1.0, noise, share) for i, (noise, share) in enumerate(pairs)]
     assert is_too_noisy(found) is expected
+
+
+class Embedded(nn.Module):
+    """An embedding with sparse gradients before convolutions, and outputs of several dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(6, 4, sparse=True)
+        self.body = nn.Sequential(nn.Conv2d(4, 4, 3), nn.InstanceNorm2d(4), nn.Conv2d(4, 2, 1))
+        self.register_buffer("count", torch.ones(2, dtype=torch.uint16))
+
+    def forward(self, x):
+        y = self.body(self.embedding(x).permute(0, 3, 1, 2).contiguous())
+        return y, torch.complex(y, y), y > 0, self.count.to(torch.int8)
+
+
+def test_sparse_gradients_and_other_dtypes_are_compared():
+    reference = Embedded()
+    pipeline, model = prepared(reference, FLAT | {"repair_layout": {}})
+    indices = torch.randint(0, 6, (2, 6, 6))
+    assert verify(reference, model, indices, pipeline=pipeline, mode="train").status == "pass"
+    model.embedding.weight.register_hook(lambda gradient: gradient * 1.01)
+    assert verify(reference, model, indices, pipeline=pipeline, mode="train").status == "fail"

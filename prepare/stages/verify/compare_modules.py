@@ -46,6 +46,7 @@ from prepare.stages.verify.tolerance import (
     TOO_NOISY,
     Deviation,
     compare,
+    dense,
     first_non_finite,
     largest_error,
     rounding_floor,
@@ -391,6 +392,7 @@ class GradientSums:
         return not self._differs
 
     def _compare(self, whole: Tensor | None, alone: Tensor | None) -> None:
+        whole, alone = (None if each is None else dense(each) for each in (whole, alone))
         if whole is None or alone is None:
             present = alone if whole is None else whole
             self._differs |= present is not None and bool(present.any())

@@ -49,6 +49,9 @@ NEGLIGIBLE = 1e-3
 # numbers count as so many equal ones: amplified rounding has a factor of its own for each number.
 _LEFT, _EQUAL = 0.25, 8.0
 
+# The dtypes whose largest number is read without a copy; not every device and dtype has the operator.
+_DIRECT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
 NamedTensors = Mapping[str, Tensor | None]
 
 
@@ -259,27 +262,27 @@ def _largest(tensor: Tensor | None) -> float:
     """Return the largest absolute number, NaN if there is one."""
     if tensor is None or not tensor.numel():
         return 0.0
-    if tensor.layout is not torch.strided or tensor.is_complex() or tensor.dtype.itemsize == 1:
-        tensor = _to_float64(tensor)
-    return max(abs(float(each)) for each in torch.aminmax(tensor.detach()))
+    if tensor.device.type == "cpu" and tensor.layout is torch.strided and tensor.dtype in _DIRECT:
+        return max(abs(float(each)) for each in torch.aminmax(tensor.detach()))
+    return float(_to_float64(tensor).abs().max())
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Return the tensor without its graph, and a sparse one, as gradients of an embedding may be, dense."""
+    tensor = tensor.detach()
+    return tensor if tensor.layout is torch.strided else tensor.to_dense()
 
 
 def _to_float64(tensor: Tensor) -> Tensor:
     """Copy to float64 on the CPU, dense and contiguous, so that the comparison itself is exact."""
-    tensor = tensor.detach()
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
+    tensor = dense(tensor)
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.to("cpu", torch.complex128).resolve_conj())
     return tensor.to("cpu", torch.float64, memory_format=torch.contiguous_format)
 
 
 def _is_finite(tensor: Tensor | None) -> bool:
-    if tensor is None:
-        return True
-    if tensor.layout is not torch.strided:
-        tensor = tensor.to_dense()
-    return bool(tensor.detach().isfinite().all())
+    return tensor is None or bool(dense(tensor).isfinite().all())
 
 
 def _by_module(tensors: NamedTensors, sizes: Mapping[str, float]) -> dict[str, float]:

@@ -23,6 +23,7 @@ from prepare.stages.verify.execution.single_run import (
     run_model,
     same_stand_in,
 )
+from prepare.stages.verify.tolerance import dense
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,22 +45,21 @@ def issue_of_gradients(runner: Runner, call: Call, results: RunResults) -> Issue
 
     `results` are those of `call`, with an exact run in float64.
     """
-    issue, exact = _possible(runner, call), results.exact
+    issue = _possible(runner, call)
     if issue is None or runner.budget.refuses(runner.cost, torch.float64):
         return None
     if _is_as_baseline(runner, call, results):
         return None
     model, doubled = runner.models.reference, call.map(_doubled)
     run = partial(run_model, model, flags=runner.flags, dtype=torch.float64)
-    own = run(doubled, _double_stand_in, frozen_inputs=True).parameters
-    sizes = {
-        n: float(g.abs().max()) for n, g in exact.parameters.items() if g is not None and g.numel()
-    }
+    own = _gradients(run(doubled, _double_stand_in, frozen_inputs=True))
+    exact = _gradients(results.exact)
+    sizes = {name: float(each.abs().max()) for name, each in exact.items() if each.numel()}
     least = _NEGLIGIBLE * max(sizes.values(), default=0.0)
     different = {
         name: (right, gradient)
-        for name, right in exact.parameters.items()
-        if right is not None and sizes.get(name, 0.0) > least
+        for name, right in exact.items()
+        if sizes.get(name, 0.0) > least
         and (gradient := own.get(name)) is not None and _differ(right, gradient)
     }  # fmt: skip
     parameters = dict(model.named_parameters())
@@ -93,14 +93,15 @@ def _is_as_baseline(runner: Runner, call: Call, results: RunResults) -> bool:
     dtypes = {each.dtype for each in models.reference.parameters()}
     if dtypes != {models.dtype} or models.amp != "none" or not results.baseline:
         return False
-    own = run_model(
-        models.reference, call, same_stand_in, flags=runner.flags, frozen_inputs=True
-    ).parameters
-    pairs = ((results.baseline[0].parameters.get(name), own[name]) for name in own)
-    return all(
-        one is other or (one is not None and other is not None and not _differ(one, other))
-        for one, other in pairs
+    own = _gradients(
+        run_model(models.reference, call, same_stand_in, flags=runner.flags, frozen_inputs=True)
     )
+    baseline = _gradients(results.baseline[0])
+    return own.keys() == baseline.keys() and not any(_differ(baseline[n], own[n]) for n in own)
+
+
+def _gradients(result: RunResult) -> dict[str, Tensor]:
+    return {name: dense(each) for name, each in result.parameters.items() if each is not None}
 
 
 def _possible(runner: Runner, call: Call) -> Issue | None:
