@@ -17,7 +17,6 @@ from prepare.audit import STATUSES as AUDIT_STATUSES
 from prepare.registry import STEPS
 from prepare.stages.bench.records import VERDICTS
 from prepare.stages.contract.records import KINDS as CONTRACT_KINDS
-from prepare.stages.doctor.records import VERDICTS as DOCTOR_VERDICTS
 from prepare.stages.export.records import STATUSES as EXPORT_STATUSES
 from prepare.stages.flow.torch_operators import CAUSES
 from prepare.stages.registry import tasks
@@ -76,7 +75,7 @@ def constants(folder: str, keyword: str) -> set[str]:
 
 def test_every_status_and_verdict_is_explained_on_its_page():
     statuses = {*JOB_STATUSES, *UNENDED, *AUDIT_STATUSES, *VERIFY_STATUSES, *TUNE_STATUSES}
-    statuses |= {*VERDICTS, SHARED, *EXPORT_STATUSES, *CONTRACT_KINDS, *DOCTOR_VERDICTS, "wrong"}
+    statuses |= {*VERDICTS, SHARED, *EXPORT_STATUSES, *CONTRACT_KINDS, "wrong"}
     assert sorted(statuses - listed("output.md")) == []
 
 

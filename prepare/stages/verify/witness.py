@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from prepare.core.model.doctor_findings import formats_of, standing_here
+from prepare.core.model.call_issues import formats_of
 from prepare.core.model.forward_code import forward_code
 from prepare.core.model.issue_sizes import SIZES
+from prepare.core.model.known_issues import standing
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_plain, name_of
 from prepare.stages.verify.execution.single_run import (
@@ -117,7 +118,7 @@ def _possible(runner: Runner, call: Call) -> Issue | None:
     formats = {name for weight in weights for name in formats_of(weight)} or {"contiguous"}
     dtypes = {name_of(each.dtype) for each in runner.models.reference.parameters()}
     shape = (call.batch or 1,)
-    for issue in standing_here("cpu"):
+    for issue in standing("cpu"):
         if issue.effect != "wrong" or issue.part != "gradients":
             continue
         for operation in issue.operations:
