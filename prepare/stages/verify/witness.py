@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from prepare.core.model.call_issues import formats_of
 from prepare.core.model.forward_code import forward_code
 from prepare.core.model.issue_sizes import SIZES
-from prepare.core.model.known_issues import standing
+from prepare.core.model.known_issues import Issue, standing
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_plain, name_of
 from prepare.stages.verify.execution.single_run import (
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from prepare.core.forward.call import Call
-    from prepare.core.model.known_issues import Issue
     from prepare.stages.verify.execution.runner import Runner, RunResults
     from prepare.stages.verify.execution.single_run import RunResult
 
