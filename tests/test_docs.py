@@ -34,9 +34,7 @@ _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _TITLE = re.compile(r'title="([^"]+)"')
 # A module or what is in it, by its dotted name; not the path of an option.
-_NAME = re.compile(
-    r"`(prepare\.(?:core|pipeline|stages|app|checkpoint|guard|frameworks)\.[\w.]*\w)"
-)
+_NAME = re.compile(r"`(prepare\.(?:core|pipeline|stages|app|checkpoint|frameworks)\.[\w.]*\w)")
 _TEST = re.compile(r"`(?:tests/)?(test_\w+\.py)::(\w+)`")
 
 

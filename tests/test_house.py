@@ -17,7 +17,7 @@ ROOT = Path(prepare.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
 STAGES = sorted(path.parent.name for path in ROOT.glob("stages/*/stage.py"))
 PUBLIC = (
-    "audit", "checkpoint", "errors", "frameworks/hydra", "guard", "patterns", "pipeline", "pipeline/distributed",
+    "audit", "checkpoint", "errors", "frameworks/hydra", "patterns", "pipeline", "pipeline/distributed",
     "recipe", "registry", "stages/bench", "stages/contract", "stages/doctor", "stages/export", "stages/flow",
     "stages/stage", "stages/tune", "stages/verify", "step",
 )  # fmt: skip
