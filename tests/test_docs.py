@@ -34,9 +34,7 @@ _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _TITLE = re.compile(r'title="([^"]+)"')
 # A module or what is in it, by its dotted name; not the path of an option.
-_NAME = re.compile(
-    r"`(prepare\.(?:core|pipeline|stages|app|checkpoint|guard|frameworks)\.[\w.]*\w)"
-)
+_NAME = re.compile(r"`(prepare\.(?:core|pipeline|stages|app|checkpoint|frameworks)\.[\w.]*\w)")
 _TEST = re.compile(r"`(?:tests/)?(test_\w+\.py)::(\w+)`")
 
 
@@ -171,7 +169,7 @@ def own_states():
 
 # Pages whose commands take long, and the reasons of decisions, run in the full counts.
 LONG = ("README", "sweeps", "exporting", "reports", "tuning", "workload", "many-machines", "replay",
-        "inference", "timing", "doctor", "verification", "output", "frameworks", "layout", "contract",
+        "inference", "timing", "doctor", "verification", "output", "frameworks", "layout",
         "agents", "precision", "rewrites")  # fmt: skip
 
 
