@@ -50,9 +50,6 @@ CALLS = {
     "verify": lambda m, r, p, x: verify(r, m, x, pipeline=p),
     "verify in training": lambda m, r, p, x: verify(r, m, x, pipeline=p, mode="train"),
     "bench": lambda m, r, p, x: compare({"a": r, "b": m}, x, format={"b": p.format}, budget=0.02),
-    "metric": lambda m, r, p, x: verify(
-        r, m, x, pipeline=p, metric=lambda net, given: float(net(given).mean()), max_drop=1.0
-    ),
     "export": export,
 }
 
