@@ -268,9 +268,8 @@ def pitfalls(page: Path) -> list[str]:
 
 
 def test_every_page_begins_with_something_to_paste():
-    # docs/changelog.md is one line, which includes CHANGELOG.md; CONTRIBUTING.md sets a checkout up; timm.md is
-    # a list of patches.
-    others = ("contributing", "changelog", "security", "timm")
+    # docs/changelog.md is one line, which includes CHANGELOG.md; CONTRIBUTING.md sets a checkout up.
+    others = ("contributing", "changelog", "security")
     guides = [p for p in PAGES if p.stem.lower() not in others]
     first = {page_id(page): next(iter(blocks(page)), None) for page in guides}
     assert [name for name, block in first.items() if not (block and block.can_be_pasted)] == []

@@ -232,7 +232,7 @@ NOT_STEPS = {
 
 
 def test_names_of_steps_outside_steps_are_few():
-    """Count the literals; docs/decisions/what-the-house-weighs.md says why the others stay."""
+    """Count the literals."""
     others = [path.relative_to(ROOT).as_posix() for path in set(FILES) - set(files_of("steps"))]
     named = {
         file: words_in(file, {*STEPS} - {"device"} - NOT_STEPS.get(file, set())) for file in others
