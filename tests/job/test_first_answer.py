@@ -116,18 +116,6 @@ def test_the_answers_stand_in_the_first_lines(go):
     assert "note" in labels or len(rows) == len(ANSWERS)
 
 
-def test_verbose_prints_what_the_answers_rest_on(go):
-    words = ("flow=predict", "verify=short", "bench=short", "bench.seconds=0.2")
-    _, said = go("memfmt=channels_last", *words, "--verbose")
-    labels = [line[2:14].strip() for line in said.out.splitlines()]
-    places = [labels.index(label) for label in ANSWERS[:-1]]
-    assert places == sorted(places)
-    assert (
-        min(map(labels.index, ("tensors", "memory", "example", "outputs", "details"))) > places[-1]
-    )
-    assert labels.index("convolutions") == 1
-
-
 MEASURED = ("memfmt=channels_last", "flow=predict", "verify=short")
 
 

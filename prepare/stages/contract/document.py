@@ -47,7 +47,6 @@ def contract_document(shown: ReportContext) -> Document | None:
         advice=(Advice(0, kind, advised, remark),),
         rows=(("contract", line),),
         parts=lambda: _parts(check),
-        is_whole=True,
     )
 
 
