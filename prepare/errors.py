@@ -22,7 +22,6 @@
     ├── TuneError                 a file that is not a tuning
     ├── ExportError               a file that is not an export
     ├── DoctorError               a file that is not a diagnosis
-    ├── ContractError             a file that is not a contract
     ├── SweepError                the launcher of a sweep stopped before its end
     └── FileError                 a file could not be written or read
 
@@ -204,10 +203,6 @@ class FlowError(PrepareError):
 
 class DoctorError(PrepareError):
     """A file that is not a diagnosis."""
-
-
-class ContractError(PrepareError):
-    """A file that is not a contract."""
 
 
 class BenchError(PrepareError):

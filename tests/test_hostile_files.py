@@ -40,8 +40,6 @@ from prepare.core.utils.options import read_size
 from prepare.core.utils.text import csv_text
 from prepare.errors import ConfigError, PrepareError
 from prepare.pipeline import Pipeline
-from prepare.stages import contract
-from prepare.stages.contract.records import Contract
 from prepare.stages.tune.cache import Cache, age
 
 pytestmark = pytest.mark.skipif(
@@ -63,13 +61,6 @@ def net() -> nn.Sequential:
 def _recipe(folder):
     Pipeline.from_config(STEPS).save(folder / "recipe.yaml")
     return "recipe.yaml", lambda path: Pipeline.from_recipe(recipe.load(path))
-
-
-def _contract(folder):
-    contract.record(net(), torch.ones(1, 2, 4, 4), {"conv2d_memory_format": {}}).save(
-        folder / "c.yaml"
-    )
-    return "c.yaml", Contract.load
 
 
 def _audit(folder):
@@ -177,7 +168,6 @@ def _cached_tuning(folder):
 
 KINDS = {
     "recipe": _recipe,
-    "contract": _contract,
     "audit": _audit,
     "result": _result,
     "sweep": _sweep,
@@ -352,7 +342,7 @@ def test_a_mutated_file_is_read_or_refused_within_limits(kind, tmp_path, monkeyp
     assert wrong_mutations(kind, tmp_path, 4) == {}
 
 
-@pytest.mark.parametrize("kind", ["recipe", "contract", "audit", "manifest"])
+@pytest.mark.parametrize("kind", ["recipe", "audit", "manifest"])
 def test_a_number_of_a_million_digits_is_refused(kind, tmp_path):
     name, read = KINDS[kind](tmp_path)
     path = tmp_path / name

@@ -155,9 +155,9 @@ def test_an_answer_waits_for_those_before_it():
         return [label for label, _ in _answer_rows(documents, ended=ended)]
 
     assert rows("Right", "Faster") == []
-    assert rows("Contract", "Layout") == ["layout"]
+    assert rows("Exported", "Layout") == ["layout"]
     assert rows("Right", "Faster", "Layout") == ["layout", "right", "faster"]
-    assert rows("Contract", "Faster", "Right", ended=True) == ["right", "faster", "contract"]
+    assert rows("Exported", "Faster", "Right", ended=True) == ["right", "faster", "exported"]
 
 
 def test_a_call_to_copy_is_not_broken_in_a_pipe(go, monkeypatch):

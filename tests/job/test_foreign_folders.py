@@ -7,7 +7,7 @@ import pytest
 from torch import nn
 
 import made
-from made import NET, contract, tuning, write_run
+from made import NET, tuning, write_run
 from prepare import checkpoint
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Record, files_in, leads_out
@@ -41,7 +41,6 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
         *files_in(Path()),
         "diff.html",
         "doctor.json",
-        "contract.yaml",
         "w.safetensors",
         "w.safetensors.json",
         "tune",
@@ -52,7 +51,6 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
         (linked / name).symlink_to(outside / "mine")
     write_text(linked / "diff.html", diff_page(differences))
     diagnosis.save(linked / "doctor.json")
-    contract().save(linked / "contract.yaml")
     checkpoint.save(nn.Linear(2, 2), linked / "w.safetensors")
     cache, tuned = Cache(str(linked)), tuning()
     cache._path(tuned.conditions).symlink_to(outside / "mine")

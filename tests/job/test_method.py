@@ -17,7 +17,6 @@ from prepare.core.model.module_tree import copy_tree, structure
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 from prepare.stages import flow
-from prepare.stages.contract import Contract
 
 CODER = ("model._target_=coder_nets.Coder", "input.shape=[2,8,3,6,7]", "memfmt=channels_last_3d")
 STEPS = ("+steps.repair_layout={}", "+steps.keep_layout={}")
@@ -60,10 +59,6 @@ def test_other_tasks_and_the_timing_call_the_method(go):
     folder, _ = go("task=flow")
     called = flow.Flow.load(folder / "flow.json").convolutions
     assert [each.module for each in called] == ["decoder"]
-    go("task=contract", "contract.file=c.yaml", "contract.update=true", "verify=none")
-    layouts = Contract.load(folder.parent / "c.yaml").layouts
-    assert "decoder" in layouts
-    assert "encoder" not in layouts
     # The forward raises for latents.
     folder, _ = go("verify=none", "bench.seconds=0.2", bench="short")
     assert json.loads((folder / "result.json").read_text())["figures"]["timed"]
