@@ -171,15 +171,3 @@ def test_a_call_to_copy_is_not_broken_in_a_pipe(go, monkeypatch):
 def test_an_input_step_that_changes_the_example_is_verified(go):
     _, said = go("+steps.input_format={memory_format:channels_last}", "bench=none")
     assert "right     yes" in said.out
-
-
-def test_an_advice_that_warnings_share_is_printed_once(capsys):
-    from prepare.app.report.terminal.run import _show_warnings
-
-    _show_warnings(["one is lost; add it", "two is lost; add it", "alone"])
-    assert capsys.readouterr().err.splitlines() == [
-        "warning: one is lost",
-        "warning: two is lost",
-        "  add it",
-        "warning: alone",
-    ]

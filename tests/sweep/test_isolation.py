@@ -46,7 +46,7 @@ def test_a_failing_job_is_reported_and_leaves_the_others_alone(sweep):
     assert "to fall" in fell["traceback"]
     assert "in segfaults" in fell["traceback"]
     assert "sample_nets.exits: failed, " in ran.err
-    assert ", 6 failed)" in ran.err
+    assert ", 6 failed" in ran.err
 
 
 @pytest.mark.slow
