@@ -257,17 +257,6 @@ def test_a_plan_names_the_autocast(go):
     assert "to float16: " in go(NET, "amp=float16", "task=plan").out
 
 
-def test_a_metric_of_the_command_line_decides_the_exit_code(go):
-    words = (NET, SMALL, "memfmt=channels_last", "flow=none", "verify.max_drop=0.1")
-    assert go(*words, "verify.metric=sample_nets.constant_metric").code == 0
-    ran = go(*words, "verify.metric=sample_nets.format_metric")
-    assert ran.code == 3
-    assert "metric: format_metric 1" in ran.err + ran.out
-    missing = go(*words, "verify.metric=sample_nets.constant_metrik")
-    assert missing.code == 2
-    assert "'constant_metrik'" in missing.err
-
-
 def test_training_in_half_points_at_amp(go):
     ran = go(NET, "precision=half", "mode=train")
     assert ran.code == 2

@@ -29,7 +29,7 @@ from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_c
 from prepare.core.forward.example_input import Example, build_examples
 from prepare.core.forward.nested import arguments
 from prepare.core.forward.run_example import count_layouts, own_changes, run_example
-from prepare.core.forward.workload import Workload, head_of, least_batch, naming, sizes_of
+from prepare.core.forward.workload import Workload, head_of, least_batch
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.machine import how_threads_wait
 from prepare.core.utils.progress import Stage as Progress
@@ -117,7 +117,6 @@ def _begun(
         plan=plan,
         folder=folder,
         build=lambda: model_of(settings, build, stages),
-        locate=locate_named,
         progress=progress,
     )
     # A plan may be for another machine, and needs no batch there.
@@ -269,29 +268,21 @@ def _worked(work: StageContext, stages: list[Stage], results: Results, show: Sho
     return results
 
 
-def _run_example(work: StageContext) -> tuple[ExampleRun | None, tuple[float, ...]]:
-    """Call the prepared model with its example; return what that shows, and the seconds at each size."""
+def _run_example(work: StageContext) -> tuple[ExampleRun | None, float]:
+    """Call the prepared model with its example; return what that shows, and its seconds."""
     if not work.formatted:
-        return None, (0.0,)
+        return None, 0.0
     if contains_compiled(work.model):
         with work.progress("compiling at the first call"):
             run_example(work.model, work.formatted, amp=work.amp)
 
-    took: tuple[float, ...] = ()
     with work.progress("running the example input"):
         forward = run_example(work.model, work.formatted, amp=work.amp)
-        for size, example in sizes_of(work.workload):
-            with naming(size):
-                run = forward
-                if size.name:
-                    formatted = work.pipeline.formatted(example)
-                    run = run_example(work.model, formatted, amp=work.amp)
-                took += (run.seconds,)
     if note := own_changes(work.model, forward):
         work.notes.append(note)
     formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
     convolutions = count_layouts(forward.calls, formats)
-    return ExampleRun(forward.inputs, forward.output, convolutions), took
+    return ExampleRun(forward.inputs, forward.output, convolutions), forward.seconds
 
 
 def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | None:

@@ -15,7 +15,6 @@ from prepare.core.document import (
     Answer,
     Document,
     Folded,
-    Items,
     Part,
     ReportContext,
     Table,
@@ -66,15 +65,6 @@ def verify_document(shown: ReportContext) -> Document | None:
     )
 
 
-def _size_rows(verification: Verification) -> Iterator[tuple[str, str]]:
-    """Yield a row for each size of a workload; none for one size."""
-    for each in verification.sizes:
-        if each.size:
-            detail = each.reason if each.status != "pass" else error_text(each) or each.reason
-            text = f"{each.size.name} {doubt(each.status)}{f': {detail}' if detail else ''}"
-            yield RIGHT.lower(), printable(text)
-
-
 def _without(shown: ReportContext) -> Document | None:
     """Return the document of a run that was to be verified, and was not."""
     if not shown.had("verify"):
@@ -96,9 +86,8 @@ def verify_sentence(verification: Verification) -> str:
 
 def verdict_sentence(verification: Verification) -> str:
     """Return one sentence: `pass: 4 checks against float64, ...`, `fail: outputs (eval mode): ...`."""
-    own = f"{verification.as_it_is}; " if verification.as_it_is else ""
     if verification.status != "pass":
-        return f"{doubt(verification.status)}: {own}{printable(verification.reason)}"
+        return f"{doubt(verification.status)}: {printable(verification.reason)}"
     checks = [check for check in verification.checks if check.status != "skipped"]
     reference = f" against {verification.reference}" if verification.reference else ""
     if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
@@ -108,7 +97,7 @@ def verdict_sentence(verification: Verification) -> str:
         reference += f", outputs at {tolerance_text(max(parts))}"
     skipped, hidden = skipped_outputs(verification), _hidden(verification)
     seen = "" if not hidden else f"{hidden}; " if skipped else f"outputs right; {hidden}; "
-    text = f"pass: {own}{seen}{plural(len(checks), 'check')}{reference}"
+    text = f"pass: {seen}{plural(len(checks), 'check')}{reference}"
     if skipped:
         text += f"; {skipped}"
     if verification.reason:
@@ -177,8 +166,6 @@ def _answer(verification: Verification) -> Answer:
     elif verification.status == "pass":
         is_wrong = any(check.status == "wrong" for check in verification.checks)
         kind, answer, remark, sentence = "good", "Yes", error_text(verification), "Right"
-        if own := verification.as_it_is:
-            remark, sentence = f"{own}; the prepared model: {remark}", f"Right, and {own}"
         if is_wrong:
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
@@ -227,7 +214,6 @@ def _on_page(verification: Verification) -> Iterator[Part]:
         yield Text(text=f"The first difference is in {verification.culprit}.", where="page")
     if verification.advice:
         yield Text(text=verification.advice, where="page")
-    yield Items(texts=tuple(text for _, text in _size_rows(verification)), where="page")
     columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
     columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Tolerance", "number")]
     columns += [("Of the tolerance", "number")]
