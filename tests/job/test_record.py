@@ -94,7 +94,7 @@ def test_beginning_again_removes_an_artefact_of_any_name(record):
     record.clear()
     assert (record.folder.parent / "outside").exists()
     left = {path.name for path in record.folder.iterdir()}
-    assert left == {"kept.onnx", "doctor.json"}
+    assert left == {"kept.onnx"}
 
 
 def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):

@@ -20,7 +20,6 @@ from prepare.core.document import ReportContext
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.stages.bench.time_prepared import INFERENCE
-from prepare.stages.doctor.records import Diagnosis, Finding
 from prepare.stages.export.records import (
     ArtefactContract,
     Export,
@@ -317,6 +316,3 @@ def write_run(folder: Path) -> None:
     left = UnpatchedBreak(source="c:1", cause="d", breaks=1, reason="e")
     Patch(diff="-", calls=(call,), left=(left,), before=(2048, 3), after=(0, 1), verified="pass", verdict="faster", ratio=0.5,
           interval=(0.4, 0.6)).save(folder / "patch.json")  # fmt: skip
-    found = Finding(name="one", verdict="wrong here", where="Conv2d", reason="a")
-    diagnosis = Diagnosis(device="cpu", findings=(found,), seconds=2.0)
-    diagnosis.save(folder / "doctor.json")
