@@ -82,10 +82,6 @@ def _unknown_flag(word: str, names: list[str]) -> Problem:
     key, sign, value = word.lstrip("-").partition("=")
     if key in ("dry-run", "dryrun"):
         return Problem(word, "no such flag", "write task=plan, which changes nothing")
-    if word == "-v":
-        return Problem(
-            word, "no such flag", "write --verbose for every line of a run, or --quiet for none"
-        )
     if key in STEPS and key not in key_names():
         return Problem(word, "no such flag", step_remedy(key))
     if key.split(".")[0] not in key_names():

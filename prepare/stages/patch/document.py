@@ -43,7 +43,6 @@ def patch_document(shown: ReportContext) -> Document | None:
         answers=(_answer(patch),),
         advice=tuple(_advice(patch, shown)),
         parts=lambda: _parts(patch, shown),
-        is_whole=True,
     )
 
 
