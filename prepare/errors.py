@@ -20,7 +20,6 @@
     ├── BenchError                a file that is not a bench
     ├── TuneError                 a file that is not a tuning
     ├── ExportError               a file that is not an export
-    ├── DoctorError               a file that is not a diagnosis
     ├── SweepError                the launcher of a sweep stopped before its end
     └── FileError                 a file could not be written or read
 
@@ -190,10 +189,6 @@ class AuditError(PrepareError):
 
 class FlowError(PrepareError):
     """A file that is not a flow."""
-
-
-class DoctorError(PrepareError):
-    """A file that is not a diagnosis."""
 
 
 class BenchError(PrepareError):

@@ -16,7 +16,6 @@ from prepare.app.sweep.summary import UNENDED
 from prepare.audit import STATUSES as AUDIT_STATUSES
 from prepare.registry import STEPS
 from prepare.stages.bench.records import VERDICTS
-from prepare.stages.doctor.records import VERDICTS as DOCTOR_VERDICTS
 from prepare.stages.export.records import STATUSES as EXPORT_STATUSES
 from prepare.stages.flow.torch_operators import CAUSES
 from prepare.stages.registry import tasks
@@ -75,7 +74,7 @@ def constants(folder: str, keyword: str) -> set[str]:
 
 def test_every_status_and_verdict_is_explained_on_its_page():
     statuses = {*JOB_STATUSES, *UNENDED, *AUDIT_STATUSES, *VERIFY_STATUSES, *TUNE_STATUSES}
-    statuses |= {*VERDICTS, SHARED, *EXPORT_STATUSES, *DOCTOR_VERDICTS, "wrong"}
+    statuses |= {*VERDICTS, SHARED, *EXPORT_STATUSES, "wrong"}
     assert sorted(statuses - listed("output.md")) == []
 
 

@@ -33,7 +33,6 @@ from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest, write
 from prepare.audit import Audit, audit
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.workload import Size, place
-from prepare.core.model import doctor_findings
 from prepare.core.utils import files
 from prepare.core.utils.machine import disturbed_part
 from prepare.core.utils.options import read_size
@@ -148,11 +147,6 @@ def _options(folder):
     return "options.json", read
 
 
-def _verdicts(folder):
-    write_run(folder)
-    return "doctor.json", lambda path: doctor_findings._read(path, 0.0)
-
-
 def _cached_tuning(folder):
     path = Cache(str(folder))._path(tuning().conditions)
     tuning().save(path)
@@ -178,7 +172,6 @@ KINDS = {
     "bundle": lambda folder: _bundle(folder, ".hydra/config.yaml"),
     "bundled job": lambda folder: _bundle(folder, "job.json"),
     "options": _options,
-    "verdicts": _verdicts,
     "cached tuning": _cached_tuning,
     **{file: partial(_of_run, file=file) for file in (*record_classes(), "plan.json", "environment.json")},
 }  # fmt: skip

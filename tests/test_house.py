@@ -22,7 +22,7 @@ CEILINGS = Path(__file__).with_name("house.toml")
 STAGES = sorted(path.parent.name for path in ROOT.glob("stages/*/stage.py"))
 PUBLIC = (
     "audit", "checkpoint", "errors", "frameworks/hydra", "patterns", "pipeline", "pipeline/distributed",
-    "recipe", "registry", "stages/bench", "stages/doctor", "stages/export", "stages/flow",
+    "recipe", "registry", "stages/bench", "stages/export", "stages/flow",
     "stages/stage", "stages/tune", "stages/verify", "step",
 )  # fmt: skip
 

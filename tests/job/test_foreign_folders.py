@@ -14,7 +14,6 @@ from prepare.app.job.record import Record, files_in, leads_out
 from prepare.app.report.compare_runs import read_differences
 from prepare.app.report.pages.page import diff_page, write_page
 from prepare.core.utils.files import write_text
-from prepare.stages.doctor.records import Diagnosis
 from prepare.stages.tune.cache import Cache
 from run_faults import posix, told
 
@@ -36,11 +35,10 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         write_run(folder)
-    diagnosis, differences = Diagnosis.load(first / "doctor.json"), read_differences(first, second)
+    differences = read_differences(first, second)
     names = [
         *files_in(Path()),
         "diff.html",
-        "doctor.json",
         "w.safetensors",
         "w.safetensors.json",
         "tune",
@@ -50,7 +48,6 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
     for name in names:
         (linked / name).symlink_to(outside / "mine")
     write_text(linked / "diff.html", diff_page(differences))
-    diagnosis.save(linked / "doctor.json")
     checkpoint.save(nn.Linear(2, 2), linked / "w.safetensors")
     cache, tuned = Cache(str(linked)), tuning()
     cache._path(tuned.conditions).symlink_to(outside / "mine")

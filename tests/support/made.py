@@ -20,7 +20,6 @@ from prepare.core.document import ReportContext
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.stages.bench.time_prepared import INFERENCE
-from prepare.stages.doctor.records import Diagnosis, Finding
 from prepare.stages.export.records import (
     ArtefactContract,
     Export,
@@ -312,6 +311,3 @@ def write_run(folder: Path) -> None:
     bench_of(benched).save(folder / "bench.json")
     tuning().save(folder / "tune.json")
     exported().save(folder / "export.json")
-    found = Finding(name="one", verdict="wrong here", where="Conv2d", reason="a")
-    diagnosis = Diagnosis(device="cpu", findings=(found,), seconds=2.0)
-    diagnosis.save(folder / "doctor.json")

@@ -197,7 +197,6 @@ def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show:
         task=settings.task,
         found=work.found,
         notes=work.notes,
-        warnings=[str(warning) for warning in plan.warnings],
         amp=settings.amp,
         fail_on=settings.fail_on,
         waiting=how_threads_wait() if torch.get_num_threads() > 1 else "",

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 # A sentence names at most so many classes of modules, a page so many notes.
 _NAMED, _NOTES = 3, 50
-# Rows of the terminal's table of modules.
-_MODULES = 20
 # The name for operators outside all submodules.
 _ROOT = "the model itself"
 
@@ -59,10 +57,8 @@ def flow_document(shown: ReportContext) -> Document | None:
         head=f"layout ({flow.mode})",
         answers=(_answer(flow, before),),
         advice=tuple(_advice(flow, before, shown.found.get("bench"))),
-        rows=((LAYOUT.lower(), breaks_sentence(flow)),),
         parts=lambda: (
             *_in_terminal(flow),
-            *([_own_modules(flow)] if shown.ran is not None and shown.audit is None else []),
             *(() if shown.found.get("bench") else _expected(flow, alone=shown.ran is None)),
             *_on_page(flow, before),
         ),
@@ -200,27 +196,6 @@ def _in_terminal(flow: Flow) -> Iterator[Part]:
         columns=columns("lost in name, by text, at text, times number, size text"),
         rows=list(map(_break, breaks)),
         noun="place",
-        where="terminal",
-    )
-
-
-def _own_modules(flow: Flow) -> Table:
-    """Return the layouts of modules whose forward is not torch's; those in which most is copied first."""
-    copied: Counter[str] = Counter()
-    for copy in flow.copies:
-        if copy.phase == "forward":
-            parts = copy.module.split(".") if copy.module else []
-            copied.update({".".join(parts[:n]): copy.bytes for n in range(len(parts) + 1)})
-    own = [each for each in flow.modules if each.source and each.calls]
-    return Table(
-        label="Modules",
-        columns=columns("module name, in text, out text, copied number"),
-        rows=[
-            (m.name or _ROOT, m.given, m.layout, size(copied[m.name]) if copied[m.name] else "")
-            for m in sorted(own, key=lambda each: -copied[each.name])
-        ],
-        most=_MODULES,
-        noun="module",
         where="terminal",
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from prepare.core.forward.float32_calls import CAST_STEP, keep_option
-from prepare.core.model.doctor_findings import CallIssues, describe
+from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.known_issues import REPAIR_STEP, issues
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
