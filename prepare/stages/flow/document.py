@@ -251,7 +251,7 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
         notes = [*notes[:_NOTES], f"{more}; flow.json has them all."]
     yield Items(texts=tuple(notes), kind="note")
     yield module_tree(flow)
-    yield _events(flow)
+    yield _events(flow, before)
     yield _copies(flow)
     yield _convolutions(flow)
 
@@ -282,20 +282,26 @@ def _compared(before: Flow, after: Flow) -> list[tuple[str, str, str]]:
     return list(zip(titles, figures(before), figures(after), strict=True))
 
 
-def _events(flow: Flow) -> Folded:
+def _events(flow: Flow, before: Flow | None) -> Folded:
     titles = (
         "Event word, Phase text, Module name, Type text, Operation code, Cause text, Times number, "
         "Output number, Shape number, Operands prose, Called at text"
     )
     kinds = {"break": "lost", "regain": "regained"}
+    listed = [(kinds.get(e.kind, e.kind), e) for e in flow.events]
+    if before is not None:
+        lost = {(e.module, e.source, e.operation) for e in flow.events if e.kind == "break"}
+        breaks = [e for e in before.events if e.kind == "break"]
+        kept = [e for e in breaks if (e.module, e.source, e.operation) not in lost]
+        listed += [("kept by the steps", e) for e in kept]
     rows = [
         (
-            *(kinds.get(e.kind, e.kind), e.phase, e.module or _ROOT, e.type, e.operation, e.cause),
+            *(kind, e.phase, e.module or _ROOT, e.type, e.operation, e.cause),
             *(f"{e.count:,}", size(e.bytes), e.shape, e.operand, e.source),
         )
-        for e in flow.events
+        for kind, e in listed
     ]
-    return _folded("Layout lost or regained", titles, rows)
+    return _folded("Layout lost, regained or kept", titles, rows)
 
 
 def _copies(flow: Flow) -> Folded:
