@@ -1,6 +1,7 @@
 """`model.method=decode`: every stage of a run calls that method, and all names are the model's."""
 
 import copy
+import html
 import json
 import pickle
 
@@ -39,10 +40,11 @@ def go(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_prepares_verifies_and_saves_the_model_by_its_own_names(go, tmp_path):
-    folder, said = go(*STEPS, f"save={tmp_path / 'weights.pt'}", "--verbose")
+    folder, said = go(*STEPS, f"save={tmp_path / 'weights.pt'}")
     assert said.startswith("Coder.decode on cpu, channels_last_3d")
-    assert "[2, 8, 3, 6, 7] float32 -> [2, 3, 1, 4, 12] float32" in said
-    assert "right pass" in said
+    page = html.unescape((folder / "report.html").read_text())
+    assert "[2, 8, 3, 6, 7] float32 -> [2, 3, 1, 4, 12] float32" in page
+    assert "right yes" in said
     assert {f"{row.module}.{row.tensor}" for row in Audit.load(folder / "audit.json").rows} == set(
         NAMES
     )

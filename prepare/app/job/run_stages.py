@@ -93,11 +93,8 @@ def _begun(
     progress: Progress,
 ) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
-    steps = settings.steps
-    for stage in stages:
-        steps = dict(stage.steps(settings, steps, model))
     applies = tasks()[settings.task].prepares or not stages
-    declared = Pipeline.from_config(steps) if applies else Pipeline([])
+    declared = Pipeline.from_config(settings.steps) if applies else Pipeline([])
     workload = _workload(settings)
     batch = least_batch(workload)
     with stage_if(applies, progress, "planning"):
@@ -200,7 +197,6 @@ def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show:
         task=settings.task,
         found=work.found,
         notes=work.notes,
-        warnings=[str(warning) for warning in plan.warnings],
         amp=settings.amp,
         fail_on=settings.fail_on,
         waiting=how_threads_wait() if torch.get_num_threads() > 1 else "",

@@ -50,7 +50,7 @@ def verify_document(shown: ReportContext) -> Document | None:
     verification = shown.found.get("verify")
     if verification is None:
         return _without(shown)
-    finds, wrong = sensitivity_text(verification), verification.status == "fail"
+    wrong = verification.status == "fail"
     return Document(
         name="verify",
         title=RIGHT,
@@ -59,12 +59,9 @@ def verify_document(shown: ReportContext) -> Document | None:
         head=f"verify ({verification.level})",
         answers=(_answer(verification),),
         advice=tuple(_advice(verification)),
-        rows=((RIGHT.lower(), verdict_sentence(verification)),),
         notes=(verification.advice,) if wrong and verification.advice else (),
-        details=(("sensitivity", f"finds systematic errors from {finds}"),) if finds else (),
-        parts=lambda: (*_in_terminal(verification, shown), *_on_page(verification)),
+        parts=lambda: (*_in_terminal(verification), *_on_page(verification)),
         lead=(Text(text=verification.advice),) if wrong and verification.advice else (),
-        is_whole=wrong,
     )
 
 
@@ -73,12 +70,11 @@ def _without(shown: ReportContext) -> Document | None:
     if not shown.had("verify"):
         return None
     answer, remark = NOT_MEASURED, shown.without("verify")
-    rows: tuple[tuple[str, str], ...] = ()
     if shown.unchanged:
-        answer, remark, rows = "Unchanged", UNCHANGED, ((RIGHT.lower(), UNCHANGED),)
+        answer, remark = "Unchanged", UNCHANGED
     sentence = "" if shown.unchanged else "Results not measured"
     missing = Answer(RIGHT, "plain", answer, remark, sentence=sentence)
-    return Document(name="verify", place=40, answers=(missing,), rows=rows)
+    return Document(name="verify", place=40, answers=(missing,))
 
 
 def verify_sentence(verification: Verification) -> str:
@@ -192,7 +188,7 @@ def _advice(verification: Verification) -> Iterator[Advice]:
         yield Advice(72, "warn", answer, remark)
 
 
-def _in_terminal(verification: Verification, shown: ReportContext) -> Iterator[Part]:
+def _in_terminal(verification: Verification) -> Iterator[Part]:
     serious = [check for check in verification.checks if check.status in _SERIOUS]
     serious.sort(key=lambda check: _SERIOUS.index(check.status))
     titles = ("status", "what", "case", "worst", "error", "tolerance")
@@ -207,7 +203,6 @@ def _in_terminal(verification: Verification, shown: ReportContext) -> Iterator[P
         f"the first difference is in {verification.culprit}" if verification.culprit else "",
         verification.advice,
         _lost(verification.lost) if verification.lost else "",
-        f"details are in {shown.file('verify.json')}" if shown.folder else "",
     )
     for text in filter(None, texts):
         yield Text(text=text, where="terminal")
