@@ -103,7 +103,8 @@ def layout_remedy(flow: Flow) -> str:
 def _answer(flow: Flow, before: Flow | None) -> Answer:
     kind, answer, remark = _verdict(flow, before)
     line = _lost_line(answer, remark) if answer.startswith("Lost") else ""
-    sentence = f"Layout {answer[0].lower()}{answer[1:]}"
+    said = _lost(flow) if answer.startswith("Lost") else answer
+    sentence = f"Layout {said[0].lower()}{said[1:]}"
     return Answer(LAYOUT, kind, answer, remark, sentence=sentence, line=line)
 
 
@@ -111,6 +112,21 @@ def _lost_line(answer: str, remark: str) -> str:
     """Return `LOST at 13 places (13 InstanceNorm3d): 4.3 MiB copied per forward`."""
     causes, _, rest = remark.partition("; ")
     return f"LOST{answer[4:]} ({causes})" + (f": {rest}" if rest else "")
+
+
+def _lost(flow: Flow) -> str:
+    """Return `Lost at 13 places`, and how many more there are in backward."""
+    forward, backward = flow.summary["breaks"], flow.summary["backward"]["breaks"]
+    if not forward:
+        return f"Lost at {plural(backward, 'place')} in backward"
+    return f"Lost at {plural(forward, 'place')}" + f" and {backward:,} in backward" * bool(backward)
+
+
+def _lost_where(flow: Flow) -> str:
+    """Return `Lost at my_nets.py:8` if that is the only place, else how many places there are."""
+    lost = [event for event in flow.events if event.kind == "break"]
+    is_one = sum(event.count for event in lost) == 1 and lost[0].source
+    return f"Lost at {printable(lost[0].source)}" if is_one else _lost(flow)
 
 
 def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
@@ -126,13 +142,10 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
             remark += (
                 f"; {others:,} of {of} {'returns' if others == 1 else 'return'} another layout"
             )
-        back = summary["backward"]["breaks"]
-        also = f" and {back:,} in backward" if back else ""
-        return "bad", f"Lost at {plural(summary['breaks'], 'place')}{also}", remark
+        return "bad", _lost_where(flow), remark
     if summary["backward"]["breaks"]:
         remark = named(layout_causes(flow, "backward"))
-        lost = plural(summary["backward"]["breaks"], "place")
-        return "bad", f"Lost at {lost} in backward", remark
+        return "bad", _lost(flow), remark
     if set(flow.wanted.values()) <= {"contiguous"}:
         return "plain", "Contiguous", "channels-last was not requested"
     if before is not None and before.summary["breaks"]:

@@ -20,6 +20,7 @@ from prepare.app.report.sweep_table import (
     choices,
     columns,
     conclusions,
+    in_words,
     numbered,
     reasons,
     shared_rows,
@@ -260,7 +261,7 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     yield from _judged(best[0]) if len(best) == 1 else _counted(rows)
     statuses = Counter(row.status for row in rows)
     ok = statuses.pop("ok", 0)
-    others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
+    others = ", ".join(f"{n:,} {in_words(status)}" for status, n in statuses.items())
     yield Answer(
         "Did all rows end well?",
         "good" if ok == len(rows) else "warn",
