@@ -27,7 +27,7 @@ from prepare.app.job.outcome import failure
 from prepare.app.job.record import Job, Record, Result
 from prepare.app.job.results import read_plan, read_results, record_classes
 from prepare.app.job.settings import read_settings
-from prepare.app.report.compare_runs import read_differences
+from prepare.app.report.compare_runs import differences
 from prepare.app.sweep import locks
 from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest, write_sweep_manifest
 from prepare.audit import Audit, audit
@@ -105,7 +105,7 @@ def _bundle(folder, name):
 
     def read(path):
         where = path.parents[1] if ".hydra" in name else path.parent
-        read_differences(where, where)
+        differences(where, where)
         _configuration(where, {}, SimpleNamespace(groups={"model": ["custom"]}, compose=composed))
 
     return name, read
