@@ -11,7 +11,6 @@ import zipfile
 from contextvars import copy_context
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,12 +21,10 @@ from failing_operations import first_middle_and_last, interrupt_at
 from made import tuning, write_run
 from mutations import places
 from prepare import checkpoint, recipe
-from prepare.app.cli.replay import _configuration
 from prepare.app.job.outcome import failure
 from prepare.app.job.record import Job, Record, Result
 from prepare.app.job.results import read_plan, read_results, record_classes
 from prepare.app.job.settings import read_settings
-from prepare.app.report.compare_runs import differences
 from prepare.app.sweep import locks
 from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest, write_sweep_manifest
 from prepare.audit import Audit, audit
@@ -37,7 +34,7 @@ from prepare.core.utils import files
 from prepare.core.utils.machine import disturbed_part
 from prepare.core.utils.options import read_size
 from prepare.core.utils.text import csv_text
-from prepare.errors import ConfigError, PrepareError
+from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages.tune.cache import Cache, age
 
@@ -89,26 +86,9 @@ def _index(folder):
     return "a.safetensors.index.json", lambda path: checkpoint.load(path, net)
 
 
-def composed(_words):
-    raise ConfigError("model", "is not composed here")
-
-
-def _bundle(folder, name):
-    audit(net()).save(folder / "audit.json")
+def _job(folder):
     Record(folder).write_job(Job(None, None, [], {"model": "custom"}))
-    Record(folder).write_result(Result("ok"))
-    _recipe(folder)
-    (folder / ".hydra").mkdir()
-    (folder / ".hydra" / "config.yaml").write_text(
-        "model:\n  _target_: a.b\n  method: null\ninput:\n  shape: [1, 2]\n"
-    )
-
-    def read(path):
-        where = path.parents[1] if ".hydra" in name else path.parent
-        differences(where, where)
-        _configuration(where, {}, SimpleNamespace(groups={"model": ["custom"]}, compose=composed))
-
-    return name, read
+    return "job.json", lambda path: Record(path.parent).job()
 
 
 def _of_run(folder, file):
@@ -169,8 +149,7 @@ KINDS = {
     "index": _index,
     "safetensors": lambda folder: _weights(folder, "a.safetensors", "a.safetensors"),
     "pt": lambda folder: _weights(folder, "a.pt", "a.pt"),
-    "bundle": lambda folder: _bundle(folder, ".hydra/config.yaml"),
-    "bundled job": lambda folder: _bundle(folder, "job.json"),
+    "job": _job,
     "options": _options,
     "cached tuning": _cached_tuning,
     **{file: partial(_of_run, file=file) for file in (*record_classes(), "plan.json", "environment.json")},

@@ -190,7 +190,7 @@ def test_importing_what_a_stage_declares_loads_no_torch(name):
 
 
 # The three stages that no part outside of their own folder has to know.
-UNNAMED = {"patch", "export", "tune"}
+UNNAMED = {"export", "tune"}
 
 
 def words_in(part: str, words: set[str]) -> set[str]:

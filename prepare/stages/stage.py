@@ -277,12 +277,6 @@ class Stage:
     def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
         """Check, before the model is built, what needs imports. Raises PrepareError."""
 
-    def steps(
-        self, settings: RunSettings, steps: Mapping[str, Any], model: torch.nn.Module
-    ) -> Mapping[str, Any]:
-        """Return the steps to apply to the model in place of those declared. Raises ConfigError."""
-        return steps
-
     def choose(self, work: StageContext) -> Pipeline | None:
         """Return another pipeline to apply, found with the unprepared model; None to keep it."""
         return None

@@ -29,7 +29,6 @@ from prepare.stages.export.records import (
     TakenOut,
 )
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
-from prepare.stages.patch.records import Patch, PatchedCall, UnpatchedBreak
 from prepare.stages.registry import STAGES
 from prepare.stages.tune.records import CandidateResult, KeptModule, Tuning
 from prepare.stages.verify.records import Check, Lost, Verification
@@ -312,7 +311,3 @@ def write_run(folder: Path) -> None:
     bench_of(benched).save(folder / "bench.json")
     tuning().save(folder / "tune.json")
     exported().save(folder / "export.json")
-    call = PatchedCall(name="a", source="b:1", copied_bytes=1, breaks=2)
-    left = UnpatchedBreak(source="c:1", cause="d", breaks=1, reason="e")
-    Patch(diff="-", calls=(call,), left=(left,), before=(2048, 3), after=(0, 1), verified="pass", verdict="faster", ratio=0.5,
-          interval=(0.4, 0.6)).save(folder / "patch.json")  # fmt: skip

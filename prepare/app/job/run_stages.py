@@ -93,11 +93,8 @@ def _begun(
     progress: Progress,
 ) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
-    steps = settings.steps
-    for stage in stages:
-        steps = dict(stage.steps(settings, steps, model))
     applies = tasks()[settings.task].prepares or not stages
-    declared = Pipeline.from_config(steps) if applies else Pipeline([])
+    declared = Pipeline.from_config(settings.steps) if applies else Pipeline([])
     workload = _workload(settings)
     batch = least_batch(workload)
     with stage_if(applies, progress, "planning"):

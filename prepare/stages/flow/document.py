@@ -28,7 +28,6 @@ from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.stages.flow.causes import breaks_text, event_name, layout_causes, named
 from prepare.stages.flow.pictures import layout_strip, module_tree, style_of, styles_of
-from prepare.stages.flow.published import expectations
 from prepare.stages.flow.records import NOT_ASKED, Event, Flow
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ def flow_document(shown: ReportContext) -> Document | None:
         advice=tuple(_advice(flow, before, shown.found.get("bench"))),
         parts=lambda: (
             *_in_terminal(flow),
-            *(() if shown.found.get("bench") else _expected(flow, alone=shown.ran is None)),
             *_on_page(flow, before),
         ),
     )
@@ -207,11 +205,6 @@ def _break(event: Event) -> tuple[str, str, str, int, str]:
     return event.module or _ROOT, cause, place, event.count, size(event.bytes)
 
 
-def _expected(flow: Flow, *, alone: bool) -> Iterator[Part]:
-    """Yield what others measured on a GPU, where the flow is for one; a run's terminal has it as a note."""
-    yield Items(texts=tuple(expectations(flow)), kind="note", where="" if alone else "page")
-
-
 def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
     figures = [("After the repairs" if before else "", flow)]
     if before:
@@ -251,7 +244,7 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
         notes = [*notes[:_NOTES], f"{more}; flow.json has them all."]
     yield Items(texts=tuple(notes), kind="note")
     yield module_tree(flow)
-    yield _events(flow)
+    yield _events(flow, before)
     yield _copies(flow)
     yield _convolutions(flow)
 
@@ -282,20 +275,26 @@ def _compared(before: Flow, after: Flow) -> list[tuple[str, str, str]]:
     return list(zip(titles, figures(before), figures(after), strict=True))
 
 
-def _events(flow: Flow) -> Folded:
+def _events(flow: Flow, before: Flow | None) -> Folded:
     titles = (
         "Event word, Phase text, Module name, Type text, Operation code, Cause text, Times number, "
         "Output number, Shape number, Operands prose, Called at text"
     )
     kinds = {"break": "lost", "regain": "regained"}
+    listed = [(kinds.get(e.kind, e.kind), e) for e in flow.events]
+    if before is not None:
+        lost = {(e.module, e.source, e.operation) for e in flow.events if e.kind == "break"}
+        breaks = [e for e in before.events if e.kind == "break"]
+        kept = [e for e in breaks if (e.module, e.source, e.operation) not in lost]
+        listed += [("kept by the steps", e) for e in kept]
     rows = [
         (
-            *(kinds.get(e.kind, e.kind), e.phase, e.module or _ROOT, e.type, e.operation, e.cause),
+            *(kind, e.phase, e.module or _ROOT, e.type, e.operation, e.cause),
             *(f"{e.count:,}", size(e.bytes), e.shape, e.operand, e.source),
         )
-        for e in flow.events
+        for kind, e in listed
     ]
-    return _folded("Layout lost or regained", titles, rows)
+    return _folded("Layout lost, regained or kept", titles, rows)
 
 
 def _copies(flow: Flow) -> Folded:
