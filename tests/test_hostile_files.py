@@ -29,7 +29,6 @@ from prepare.app.sweep import locks
 from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest, write_sweep_manifest
 from prepare.audit import Audit, audit
 from prepare.core.forward.explain_error import explained
-from prepare.core.forward.workload import Size, place
 from prepare.core.utils import files
 from prepare.core.utils.machine import disturbed_part
 from prepare.core.utils.options import read_size
@@ -328,7 +327,7 @@ def test_a_number_of_a_million_digits_is_refused(kind, tmp_path):
 
 TEXTS_THAT_HANG = {
     "line ends in a cell": lambda: csv_text([["\n" * 100_000, "\t" * 100_000, "\n " * 50_000]]),
-    "digits in a size": lambda: place([Size("9" * 6000, 1.0, 0)], [Size("9" * 6000, 1.0, 0), Size("b", 1.0, 1)]),
+
     "digits of a busy machine": lambda: disturbed_part("1" * 100_000),
     "dots of a busy machine": lambda: disturbed_part("1.2.3 of 2 cores"),
     "no cores of a busy machine": lambda: disturbed_part("1 of 0 cores"),
