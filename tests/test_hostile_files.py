@@ -33,15 +33,12 @@ from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest, write
 from prepare.audit import Audit, audit
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.workload import Size, place
-from prepare.core.model import doctor_findings
 from prepare.core.utils import files
 from prepare.core.utils.machine import disturbed_part
 from prepare.core.utils.options import read_size
 from prepare.core.utils.text import csv_text
 from prepare.errors import ConfigError, PrepareError
 from prepare.pipeline import Pipeline
-from prepare.stages import contract
-from prepare.stages.contract.records import Contract
 from prepare.stages.tune.cache import Cache, age
 
 pytestmark = pytest.mark.skipif(
@@ -63,13 +60,6 @@ def net() -> nn.Sequential:
 def _recipe(folder):
     Pipeline.from_config(STEPS).save(folder / "recipe.yaml")
     return "recipe.yaml", lambda path: Pipeline.from_recipe(recipe.load(path))
-
-
-def _contract(folder):
-    contract.record(net(), torch.ones(1, 2, 4, 4), {"conv2d_memory_format": {}}).save(
-        folder / "c.yaml"
-    )
-    return "c.yaml", Contract.load
 
 
 def _audit(folder):
@@ -157,11 +147,6 @@ def _options(folder):
     return "options.json", read
 
 
-def _verdicts(folder):
-    write_run(folder)
-    return "doctor.json", lambda path: doctor_findings._read(path, 0.0)
-
-
 def _cached_tuning(folder):
     path = Cache(str(folder))._path(tuning().conditions)
     tuning().save(path)
@@ -177,7 +162,6 @@ def _cached_tuning(folder):
 
 KINDS = {
     "recipe": _recipe,
-    "contract": _contract,
     "audit": _audit,
     "result": _result,
     "sweep": _sweep,
@@ -188,7 +172,6 @@ KINDS = {
     "bundle": lambda folder: _bundle(folder, ".hydra/config.yaml"),
     "bundled job": lambda folder: _bundle(folder, "job.json"),
     "options": _options,
-    "verdicts": _verdicts,
     "cached tuning": _cached_tuning,
     **{file: partial(_of_run, file=file) for file in (*record_classes(), "plan.json", "environment.json")},
 }  # fmt: skip
@@ -352,7 +335,7 @@ def test_a_mutated_file_is_read_or_refused_within_limits(kind, tmp_path, monkeyp
     assert wrong_mutations(kind, tmp_path, 4) == {}
 
 
-@pytest.mark.parametrize("kind", ["recipe", "contract", "audit", "manifest"])
+@pytest.mark.parametrize("kind", ["recipe", "audit", "manifest"])
 def test_a_number_of_a_million_digits_is_refused(kind, tmp_path):
     name, read = KINDS[kind](tmp_path)
     path = tmp_path / name

@@ -21,8 +21,8 @@ FILES = sorted(ROOT.rglob("*.py"))
 CEILINGS = Path(__file__).with_name("house.toml")
 STAGES = sorted(path.parent.name for path in ROOT.glob("stages/*/stage.py"))
 PUBLIC = (
-    "audit", "checkpoint", "errors", "frameworks/hydra", "guard", "patterns", "pipeline", "pipeline/distributed",
-    "recipe", "registry", "stages/bench", "stages/contract", "stages/doctor", "stages/export", "stages/flow",
+    "audit", "checkpoint", "errors", "frameworks/hydra", "patterns", "pipeline", "pipeline/distributed",
+    "recipe", "registry", "stages/bench", "stages/export", "stages/flow",
     "stages/stage", "stages/tune", "stages/verify", "step",
 )  # fmt: skip
 
@@ -189,8 +189,8 @@ def test_importing_what_a_stage_declares_loads_no_torch(name):
     assert loads_torch(paths) == "False"
 
 
-# The four stages that no part outside of their own folder has to know.
-UNNAMED = {"patch", "contract", "export", "tune"}
+# The three stages that no part outside of their own folder has to know.
+UNNAMED = {"export", "tune"}
 
 
 def words_in(part: str, words: set[str]) -> set[str]:
@@ -232,7 +232,7 @@ NOT_STEPS = {
 
 
 def test_names_of_steps_outside_steps_are_few():
-    """Count the literals; docs/decisions/what-the-house-weighs.md says why the others stay."""
+    """Count the literals."""
     others = [path.relative_to(ROOT).as_posix() for path in set(FILES) - set(files_of("steps"))]
     named = {
         file: words_in(file, {*STEPS} - {"device"} - NOT_STEPS.get(file, set())) for file in others

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
@@ -61,10 +61,6 @@ from prepare.pipeline.tensor_table import tensor_plans
 from prepare.registry import STEPS
 from prepare.step import PHASES, Step, remembering
 from prepare.steps.input_format import InputFormat
-
-if TYPE_CHECKING:
-    from prepare.guard.model_guard import ModelGuard
-    from prepare.guard.respond import OnDifference
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Steps = Mapping[str, Mapping[str, Any] | None]
@@ -374,56 +370,6 @@ class Pipeline:
         if strict:
             raise_drift(drifts)
         return drifts
-
-    def guard(
-        self,
-        model: nn.Module,
-        *,
-        every: int = 1000,
-        on_difference: OnDifference = "raise",
-        optimizer: Optimizer | None = None,
-        seconds: float = 10.0,
-        max_bytes: int = 1 << 30,
-        share: float = 0.01,
-        folder: str | Path | None = None,
-    ) -> ModelGuard:
-        """Watch a prepared `model` while it serves and trains, and return what does so; print it to see how.
-
-        Each module that the pipeline changed is compared, alone and on the inputs of a call, with torch's own
-        module and the same weights, as `verify` does: in eval mode or without gradients at the first call of
-        each key (shapes, strides, dtypes, device, autocast, grad mode, mode), and in training, with
-        gradients, once in `every` steps if `share` allows it. Call the guard after each step to find drift on
-        every `every`-th. Its `look` takes a workload, whose sizes it looks at before they are served.
-
-        Args:
-            model: the prepared model; it is called as before, and a look changes nothing in it.
-            every: the steps in which each module is looked at once.
-            on_difference: `raise`, `warn` once for each module, or `fallback`: put torch's own class back
-                in the module, in the contiguous format, and go on; `plan` and `audit` show it.
-            optimizer: it is checked for drift too, and follows a module that is put back in training.
-            seconds: no look begins after this time in one call; what is left is looked at in the next ones.
-            max_bytes: the memory of the copies and of one comparison in float64.
-            share: the part of the time of a training that looks may take; they come later than `every` says
-                if they would take more, and the log and the text say how much. `math.inf` sets no limit.
-            folder: where each difference is written, with its call as a file that torch loads alone.
-
-        Raises:
-            DriftError: something has drifted already.
-            RefusedError: an option is wrong.
-        """
-        from prepare.guard import ModelGuard
-
-        return ModelGuard(
-            model,
-            self,
-            every=every,
-            on_difference=on_difference,
-            optimizer=optimizer,
-            seconds=seconds,
-            max_bytes=max_bytes,
-            share=share,
-            folder=folder,
-        )
 
     def format(self, batch: Any) -> Any:
         """Return the batch as the prepared model expects it; the same object if nothing changes.

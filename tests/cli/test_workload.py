@@ -16,10 +16,10 @@ SIZES = "input.workload=[{shape: [1,1,8,8], weight: 10}, {shape: [2,1,8,8]}]"
 
 
 def test_each_size_is_verified_and_the_heaviest_is_the_example(go):
-    ran = go(*NET, SIZES, "--verbose")
+    ran = go(*NET, SIZES)
     assert ran.code == 0
-    assert "batch 1 pass: outputs at " in ran.out
-    assert "example       [1, 1, 8, 8] float32" in ran.out
+    assert "batch 1 pass: outputs at " in ran.page
+    assert "[1, 1, 8, 8] float32 ->" in ran.page
     assert ran.result["figures"]["verified_at_batch_2"] == "pass"
     found = read_results(ran.folder)
     assert not found.problems

@@ -298,9 +298,7 @@ def test_one_size_of_batch_1_decides_whatever_its_weight():
 
 
 @pytest.fixture
-def processor(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without the answers of conftest.py
-
+def processor(monkeypatch):
     def become(capability, *, bfloat16):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: bfloat16)

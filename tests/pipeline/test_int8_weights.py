@@ -109,14 +109,6 @@ def test_weights_in_8_bits_are_not_called_right():
     assert (found.status, found.reason.partition(" (")[0]) == ("fail", "outputs")
 
 
-def test_a_guard_leaves_quantized_modules_out_and_says_why():
-    pipeline = rounding({"half": {"dtype": "bfloat16"}})
-    model = pipeline.apply(network())
-    with torch.no_grad(), pipeline.guard(model) as guard:
-        model(IMAGE.bfloat16())
-    assert set(guard.left_out.values()) == {"it holds a Int8Weight"}
-
-
 def test_the_step_of_the_page_passes_the_contract(monkeypatch):
     pytest.importorskip("torchao")
     monkeypatch.setattr(STEPS, "_classes", dict(STEPS._classes))

@@ -19,7 +19,6 @@ from prepare.errors import ConfigError, PrepareError, RecipeWarning
 from prepare.patterns import Patterns, are_quick, matches
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
-from prepare.stages import contract
 from prepare.stages.tune import Tuning, tune
 from prepare.stages.tune.cache import Cache
 from prepare.step import ForRecipes, ModelStep, TensorStep
@@ -144,17 +143,6 @@ def test_a_cached_tuning_that_names_a_compiler_is_not_used(compiling, tmp_path):
     cache.store(dataclasses.replace(harmless, rows=(winner, rest)))
     assert "the result was not cached: steps.compile.options.cpp.cxx is left out" in cache.notes[1]
     assert not list((tmp_path / "cache").iterdir())
-
-
-def test_a_contract_that_names_a_compiler_is_not_checked(compiling, tmp_path):
-    steps, line = compiling
-    batch = torch.randn(1, 3, 8, 8)
-    known = contract.record(net(), batch, {"conv2d_memory_format": {}})
-    assert contract.check(net(), batch, known).status == "kept"
-    with pytest.raises(ConfigError) as raised:
-        contract.check(net(), batch, dataclasses.replace(known, steps=steps))
-    assert str(raised.value).startswith(line)
-    assert not (tmp_path / "MARKER").exists()
 
 
 # ---- every option of every step

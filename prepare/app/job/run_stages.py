@@ -29,7 +29,7 @@ from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_c
 from prepare.core.forward.example_input import Example, build_examples
 from prepare.core.forward.nested import arguments
 from prepare.core.forward.run_example import count_layouts, own_changes, run_example
-from prepare.core.forward.workload import Workload, head_of, least_batch, naming, sizes_of
+from prepare.core.forward.workload import Workload, head_of, least_batch
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.machine import how_threads_wait
 from prepare.core.utils.progress import Stage as Progress
@@ -93,11 +93,8 @@ def _begun(
     progress: Progress,
 ) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
-    steps = settings.steps
-    for stage in stages:
-        steps = dict(stage.steps(settings, steps, model))
     applies = tasks()[settings.task].prepares or not stages
-    declared = Pipeline.from_config(steps) if applies else Pipeline([])
+    declared = Pipeline.from_config(settings.steps) if applies else Pipeline([])
     workload = _workload(settings)
     batch = least_batch(workload)
     with stage_if(applies, progress, "planning"):
@@ -117,7 +114,6 @@ def _begun(
         plan=plan,
         folder=folder,
         build=lambda: model_of(settings, build, stages),
-        locate=locate_named,
         progress=progress,
     )
     # A plan may be for another machine, and needs no batch there.
@@ -201,7 +197,6 @@ def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show:
         task=settings.task,
         found=work.found,
         notes=work.notes,
-        warnings=[str(warning) for warning in plan.warnings],
         amp=settings.amp,
         fail_on=settings.fail_on,
         waiting=how_threads_wait() if torch.get_num_threads() > 1 else "",
@@ -269,29 +264,21 @@ def _worked(work: StageContext, stages: list[Stage], results: Results, show: Sho
     return results
 
 
-def _run_example(work: StageContext) -> tuple[ExampleRun | None, tuple[float, ...]]:
-    """Call the prepared model with its example; return what that shows, and the seconds at each size."""
+def _run_example(work: StageContext) -> tuple[ExampleRun | None, float]:
+    """Call the prepared model with its example; return what that shows, and its seconds."""
     if not work.formatted:
-        return None, (0.0,)
+        return None, 0.0
     if contains_compiled(work.model):
         with work.progress("compiling at the first call"):
             run_example(work.model, work.formatted, amp=work.amp)
 
-    took: tuple[float, ...] = ()
     with work.progress("running the example input"):
         forward = run_example(work.model, work.formatted, amp=work.amp)
-        for size, example in sizes_of(work.workload):
-            with naming(size):
-                run = forward
-                if size.name:
-                    formatted = work.pipeline.formatted(example)
-                    run = run_example(work.model, formatted, amp=work.amp)
-                took += (run.seconds,)
     if note := own_changes(work.model, forward):
         work.notes.append(note)
     formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
     convolutions = count_layouts(forward.calls, formats)
-    return ExampleRun(forward.inputs, forward.output, convolutions), took
+    return ExampleRun(forward.inputs, forward.output, convolutions), forward.seconds
 
 
 def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | None:

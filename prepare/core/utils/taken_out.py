@@ -9,8 +9,6 @@ TAKEN_OUT = {
     "task=reduce": "task=prepare mode=train verify=full, which names the first module that is wrong",
     "steps.quantize": "torchao.quantize_(model, config) on the prepared model, or in a step of your own",
     "tune.allow=quantize": "torchao.quantize_(model, config) on the prepared model",
-    **dict.fromkeys(("doctor share", "doctor --folder", "doctor folder"), "what `doctor` prints"),
-    "doctor --dry-run": "doctor --device cpu",
     "export=executorch": "export=torch_export, which writes the program that ExecuTorch takes",
     "export=tensorrt": "export=onnx; TensorRT's trtexec reads that file on its own machine",
     "steps.compile.backend=openvino": "task=export export=openvino",

@@ -64,7 +64,6 @@ def bench_document(shown: ReportContext) -> Document | None:
     if isinstance(bench, Comparison):
         return comparison_document(bench)
     wrong, busy = is_wrong(verification), bench.busy
-    wrong_text = "; but its outputs are wrong" if wrong else ""
     return Document(
         name=_SECTION,
         title=FASTER,
@@ -73,11 +72,6 @@ def bench_document(shown: ReportContext) -> Document | None:
         head="faster",
         answers=(_answer(bench, busy, wrong=wrong),),
         advice=tuple(_advice(bench)),
-        rows=tuple(
-            (FASTER.lower(), case_sentence(each) + (wrong_text if each.comparison else ""))
-            for c in bench.cases
-            for each in (c, *c.sizes.values())
-        ),
         notes=(
             *((busy,) if busy and busy.partition(";")[0] not in _row_line(bench) else ()),
             *_repeats(bench),

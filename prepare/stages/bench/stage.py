@@ -61,8 +61,7 @@ class BenchStage(Stage):
         from prepare.stages.bench.time_prepared import time_limit
 
         is_short = self.level == "short" and self.seconds is None
-        steps = work.step_seconds()
-        return sum(time_limit(self.budget, step) if is_short else self.budget for step in steps)
+        return time_limit(self.budget, work.step_seconds()) if is_short else self.budget
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None:

@@ -41,7 +41,6 @@ def export_document(shown: ReportContext) -> Document | None:
         answers=(_answer(export),),
         advice=tuple(_advice(export)),
         rows=(("exported", export_sentence(export)), *_size_rows(export)),
-        details=(("inputs", _layouts(export)), *(("taken out", text) for text in taken_out)),
         parts=lambda: tuple(_parts(export, taken_out)),
         lead=tuple(_code(export)),
     )

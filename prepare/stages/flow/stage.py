@@ -180,7 +180,7 @@ def _with_remedy(work: StageContext, flow: Flow) -> Flow:
         return flow
     from prepare.stages.flow.find_remedy import find_remedy
 
-    bare = bare_tree(work, "runtime")  # a compiled model calls the original
+    bare = _bare(work, "runtime")  # a compiled model calls the original
     left = {s for name in stages_of(work.settings.task) for s in work.stages[name].leaves_out()}
     remedy = find_remedy(
         bare,
@@ -198,10 +198,10 @@ def _without_repairs(work: StageContext) -> nn.Module | None:
     structure = [step for step in work.pipeline.steps.values() if step.phase == "structure"]
     if not any(step.only_layouts and step.can_undo() for step in structure):
         return None
-    return bare_tree(work, "structure", "runtime")
+    return _bare(work, "structure", "runtime")
 
 
-def bare_tree(work: StageContext, *phases: str) -> nn.Module:
+def _bare(work: StageContext, *phases: str) -> nn.Module:
     """Return a copy of the model that shares its tensors, without the steps of some phases."""
     from prepare.core.model.module_tree import copy_tree
 

@@ -109,8 +109,6 @@ class PreparedCandidate:
                     memory=max(_MIN_CHECK_MEMORY, int(_MEMORY_PART * free)),
                     _exact_runs=exact,
                     amp=tuning.amp,
-                    metric=tuning.limit.metric if tuning.limit else None,
-                    max_drop=tuning.limit.max_drop if tuning.limit else None,
                 )
         except Exception as error:  # out of memory, or a candidate that no check anticipates
             reason = f"it raised {type(error).__name__}: {first_line(error)}"

@@ -91,10 +91,9 @@ def tune_document(shown: ReportContext) -> Document | None:
         head=f"tune ({_step(tuning)})",
         answers=(_faster(tuning), _right(tuning)),
         advice=tuple(_advice(tuning)),
-        parts=lambda: (*_in_terminal(tuning, shown), *_on_page(tuning)),
+        parts=lambda: (*_in_terminal(tuning), *_on_page(tuning)),
         # As many bars as fit on the first screen; the section has them all.
         lead=(Charts(charts=tuple(replace(c, rows=c.rows[:_BARS]) for c in _bars(tuning))),),
-        is_whole=True,
     )
 
 
@@ -186,7 +185,7 @@ def _advice(tuning: Tuning) -> Iterator[Advice]:
         yield Advice(90, "plain", "Leave the model as it is", "no correct recipe is faster")
 
 
-def _in_terminal(tuning: Tuning, shown: ReportContext) -> Iterator[Part]:
+def _in_terminal(tuning: Tuning) -> Iterator[Part]:
     ranked = [row for row in _ranked(tuning) if row.ratio is not None]
     compiled = any(row.first_seconds is not None for row in ranked)
     places = [[title for title, _ in _COLUMNS].index(title) for title in _SHORT][: 6 + compiled]
@@ -211,8 +210,6 @@ def _in_terminal(tuning: Tuning, shown: ReportContext) -> Iterator[Part]:
     yield Text(text=_measured(tuning), where="terminal")
     for note in tuning.notes:
         yield Text(text=f"note: {note}", where="terminal")
-    if shown.folder:
-        yield Text(text=f"details are in {shown.file('tune.json')}", where="terminal")
 
 
 def _on_page(tuning: Tuning) -> Iterator[Part]:

@@ -51,7 +51,6 @@ from prepare.steps.input_format import InputFormat
 if TYPE_CHECKING:
     from prepare.core.utils.progress import Stage
     from prepare.stages.tune.stage import TuneStage
-    from prepare.stages.verify.metric import Limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +62,6 @@ class TuningSession:
     options: TuneStage
     mode: Literal["eval", "train"]
     amp: Amp = "none"
-    limit: Limit | None = None
     declared: Mapping[str, Any] = field(default_factory=dict)
     seed: int
     progress: Stage
@@ -256,8 +254,6 @@ class TuningSession:
     def _limits(self) -> dict[str, Any]:
         """Return the user's own limits, and the number of calls, as a part of the conditions."""
         limits: dict[str, Any] = {}
-        if self.limit is not None:
-            limits |= {"metric": self.limit.identity, "max_drop": self.limit.max_drop}
         if self.max_memory is not None:
             limits["max_memory"] = self.max_memory
         if self.options.calls is not None:

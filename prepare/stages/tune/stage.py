@@ -81,7 +81,7 @@ class TuneStage(Stage):
         from prepare.stages.tune import tune
         from prepare.stages.tune.records import StoppedTuning
 
-        settings, verify = work.settings, work.stages["verify"]
+        settings = work.settings
         work.needed_example()
         try:
             found = tune(
@@ -93,8 +93,6 @@ class TuneStage(Stage):
                 budget=self.budget,
                 declared={**settings.steps, **_chosen_options(work)},
                 cache=self.cache,
-                metric=verify.located(work.locate),
-                max_drop=verify.max_drop,
                 max_memory=self.max_memory,
                 calls=self.calls,
                 seed=settings.seed,
