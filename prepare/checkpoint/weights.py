@@ -36,7 +36,7 @@ from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.known_issue_checks import KnownIssues, check_known_issues
 from prepare.pipeline.preconditions import fsdp_problems, scripted_problems
 from prepare.pipeline.tensor_table import TensorRequest, preserved_stride
-from prepare.pipeline.transfer import Move, Transfer
+from prepare.pipeline.transfer import Move, Transfer, check_cast
 from prepare.step import ModuleStep, TensorStep
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -202,6 +202,10 @@ def _filled(
         raise CheckpointError.of([Problem(_where(path), each) for each in wrong]) from error
     if on_meta:
         _make_final(model, table.requests)
+    for request in table.requests:
+        if request.path in state and not request.tensor.is_meta:
+            loaded = request.tensor.detach()
+            check_cast(request.path, state[request.path], loaded, clamp=request.clamp)
     return tuple(found.missing_keys), tuple(n for n in found.unexpected_keys if n in state)
 
 

@@ -27,6 +27,7 @@ from checkpoint_nets import (
     write,
 )
 from failing_calls import FailAt
+from failing_operations import first_middle_and_last, interrupt_at
 from prepare.checkpoint import load, save
 from prepare.checkpoint.init_empty import build_empty, empty_parameters
 from prepare.errors import (
@@ -612,3 +613,23 @@ def test_a_resumed_optimizer_matches_the_loaded_layout(path):
     moment = fresh.state[resumed[0].weight]["exp_avg"]
     assert moment.stride() == resumed[0].weight.stride()
     assert not layout.check(resumed, optimizer=fresh)
+
+
+def test_an_interrupt_at_many_lines_leaves_the_model_whole(path):
+    write(small(), path)
+    layout = Pipeline.from_config({"conv2d_memory_format": {}})
+    places, model = [], small()
+    with interrupt_at(-1, places):
+        load(path, model, pipeline=layout)
+    done = 0
+    for line in first_middle_and_last(places)[::40]:
+        model = small()
+        before = state_of(model)
+        try:
+            with interrupt_at(line):
+                load(path, model, pipeline=layout)
+        except KeyboardInterrupt:
+            done += 1
+            whole = model[0].weight.stride(1) == 1  # held until everything was done
+            assert whole or same_state(state_of(model), before), places[line - 1]
+    assert done > 10
