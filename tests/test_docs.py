@@ -1,5 +1,6 @@
 """The pages: every block runs, and every link, file and test that a page names exists."""
 
+import ast
 import doctest
 import pkgutil
 import re
@@ -166,7 +167,7 @@ def own_states():
 
 
 # Pages whose commands take long, and the reasons of decisions, run in the full counts.
-LONG = ("README", "sweeps", "exporting", "reports", "tuning", "workload", "many-machines", "replay",
+LONG = ("README", "sweeps", "exporting", "reports", "tuning", "workload", "many-machines",
         "inference", "timing", "verification", "output", "frameworks", "layout",
         "agents", "precision", "rewrites")  # fmt: skip
 
@@ -224,7 +225,7 @@ def test_every_test_that_a_page_names_exists(page):
 
 
 def functions(file: str) -> set[str]:
-    path = next(TESTS.rglob(file), None)
+    path = next((ROOT / "tests").rglob(file), None)
     tree = ast.parse(path.read_text() if path else "")
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 

@@ -1,4 +1,4 @@
-"""Answer the commands and flags beside those of a run: steps, diff, summary, replay, --help, --version."""
+"""Answer the commands and flags beside those of a run: steps, diff, summary, --help, --version."""
 
 from __future__ import annotations
 
@@ -82,18 +82,10 @@ def _summary(argv: list[str]) -> int:
     return DONE
 
 
-def _replay(argv: list[str]) -> int:
-    require_packages("hydra", "rich")
-    from prepare.app.cli.replay import replay
-
-    return replay(argv)
-
-
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "steps": _steps,
     "diff": _diff,
     "summary": _summary,
-    "replay": _replay,
 }
 
 

@@ -19,9 +19,6 @@ USAGES = {
     "steps": "steps [NAME]\n  Show the installed steps, or one, with their options.",
     "diff": "diff A B [--all] [--page FILE.html]\n  Compare two runs' folders, audits or recipes.",
     "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
-    "replay": "replay FOLDER [model._target_=NAME] [weights=FILE] [verify=LEVEL] [bench=LEVEL]"
-    " [hydra.run.dir=FOLDER]\n"
-    "  Verify and time on this machine what a run has prepared elsewhere.",
 }
 WITH_VALUE = (
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"),

@@ -13,7 +13,7 @@ quarter of that; it is used without libyaml, and for escaped surrogates, which l
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
@@ -63,17 +63,8 @@ class YamlDocument(NamedTuple):
     at: Callable[[tuple], str]
 
 
-def read(
-    text: str | bytes,
-    where: str,
-    *,
-    remedy: str,
-    keys: Collection[str] = (),
-) -> YamlDocument:
-    """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty.
-
-    `keys` are allowed though they begin with `_`.
-    """
+def read(text: str | bytes, where: str, *, remedy: str) -> YamlDocument:
+    """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty."""
     text = _decoded(text, where).removeprefix("\ufeff")
     loader = _loader_of(text)
     if loader is _SLOW and len(text) > _MAX_SLOW:
@@ -81,7 +72,7 @@ def read(
         raise RecipeError(where, f"{reason}, and is larger than {_MAX_SLOW:,} characters", _SHORTER)
     if (run := _blanks_in_a_row(text)) * len(text) > _MOST_BLANKS:
         raise RecipeError(where, f"holds {run:,} blanks in a row, or more", "remove them")
-    reader = _Reader(yaml.parse(text, Loader=loader), text, where, keys)
+    reader = _Reader(yaml.parse(text, Loader=loader), text, where)
     return YamlDocument(reader.document(remedy), reader.at)
 
 
@@ -130,14 +121,8 @@ def kind_of(value: object) -> str:
 class _Reader:
     """Build the value of one YAML document from its events; raise RecipeError for all but data."""
 
-    def __init__(
-        self,
-        events: Iterator[yaml.Event],
-        text: str,
-        where: str,
-        keys: Collection[str] = (),
-    ) -> None:
-        self.events, self.text, self.where, self.keys = events, text, where, keys
+    def __init__(self, events: Iterator[yaml.Event], text: str, where: str) -> None:
+        self.events, self.text, self.where = events, text, where
         self.count = 0
         self.lines: dict[tuple, int] = {}
 
@@ -210,7 +195,7 @@ class _Reader:
         if not isinstance(key, str):
             wrong = f"holds the key {short_repr(event.value)}, which is {kind_of(key)}"
             self.refuse(event, wrong, "put quotes around it")
-        if key not in self.keys and (wrong := _key_trouble(key)):
+        if wrong := _key_trouble(key):
             self.refuse(event, wrong, "remove it")
         return key
 

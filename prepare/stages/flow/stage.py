@@ -12,16 +12,12 @@ from prepare.stages.registry import stage, stages_of
 from prepare.stages.stage import Stage, StageContext, Task, key
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import nn
 
     from prepare.core.document import Document, ReportContext
     from prepare.stages.flow.records import Flow
 
 Level = Literal["none", "predict", "observe"]
-# Written by `task=flow` alone.
-_SARIF = "flow.sarif"
 
 
 @stage("flow")
@@ -50,10 +46,6 @@ class FlowStage(Stage):
 
         return {"flow.json": Flow, "flow_before.json": Flow}
 
-    @classmethod
-    def files_in(cls, folder: Path) -> Iterable[str]:
-        return (*super().files_in(folder), _SARIF)
-
     def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
         if config.get("task") == "flow" and self.level == "none":
             wrong = "task=flow cannot run without a flow"
@@ -66,16 +58,8 @@ class FlowStage(Stage):
         return why_not_kept(found.get("flow"))
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
-        if work.settings.task != "flow":
-            return self._follow(work)
-        from prepare.stages.flow.sarif import write_sarif
-
-        records = self._follow(_with_steps(work))
-        if "flow" in records:
-            write_sarif(records["flow"], work.folder / _SARIF)
-        return records
-
-    def _follow(self, work: StageContext) -> Mapping[str, Any]:
+        if work.settings.task == "flow":
+            work = _with_steps(work)
         if self.level == "none" or not work.formatted:
             return {}
         from prepare.stages import flow
