@@ -28,7 +28,6 @@ from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.stages.flow.causes import breaks_text, event_name, layout_causes, named
 from prepare.stages.flow.pictures import layout_strip, module_tree, style_of, styles_of
-from prepare.stages.flow.published import expectations
 from prepare.stages.flow.records import NOT_ASKED, Event, Flow
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ def flow_document(shown: ReportContext) -> Document | None:
         advice=tuple(_advice(flow, before, shown.found.get("bench"))),
         parts=lambda: (
             *_in_terminal(flow),
-            *(() if shown.found.get("bench") else _expected(flow, alone=shown.ran is None)),
             *_on_page(flow, before),
         ),
     )
@@ -205,11 +203,6 @@ def _break(event: Event) -> tuple[str, str, str, int, str]:
     operand = event.operand.rpartition("; ")[2] if "; " in event.operand else ""
     place = ", ".join(filter(None, (event.source, operand)))
     return event.module or _ROOT, cause, place, event.count, size(event.bytes)
-
-
-def _expected(flow: Flow, *, alone: bool) -> Iterator[Part]:
-    """Yield what others measured on a GPU, where the flow is for one; a run's terminal has it as a note."""
-    yield Items(texts=tuple(expectations(flow)), kind="note", where="" if alone else "page")
 
 
 def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
