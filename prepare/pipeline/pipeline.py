@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 
 from prepare import recipe
 from prepare.core.forward.autocast import Amp
+from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example
 from prepare.core.forward.nested import arguments
-from prepare.core.forward.workload import each_of, least_batch
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.process_state import paused_collector
@@ -247,7 +247,7 @@ class Pipeline:
         Known slow cases are listed in `plan(model).warnings`. With "warn", what would end the process in
         training is repaired, if a repair exists.
 
-        With `example`, a batch before `format` or a Workload, the steps whose options depend on one choose
+        With `example`, a batch before `format`, the steps whose options depend on one choose
         them first, as on the command line: `keep_layout` the calls that its layout flow names. The options
         chosen are those of this pipeline from then on. The other steps are tried on a copy of the model.
 
@@ -262,7 +262,7 @@ class Pipeline:
         batch = None
         if example is not None:
             self.choose(model, example, amp)
-            batch = least_batch(example)
+            batch = call_of(example).batch
         with held_interrupts(may_hang=True), remembering():
             start = time.perf_counter()
             optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
@@ -313,10 +313,10 @@ class Pipeline:
     def choose(self, model: nn.Module, example: Any, amp: Amp = "none") -> None:
         """Let the steps that ask for an example choose their options, as `apply(model, example=)` does.
 
-        `example` is a batch before `format`, or a Workload; the model stays as it is.
+        `example` is a batch before `format`; the model stays as it is.
         """
         check_module(model)
-        given = each_of(example, _as_example)
+        given = Example(*arguments(example))
         for step in [step for step in self.steps.values() if step.without_example()]:
             copied = copy_tree(model, cache(clone_of))  # a shared tensor stays one
             chosen, notes = self.step_for(step, copied, given, amp)
@@ -336,7 +336,7 @@ class Pipeline:
         others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
-        step, given = step.bind(steps), each_of(example, others.formatted)
+        step, given = step.bind(steps), others.formatted(example)
         if not step.measures:
             return step.for_example(copied, given, backward=backward, amp=amp)
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
@@ -378,7 +378,7 @@ class Pipeline:
         weights, without which the model raises; the step `input_format` gives the memory format too.
         """
         for step in self._phases.inputs or self._needed_format():
-            batch = each_of(batch, step.format)
+            batch = step.format(batch)
         return batch
 
     def _needed_format(self) -> list[InputFormat]:
@@ -398,10 +398,6 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline.from_config({self.to_config()!r})"
-
-
-def _as_example(batch: Any) -> Example:
-    return Example(*arguments(batch))
 
 
 def _check_strict(strict: object) -> None:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
     from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
-    from prepare.core.forward.workload import Workload
     from prepare.core.utils.progress import Stage as Progress
     from prepare.pipeline import Pipeline
     from prepare.pipeline.plan import Plan
@@ -132,9 +131,7 @@ class StageContext:
         model: the model; prepared in place before the stages run.
         settings: the settings of the run.
         stages: every installed stage with its options, by name.
-        example: the example input as declared, of several sizes the one with the most weight; None if there
-            is none.
-        workload: the example, or a Workload of all sizes: for the functions that take one.
+        example: the example input as declared; None if there is none.
         formatted: the example as the pipeline formats it.
         pipeline: the pipeline that is applied, or was.
         plan: its plan, made before.
@@ -156,7 +153,6 @@ class StageContext:
     plan: Plan
     folder: Path
     build: Callable[[], torch.nn.Module]
-    workload: Example | Workload | None = None
     formatted: Example | None = None
     reference: torch.nn.Module | str | None = None
     unchanged: bool = False
@@ -164,9 +160,6 @@ class StageContext:
     progress: Progress = lambda _: nullcontext()
     found: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.workload = self.workload or self.example
 
     @property
     def training(self) -> bool:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import prepare
-from prepare import Workload, predict, verify
+from prepare import predict, verify
 from prepare.app.cli import main as cli
 from prepare.audit import Audit, audit
 from prepare.errors import ConfigError, PatternError
@@ -457,19 +457,6 @@ def test_a_user_class_gets_a_name_of_its_rewrite():
     assert type(model[0]).__name__ == "OneFrameCausal"
     assert isinstance(model[0], Causal)
     assert not isinstance(model[0], LinearConv2d)
-
-
-@pytest.mark.parametrize(("large", "kept"), [(0.9, True), (1.6, False)])
-def test_what_loses_at_one_size_of_a_workload_is_left_alone(large, kept, monkeypatch):
-    model = nn.Sequential(nn.Conv2d(4, 4, 1))
-
-    def timed(timer, module, call, rewrites):
-        return 1.0, {each.name: 0.2 if len(call.x) == 1 else large for each in rewrites}
-
-    monkeypatch.setattr(_choose._Timer, "timed", timed)
-    sizes = [torch.randn(1, 4, 4, 4), torch.randn(4, 4, 4, 4)]
-    pipeline({"keep_layout": {}}).apply(model, example=Workload(sizes, weights=[100, 0]))
-    assert (type(model[0]) is not nn.Conv2d) == kept
 
 
 CONV = (

@@ -25,11 +25,11 @@ from prepare.app.job.build_model import (
 from prepare.app.job.model_target import locate_named, without_method
 from prepare.app.job.results import ExampleRun, Results, Show
 from prepare.audit import audit
+from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
-from prepare.core.forward.example_input import Example, build_examples
+from prepare.core.forward.example_input import Example, build_example
 from prepare.core.forward.nested import arguments
 from prepare.core.forward.run_example import count_layouts, own_changes, run_example
-from prepare.core.forward.workload import Workload, head_of, least_batch
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.machine import how_threads_wait
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
@@ -94,24 +94,21 @@ def _begun(
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
     applies = tasks()[settings.task].prepares or not stages
     declared = Pipeline.from_config(settings.steps)
-    workload = _workload(settings)
-    batch = least_batch(workload)
+    example = _example(settings)
+    batch = call_of(example).batch if example else None
     with progress("planning"):
         plan = plan_of(settings, model, declared, batch)
     # Without `strict` only the errors that are known to give wrong numbers.
     errors = [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]
     if errors and applies:
         raise combined(errors)
-    if not applies:
-        declared = Pipeline([])
-    elif plan.steps != declared.to_config():  # with the repairs of what would end the process
-        declared = Pipeline.from_config(plan.steps)
+    # The plan has the repairs of what would end the process.
+    declared = Pipeline.from_config(plan.steps) if applies else Pipeline([])
     work = StageContext(
         model=model,
         settings=settings,
         stages=settings.stages,
-        example=(example := head_of(workload)),
-        workload=workload,
+        example=example,
         pipeline=declared,
         plan=plan,
         folder=folder,
@@ -138,18 +135,13 @@ def _begun(
     return work
 
 
-def _workload(settings: Settings) -> Example | Workload | None:
-    """Return the example input, or all sizes if several are declared; None if there is none."""
-    entries, weights = zip(*build_examples(settings.input, settings.seed), strict=True)
-    examples = [_made(entry, settings.seed) for entry in entries]
-    return Workload(examples, weights=weights) if len(examples) > 1 else examples[0] or None
-
-
-def _made(example: Example, seed: int) -> Example:
-    """Return the example itself, or what the function that it names returns."""
-    if example.factory is None:
-        return example
-    return Example(*arguments(call_named(example.factory, "input.factory", seed)))
+def _example(settings: Settings) -> Example | None:
+    """Return the example input, or what the function that it names returns; None if there is none."""
+    example = build_example(settings.input, settings.seed)
+    if example.factory is not None:
+        made = call_named(example.factory, "input.factory", settings.seed)
+        example = Example(*arguments(made))
+    return example or None
 
 
 def _require_devices(work: StageContext) -> None:
@@ -178,7 +170,7 @@ def _for_example(work: StageContext) -> Pipeline:
             except CopyError as error:
                 work.notes.append(f"steps.{step.name}.{step.without_example()}: {error}")
                 continue
-            found, notes = work.pipeline.step_for(step, copied, work.workload, work.amp)
+            found, notes = work.pipeline.step_for(step, copied, work.example, work.amp)
             config[step.name] = found.to_options()
             work.notes += notes
     if config == work.pipeline.to_config():

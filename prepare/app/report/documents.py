@@ -101,9 +101,8 @@ def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
 
 def _has_failed(run: SavedResults) -> bool:
     """Return whether a run did not come to its end; one that fails a check has, and its answers say why."""
-    result = run.result
-    is_checked = result is not None and result.status == "verification_failed"
-    return bool(result is not None and result.error and run.audit is None and not is_checked)
+    status = run.result.status if run.result is not None and run.result.error else "ok"
+    return run.audit is None and status not in ("ok", "verification_failed")
 
 
 def cards_of(documents: Iterable[Document], default: Iterable[Advice] = ()) -> list[Answer]:

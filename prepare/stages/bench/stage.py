@@ -74,7 +74,7 @@ class BenchStage(Stage):
         with work.progress("timing it against the unprepared model") as tell:
             found = time_models(
                 Models(unprepared=reference, prepared=work.model, pipeline=work.pipeline),
-                work.workload,
+                work.example,
                 level=self.level,
                 mode=work.settings.mode,
                 took=work.took,
@@ -102,8 +102,6 @@ class BenchStage(Stage):
         for case in bench.cases:
             start = "" if case is bench.cases[0] else f"{case.what.replace(' ', '_')}_"
             found |= _figures(case, start)
-            for size, each in case.sizes.items():
-                found |= _figures(each, f"{start}{size.key}_")
         return found
 
     @classmethod

@@ -28,7 +28,6 @@ from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.stages.flow.causes import breaks_text, event_name, layout_causes, named
 from prepare.stages.flow.pictures import layout_strip, module_tree, style_of, styles_of
-from prepare.stages.flow.published import expectations
 from prepare.stages.flow.records import NOT_ASKED, Event, Flow
 
 if TYPE_CHECKING:
@@ -59,7 +58,6 @@ def flow_document(shown: ReportContext) -> Document | None:
         advice=tuple(_advice(flow, before, shown.found.get("bench"))),
         parts=lambda: (
             *_in_terminal(flow),
-            *(() if shown.found.get("bench") else _expected(flow, alone=shown.ran is None)),
             *_on_page(flow, before),
         ),
     )
@@ -102,31 +100,15 @@ def layout_remedy(flow: Flow) -> str:
 
 def _answer(flow: Flow, before: Flow | None) -> Answer:
     kind, answer, remark = _verdict(flow, before)
-    line = _lost_line(answer, remark) if answer.startswith("Lost") else ""
-    said = _lost(flow) if answer.startswith("Lost") else answer
-    sentence = f"Layout {said[0].lower()}{said[1:]}"
-    return Answer(LAYOUT, kind, answer, remark, sentence=sentence, line=line)
-
-
-def _lost_line(answer: str, remark: str) -> str:
-    """Return `LOST at 13 places (13 InstanceNorm3d): 4.3 MiB copied per forward`."""
+    sentence = f"Layout {answer[0].lower()}{answer[1:]}"
+    if not answer.startswith("Lost"):
+        return Answer(LAYOUT, kind, answer, remark, sentence=sentence)
     causes, _, rest = remark.partition("; ")
-    return f"LOST{answer[4:]} ({causes})" + (f": {rest}" if rest else "")
-
-
-def _lost(flow: Flow) -> str:
-    """Return `Lost at 13 places`, and how many more there are in backward."""
-    forward, backward = flow.summary["breaks"], flow.summary["backward"]["breaks"]
-    if not forward:
-        return f"Lost at {plural(backward, 'place')} in backward"
-    return f"Lost at {plural(forward, 'place')}" + f" and {backward:,} in backward" * bool(backward)
-
-
-def _lost_where(flow: Flow) -> str:
-    """Return `Lost at my_nets.py:8` if that is the only place, else how many places there are."""
     lost = [event for event in flow.events if event.kind == "break"]
-    is_one = sum(event.count for event in lost) == 1 and lost[0].source
-    return f"Lost at {printable(lost[0].source)}" if is_one else _lost(flow)
+    if len(lost) == lost[0].count == 1 and lost[0].source:
+        answer = answer.replace("1 place", printable(lost[0].source))
+    line = f"LOST{answer[4:]} ({causes})" + (f": {rest}" if rest else "")
+    return Answer(LAYOUT, kind, answer, remark, sentence=sentence, line=line)
 
 
 def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
@@ -142,10 +124,13 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
             remark += (
                 f"; {others:,} of {of} {'returns' if others == 1 else 'return'} another layout"
             )
-        return "bad", _lost_where(flow), remark
+        back = summary["backward"]["breaks"]
+        also = f" and {back:,} in backward" if back else ""
+        return "bad", f"Lost at {plural(summary['breaks'], 'place')}{also}", remark
     if summary["backward"]["breaks"]:
         remark = named(layout_causes(flow, "backward"))
-        return "bad", _lost(flow), remark
+        lost = plural(summary["backward"]["breaks"], "place")
+        return "bad", f"Lost at {lost} in backward", remark
     if set(flow.wanted.values()) <= {"contiguous"}:
         return "plain", "Contiguous", "channels-last was not requested"
     if before is not None and before.summary["breaks"]:
@@ -158,11 +143,8 @@ def why_not_kept(flow: Flow | None) -> str:
     if flow is None:
         return "layout not measured, without an example input or with flow=none"
     answer = _answer(flow, None)
-    return (
-        ""
-        if answer.kind == "good"
-        else f"layout {answer.line or f'{answer.answer}: {answer.remark}'}"
-    )
+    said = answer.line or f"{answer.answer}: {answer.remark}"
+    return "" if answer.kind == "good" else f"layout {said}"
 
 
 def _advice(flow: Flow, before: Flow | None, bench: Bench | None) -> Iterator[Advice]:
@@ -218,11 +200,6 @@ def _break(event: Event) -> tuple[str, str, str, int, str]:
     operand = event.operand.rpartition("; ")[2] if "; " in event.operand else ""
     place = ", ".join(filter(None, (event.source, operand)))
     return event.module or _ROOT, cause, place, event.count, size(event.bytes)
-
-
-def _expected(flow: Flow, *, alone: bool) -> Iterator[Part]:
-    """Yield what others measured on a GPU, where the flow is for one; a run's terminal has it as a note."""
-    yield Items(texts=tuple(expectations(flow)), kind="note", where="" if alone else "page")
 
 
 def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:

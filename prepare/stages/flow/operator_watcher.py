@@ -21,7 +21,6 @@ from prepare.stages.flow.torch_operators import (
     cudnn_format,
     hidden_copies,
     is_convolution,
-    multiplications,
     takes_values,
 )
 
@@ -99,11 +98,6 @@ class OperatorWatcher(TorchDispatchMode):
         if backend and phase == "forward":
             tensors = arguments["input"], arguments["weight"], output
             self.builder.add_convolution(site, tensors, backend)
-        if phase == "forward":
-            kind, count = multiplications(func, arguments, args, kwargs, output)
-            if kind == "product" and self.stack.is_in_convolution:
-                kind = "convolution"  # it was rewritten
-            self.builder.add_work(kind, count)
         operation = Operation(name, site, phase, backend, _is_view(func))
         for operand, tensor, layout in hidden_copies(name, arguments, memory_format):
             why = f"{operand} is {describe_layout(tensor)}, and the kernel works on {layout}"

@@ -63,7 +63,6 @@ class FlowStage(Stage):
         if self.level == "none" or not work.formatted:
             return {}
         from prepare.stages import flow
-        from prepare.stages.flow.published import expectations
 
         with work.progress("following the layout of activations"):
             follow: Any = flow.predict if self.level == "predict" else flow.observe
@@ -71,8 +70,6 @@ class FlowStage(Stage):
                 follow = partial(flow.predict, device="cuda")
             record = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
             work.notes += _batch_notes(work, record)
-            if work.settings.task == "flow":
-                work.notes[:0] = expectations(record, training=work.training)  # shown first
             if not work.pipeline.steps:
                 return {"flow": record}
             records = {"flow": _with_remedy(work, record)}

@@ -86,7 +86,7 @@ class TuneStage(Stage):
         try:
             found = tune(
                 work.model,
-                work.workload,
+                work.example,
                 allow=self.allow,
                 mode=settings.mode,
                 amp=work.amp,
@@ -113,14 +113,11 @@ class TuneStage(Stage):
         tuning = found.get("tune")
         if tuning is None:
             return {}
-        values = {
+        return {
             "winner": tuning.winner,
             "tune_rounds": tuning.rounds,
             "winner_time_ratio": finite(tuning.row(tuning.winner).ratio),
         }
-        if tuning.better:
-            values["second_recipe"] = tuning.better[1].recipe
-        return values
 
     @classmethod
     def document(cls, shown: ReportContext) -> Document | None:

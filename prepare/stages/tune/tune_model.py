@@ -56,16 +56,13 @@ def tune(
 
     Args:
         model: on the device where it will run, not compiled and not wrapped (DDP).
-        batch: a tensor, a tuple of positional arguments, a mapping of named arguments, or an Example; or a
-            Workload: the winner is then the best for the weighted whole among the recipes that are nowhere
-            slower than the best by more than 3 %, or two are better, see
-            `prepare.stages.tune.records.Tuning`.
+        batch: a tensor, a tuple of positional arguments, a mapping of named arguments, or an Example.
         allow: what may be tried besides float32 without a compiler: `bfloat16`, `half`, `compile`
             (inductor; in `eval` also with freezing).
         mode: `eval` times the forward and verifies outputs; `train` times forward and backward, and
             verifies gradients as well.
         amp: run the forward of every candidate under `torch.autocast` to this dtype.
-        budget: seconds, for all sizes together. A compilation or verification that has begun is finished, and
+        budget: seconds. A compilation or verification that has begun is finished, and
             the winner is always verified.
         declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
         cache: whether the result is cached, or the folder for it. A cached winner is verified again.

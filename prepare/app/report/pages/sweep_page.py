@@ -262,13 +262,9 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     statuses = Counter(row.status for row in rows)
     ok = statuses.pop("ok", 0)
     others = ", ".join(f"{n:,} {in_words(status)}" for status, n in statuses.items())
-    yield Answer(
-        "Did all rows end well?",
-        "good" if ok == len(rows) else "warn",
-        f"{ok:,} of {len(rows):,} ok",
-        others,
-        section="failures" if others else "rows",
-    )
+    kind, answer = "good" if ok == len(rows) else "warn", f"{ok:,} of {len(rows):,} ok"
+    section = "failures" if others else "rows"
+    yield Answer("Did all rows end well?", kind, answer, others, section=section)
 
 
 def _best(summary: Summary, groups: Sequence[RankedGroup]) -> Answer:
