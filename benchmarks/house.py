@@ -50,7 +50,7 @@ def measures(tree: Path) -> dict[str, Any]:
     steps = {path.stem for path in (package / "steps").glob("[a-z]*.py")} - _SHARED
     outside = [path for path in files if not path.is_relative_to(package / "steps")]
     found["names of steps outside steps/, without device"] = places(outside, steps)
-    for stage in ("patch", "contract", "export", "tune"):
+    for stage in ("patch", "contract", "tune"):
         folder = next(path for path in package.rglob(stage) if path.is_dir())
         others = [path for path in files if not path.is_relative_to(folder)]
         own = ".".join(folder.relative_to(tree).parts)

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import census
-import export
 import first_command
 import layout_repair
 import prepare_cost_pairs
@@ -319,7 +318,6 @@ TABLES: dict[str, Callable[[dict], list[str]]] = {
     "waiting": waiting_table,
     "startup": startup,
     "first_command": first_command_table,
-    "export": lambda found: export.table(found["cases"]),
     "sensitivity": sensitivity_table,
     "replay": lambda found: replay_zoo.table(found["rows"]),
     "rewrites layers": rewrites.table_of_layers,

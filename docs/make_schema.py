@@ -61,7 +61,7 @@ def write() -> None:
 def modeline(path: Path) -> str:
     """Return the line that names the schema of a shipped file; empty if it has none."""
     group = path.parent.relative_to(conf_dir()).as_posix()
-    if path.name != "config.yaml" and group in (".", "export", "launcher", "hydra/job_logging"):
+    if path.name != "config.yaml" and group in (".", "launcher", "hydra/job_logging"):
         return ""
     text = path.read_text(encoding="utf-8")
     name = "config" if path.name == "config.yaml" or text.startswith("# @package") else group
@@ -89,8 +89,6 @@ def _steps() -> dict[str, Any]:
 
 def _stage(cls: Any) -> dict[str, Any]:
     """Return the schema of the key of a stage: its options, or its level alone."""
-    if cls.name == "export":  # each exporter has keys of its own
-        return _OPEN
     keys = _properties(cls)
     for each in dataclasses.fields(cls):
         if about := each.metadata.get("help"):

@@ -20,7 +20,6 @@
     ├── VerificationError         a file that is not a verification
     ├── BenchError                a file that is not a bench
     ├── TuneError                 a file that is not a tuning
-    ├── ExportError               a file that is not an export
     ├── DoctorError               a file that is not a diagnosis
     ├── ContractError             a file that is not a contract
     ├── SweepError                the launcher of a sweep stopped before its end
@@ -216,10 +215,6 @@ class BenchError(PrepareError):
 
 class TuneError(PrepareError):
     """A file that is not a tuning."""
-
-
-class ExportError(PrepareError):
-    """A file that is not an export; the message says what it is, or what is missing."""
 
 
 class VerificationError(PrepareError):

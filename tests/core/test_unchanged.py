@@ -14,15 +14,12 @@ import stateful_nets
 from fingerprint import difference, fingerprint, process_state
 from prepare import Workload
 from prepare.core.forward import unchanged as module
-from prepare.core.forward.call import Call
 from prepare.core.forward.example_input import Example
 from prepare.core.forward.run_example import own_changes, run_example
 from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.errors import ModelError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare
-from prepare.stages.export.captured import capture
-from prepare.stages.export.reference import outputs_of
 from prepare.stages.flow import observe, predict
 from prepare.stages.verify import verify
 from stateful_nets import STATEFUL, Random
@@ -45,12 +42,6 @@ def look(model, reference, pipeline, x):
         guard.look(Workload([pipeline.format(x)]))
 
 
-def export(model, reference, pipeline, x):
-    with contextlib.suppress(Exception):  # torch.export refuses most of them
-        outputs_of(model, Call((x,), {}))
-        capture(model, Call((x,), {}), ())
-
-
 CALLS = {
     "run": run,
     "observe": lambda m, r, p, x: observe(m, p.format(x)),
@@ -63,7 +54,6 @@ CALLS = {
         r, m, x, pipeline=p, metric=lambda net, given: float(net(given).mean()), max_drop=1.0
     ),
     "look": look,
-    "export": export,
 }
 
 
@@ -110,7 +100,7 @@ def fresh(net):
 @pytest.mark.parametrize("part", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(STATEFUL))
 def test_no_kind_of_state_is_changed_by_a_call_of_ours(name, part):
-    others = ["predict", "verify", "bench", "look", "export"]
+    others = ["predict", "verify", "bench", "look"]
     if part:  # another one for each kind
         others = [others[sorted(STATEFUL).index(name) % len(others)]]
 

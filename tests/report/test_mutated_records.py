@@ -27,7 +27,6 @@ from prepare.errors import PrepareError
 from prepare.stages.bench.records import Bench
 from prepare.stages.contract.records import Contract, ContractCheck
 from prepare.stages.doctor.records import Diagnosis
-from prepare.stages.export.records import Export
 from prepare.stages.flow.records import Flow
 from prepare.stages.patch.records import Patch
 from prepare.stages.tune.records import Tuning
@@ -35,7 +34,7 @@ from prepare.stages.verify.records import Verification
 
 LOADERS = {
     "audit.json": Audit.load, "flow.json": Flow.load, "verify.json": Verification.load, "bench.json": Bench.load,
-    "tune.json": Tuning.load, "export.json": Export.load, "contract.json": ContractCheck.load, "patch.json": Patch.load,
+    "tune.json": Tuning.load, "contract.json": ContractCheck.load, "patch.json": Patch.load,
     "contract.yaml": Contract.load, "recipe.yaml": recipe.load, "doctor.json": Diagnosis.load,
 }  # fmt: skip
 

@@ -11,10 +11,6 @@ TAKEN_OUT = {
     "tune.allow=quantize": "torchao.quantize_(model, config) on the prepared model",
     **dict.fromkeys(("doctor share", "doctor --folder", "doctor folder"), "what `doctor` prints"),
     "doctor --dry-run": "doctor --device cpu",
-    "export=executorch": "export=torch_export, which writes the program that ExecuTorch takes",
-    "export=tensorrt": "export=onnx; TensorRT's trtexec reads that file on its own machine",
-    "steps.compile.backend=openvino": "task=export export=openvino",
-    "tune.allow=openvino": "task=export export=openvino",
     "optimize": "task=tune for the fastest recipe, or values with commas and --multirun",
     "hydra/sweeper=optuna": "task=tune for the fastest recipe, or values with commas and --multirun",
 }
