@@ -44,6 +44,7 @@ def test_a_result_holds_exactly_the_keys_that_others_may_rely_on(record):
         "done",
         "during",
         "amp",
+        "notes",
     ]
     assert (data["format"], data["version"]) == ("prepare.result", 1)
     assert data["status"] in STATUSES

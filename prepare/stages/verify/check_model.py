@@ -17,7 +17,6 @@ from prepare.core.forward.autocast import Amp, autocast, device_of, read_amp
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.stand_ins import lazy_parameter
-from prepare.core.forward.workload import for_each_size
 from prepare.core.model.devices import free_memory
 from prepare.core.model.threads import with_threads
 from prepare.core.utils.machine import usable_cores
@@ -29,7 +28,6 @@ from prepare.stages.verify.execution.determinism import training_flags
 from prepare.stages.verify.execution.runner import ExactRuns, ModelPair, raise_if_out_of_memory
 from prepare.stages.verify.execution.single_run import run_model, same_stand_in
 from prepare.stages.verify.inputs import VerificationCase, cases_for, resized
-from prepare.stages.verify.metric import Metric, check_metric, limit_of
 from prepare.stages.verify.static_checks import (
     cast_losses,
     check_casts,
@@ -59,7 +57,6 @@ _SAMPLES, _INTERVAL = 5, 0.004
 _LOADAVG = Path("/proc/loadavg")
 
 
-@for_each_size("batch")
 def verify(
     reference: nn.Module | Callable[[], nn.Module],
     prepared: nn.Module,
@@ -72,8 +69,6 @@ def verify(
     seconds: float | None = None,
     memory: int | None = None,
     amp: Amp = "none",
-    metric: Metric | None = None,
-    max_drop: float | None = None,
     _exact_runs: ExactRuns | None = None,
 ) -> Verification:
     """Check whether `prepared` computes the outputs and gradients of `reference`, within its dtype's error.
@@ -83,7 +78,7 @@ def verify(
             or a function that builds it, for a model that cannot be copied.
         prepared: the model that `apply` returned. Both models are restored: gradients, buffers, hooks, modes.
         batch: the input of the unprepared model: a tensor, a tuple of positional or a mapping of named
-            arguments, or an Example; or a Workload, of which every size is verified.
+            arguments, or an Example.
         level: `short` compares one mode on this batch. `full` compares eval and train mode, one and two
             samples, and inputs as they are and with a mean of 100 standard deviations.
         pipeline: the pipeline that prepared the model. It formats the batch, unless the model formats its
@@ -94,15 +89,11 @@ def verify(
             eval mode changes, fail it.
         gradients: compare gradients in mode `eval` too, where they are only reported.
         seconds: the time limit in seconds; by default 30, up to 300 for a large model or if other programs
-            use the processors, and 600 for `full`. Each size of a workload has that time.
+            use the processors, and 600 for `full`.
         memory: the memory limit in bytes; by default half of the free memory. Both are estimated
             before each run; a run that does not fit is reported as `cannot tell`, with the reason.
         amp: run the forward of the prepared model under `torch.autocast` to this dtype, with scaled gradients
             for float16. The tolerance is then that of the dtype; the exact run has no autocast.
-        metric: a function of (model, batch) that returns a number, more is better; it may load its own data.
-            It is evaluated on both models in eval mode, without gradients. The inputs of the prepared model
-            are formatted.
-        max_drop: by how much the prepared model's metric may be lower, or the verification fails.
 
     The reference runs in float64 if that fits into the limits, else in float32, and this run is taken as
     exact. Where float64 does not fit, or where kinks would hide errors of the gradients in mode `train`, each
@@ -116,10 +107,8 @@ def verify(
 
     Raises:
         RefusedError: both models are the same object, `level`, `mode` or `amp` is unknown, mode `train` is
-            requested without gradients, one of `metric` and `max_drop` is missing, or a lazy module has no
-            parameters yet.
+            requested without gradients, or a lazy module has no parameters yet.
     """
-    limit = limit_of(metric, max_drop)
     if not isinstance(reference, nn.Module):
         reference = reference()
     _check_arguments(reference, prepared, level=level, mode=mode, gradients=gradients)
@@ -164,8 +153,6 @@ def verify(
             is_safe = all(each.unsafe is None for each in comparisons)
             comparisons.append(comparison_of(first, compiled=True, gradients=gradients and is_safe))
             checks += comparisons[-1].checks()
-        if limit is not None:
-            checks.append(check_metric(models, limit, call))
         with eager_if_compiled(prepared):
             return conclude(
                 models, checks, comparisons, losses, level=level, mode=mode, budget=budget

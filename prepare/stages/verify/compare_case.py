@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -39,10 +39,6 @@ from prepare.stages.verify.tolerance import (
     rounding_step,
     sensitivity,
 )
-from prepare.stages.verify.witness import issue_of_gradients
-
-if TYPE_CHECKING:
-    from prepare.core.model.known_issues import Issue
 
 # Modules are compared alone if the whole model's gradients would hide systematic errors of this fraction.
 SHARP = 0.001
@@ -58,8 +54,7 @@ class CaseComparison:
     the prepared model runs with its compiler; in mode eval only its outputs are then compared, since it
     was compiled for inference. `cost` is the estimate of its call, if it is known. `raised` is the error
     of the prepared model, `retry_failure` the reason why a difference could not be compared again. `alone`
-    is the comparison of the modules alone, `unsafe` a run whose backward may end the process, `as_it_is` the
-    known issue by which the reference's own gradients are wrong.
+    is the comparison of the modules alone, `unsafe` a run whose backward may end the process.
     """
 
     models: ModelPair
@@ -75,7 +70,6 @@ class CaseComparison:
     retry_failure: str = field(default="", init=False)
     alone: ModuleDifferences | None = field(default=None, init=False)
     unsafe: RunResult | None = field(default=None, init=False)
-    as_it_is: Issue | None = field(default=None, init=False)
     _unaffordable: str = field(default="", init=False)
     runner: Runner = field(init=False, repr=False)
 
@@ -100,8 +94,6 @@ class CaseComparison:
             results = self.runner.run_all(self.case.call)
             changes = side_effects(self.runner, self.case, results)
             frozen = self._with_frozen_inputs(results)
-            if frozen is not None and self.runner.exact_dtype == torch.float64:
-                self.as_it_is = issue_of_gradients(self.runner, self.case.call, results)
         except CannotTellError as reason:
             return [self.check("outputs", "cannot tell", note=str(reason))]
         except PreparedModelError as error:

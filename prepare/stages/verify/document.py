@@ -15,7 +15,6 @@ from prepare.core.document import (
     Answer,
     Document,
     Folded,
-    Items,
     Part,
     ReportContext,
     Table,
@@ -51,7 +50,7 @@ def verify_document(shown: ReportContext) -> Document | None:
     verification = shown.found.get("verify")
     if verification is None:
         return _without(shown)
-    finds, wrong = sensitivity_text(verification), verification.status == "fail"
+    wrong = verification.status == "fail"
     return Document(
         name="verify",
         title=RIGHT,
@@ -60,22 +59,10 @@ def verify_document(shown: ReportContext) -> Document | None:
         head=f"verify ({verification.level})",
         answers=(_answer(verification),),
         advice=tuple(_advice(verification)),
-        rows=((RIGHT.lower(), verdict_sentence(verification)), *_size_rows(verification)),
         notes=(verification.advice,) if wrong and verification.advice else (),
-        details=(("sensitivity", f"finds systematic errors from {finds}"),) if finds else (),
-        parts=lambda: (*_in_terminal(verification, shown), *_on_page(verification)),
+        parts=lambda: (*_in_terminal(verification), *_on_page(verification)),
         lead=(Text(text=verification.advice),) if wrong and verification.advice else (),
-        is_whole=wrong,
     )
-
-
-def _size_rows(verification: Verification) -> Iterator[tuple[str, str]]:
-    """Yield a row for each size of a workload; none for one size."""
-    for each in verification.sizes:
-        if each.size:
-            detail = each.reason if each.status != "pass" else error_text(each) or each.reason
-            text = f"{each.size.name} {doubt(each.status)}{f': {detail}' if detail else ''}"
-            yield RIGHT.lower(), printable(text)
 
 
 def _without(shown: ReportContext) -> Document | None:
@@ -83,12 +70,11 @@ def _without(shown: ReportContext) -> Document | None:
     if not shown.had("verify"):
         return None
     answer, remark = NOT_MEASURED, shown.without("verify")
-    rows: tuple[tuple[str, str], ...] = ()
     if shown.unchanged:
-        answer, remark, rows = "Unchanged", UNCHANGED, ((RIGHT.lower(), UNCHANGED),)
+        answer, remark = "Unchanged", UNCHANGED
     sentence = "" if shown.unchanged else "Results not measured"
     missing = Answer(RIGHT, "plain", answer, remark, sentence=sentence)
-    return Document(name="verify", place=40, answers=(missing,), rows=rows)
+    return Document(name="verify", place=40, answers=(missing,))
 
 
 def verify_sentence(verification: Verification) -> str:
@@ -100,9 +86,8 @@ def verify_sentence(verification: Verification) -> str:
 
 def verdict_sentence(verification: Verification) -> str:
     """Return one sentence: `pass: 4 checks against float64, ...`, `fail: outputs (eval mode): ...`."""
-    own = f"{verification.as_it_is}; " if verification.as_it_is else ""
     if verification.status != "pass":
-        return f"{doubt(verification.status)}: {own}{printable(verification.reason)}"
+        return f"{doubt(verification.status)}: {printable(verification.reason)}"
     checks = [check for check in verification.checks if check.status != "skipped"]
     reference = f" against {verification.reference}" if verification.reference else ""
     if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
@@ -112,7 +97,7 @@ def verdict_sentence(verification: Verification) -> str:
         reference += f", outputs at {tolerance_text(max(parts))}"
     skipped, hidden = skipped_outputs(verification), _hidden(verification)
     seen = "" if not hidden else f"{hidden}; " if skipped else f"outputs right; {hidden}; "
-    text = f"pass: {own}{seen}{plural(len(checks), 'check')}{reference}"
+    text = f"pass: {seen}{plural(len(checks), 'check')}{reference}"
     if skipped:
         text += f"; {skipped}"
     if verification.reason:
@@ -181,8 +166,6 @@ def _answer(verification: Verification) -> Answer:
     elif verification.status == "pass":
         is_wrong = any(check.status == "wrong" for check in verification.checks)
         kind, answer, remark, sentence = "good", "Yes", error_text(verification), "Right"
-        if own := verification.as_it_is:
-            remark, sentence = f"{own}; the prepared model: {remark}", f"Right, and {own}"
         if is_wrong:
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
@@ -205,7 +188,7 @@ def _advice(verification: Verification) -> Iterator[Advice]:
         yield Advice(72, "warn", answer, remark)
 
 
-def _in_terminal(verification: Verification, shown: ReportContext) -> Iterator[Part]:
+def _in_terminal(verification: Verification) -> Iterator[Part]:
     serious = [check for check in verification.checks if check.status in _SERIOUS]
     serious.sort(key=lambda check: _SERIOUS.index(check.status))
     titles = ("status", "what", "case", "worst", "error", "tolerance")
@@ -220,7 +203,6 @@ def _in_terminal(verification: Verification, shown: ReportContext) -> Iterator[P
         f"the first difference is in {verification.culprit}" if verification.culprit else "",
         verification.advice,
         _lost(verification.lost) if verification.lost else "",
-        f"details are in {shown.file('verify.json')}" if shown.folder else "",
     )
     for text in filter(None, texts):
         yield Text(text=text, where="terminal")
@@ -232,7 +214,6 @@ def _on_page(verification: Verification) -> Iterator[Part]:
         yield Text(text=f"The first difference is in {verification.culprit}.", where="page")
     if verification.advice:
         yield Text(text=verification.advice, where="page")
-    yield Items(texts=tuple(text for _, text in _size_rows(verification)), where="page")
     columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
     columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Tolerance", "number")]
     columns += [("Of the tolerance", "number")]

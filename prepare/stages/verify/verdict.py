@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from prepare.core.forward.float32_calls import CAST_STEP, keep_option
-from prepare.core.model.doctor_findings import CallIssues, describe
-from prepare.core.model.known_issues import REPAIR_STEP, Issue, issues
+from prepare.core.model.call_issues import CallIssues, describe
+from prepare.core.model.known_issues import REPAIR_STEP, issues
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.environment import environment
 from prepare.core.utils.wording import dropped, option, step
@@ -29,7 +29,7 @@ _NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm)
 # A cast is the cause if it alone moves the outputs of a module by this fraction of their scale.
 _LOSSY = 0.1
 # The checks whose causes are not in what the modules compute.
-_STATIC = frozenset({"metric", "flags", "values", "casts", "layout", "batch", "output memory"})
+_STATIC = frozenset({"flags", "values", "casts", "layout", "batch", "output memory"})
 
 
 def conclude(
@@ -64,16 +64,11 @@ def conclude(
         seconds=round(budget.spent(), 3),
         environment=environment(),
         amp=models.amp,
-        as_it_is=next((_as_it_is(c.as_it_is) for c in comparisons if c.as_it_is), ""),
     )
 
 
 def _owner(loss: Lost) -> str:
     return loss.tensor.rpartition(".")[0]
-
-
-def _as_it_is(issue: Issue) -> str:
-    return f"as it is, this model's gradients are wrong on this torch [{issue.name}]"
 
 
 def _diagnose(
@@ -291,16 +286,6 @@ def causes_of(  # noqa: PLR0912  one branch for each cause
         yield (
             f"{_half_dtype(half)} cannot hold its numbers, which became infinite, and make NaN of results: "
             f"{_keep(steps, name)}, or clamp them with {option(CAST_STEP, 'clamp', value=True)}"
-        )
-    if "metric" in failed:
-        yield (
-            "the metric is more sensitive to the errors of the dtype than the tolerance of outputs: allow a "
-            "larger max_drop, or take a precision with more digits"
-            + (
-                ", or keep the modules that prepare.stages.tune.keep_in_float32 finds"
-                if half
-                else ""
-            )
         )
     if "batch" in failed:
         yield (
