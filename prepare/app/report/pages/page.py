@@ -1,4 +1,4 @@
-"""HTML pages as single files without network access: of a run, of a diagnosis, of a comparison."""
+"""HTML pages as single files without network access: of a run, of a report on a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from prepare.app.report.run_documents import audit_facts, command, own_documents
 from prepare.app.report.sentences import bytes_text, convolutions_text, steps_text
 from prepare.core.document import Advice, Answer, Charts, Code, Document, Facts, Part
 from prepare.core.utils import files
-from prepare.core.utils.text import plural
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import PrepareError
 from prepare.stages.registry import ordered_stages
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from prepare.app.job.record import Result
-    from prepare.app.report.compare_runs import Differences
 
 NAME = "report.html"
 T = TypeVar("T")
@@ -155,19 +153,6 @@ def page(
         about=list(about),
         command=command,
         script=_script() if has_tables else None,
-    )
-
-
-def diff_page(differences: Differences) -> str:
-    """Return the page of two compared runs, audits or recipes; the same differences give the same bytes."""
-    total = plural(differences.total, "difference") if differences.total else "no difference"
-    sides = Facts(rows=(("A", differences.first), ("B", differences.second)))
-    return page(
-        differences.gist.replace("->", "→") or total,
-        differences.documents(),
-        verdict=total if differences.gist else "",
-        lead=[[sides]],
-        about=(f"comparison of two {differences.kind}s",),
     )
 
 
