@@ -42,7 +42,6 @@ SCREENSHOTS = {
     "timing-section": ("after", "bench", 620),
     "tune-page": ("tune", None, 900),
     "sweep-page": ("sweep", None, 1000),
-    "diff-page": ("diff", None, 760),
 }
 WIDTH, LIMIT = 1000, 150_000
 COLUMNS = 92
@@ -54,14 +53,11 @@ CHROMIUM = [
 
 
 def make_runs(folder: Path) -> None:
-    """Run every job anew, each in its folder, and compare the first two."""
+    """Run every job anew, each in its folder."""
     for name, words in RUNS.items():
         shutil.rmtree(folder / name, ignore_errors=True)
         key = "hydra.sweep.dir" if words[0] == "-m" else "hydra.run.dir"
         prepare([*words, f"{key}={name}"], folder)
-    shutil.rmtree(folder / "diff", ignore_errors=True)
-    (folder / "diff").mkdir()
-    prepare(["diff", "before", "after", "--page", "diff/report.html"], folder)
 
 
 def prepare(words: list[str], folder: Path) -> None:

@@ -158,8 +158,8 @@ class Table:
 
     `label` names it for screen readers, `title` heads it. `file` has all rows, if there are too many. `most`
     is the number of rows that a terminal prints, `noun` what a row is; `links` are the addresses of the rows,
-    empty for none. `form` is empty, `narrow`, `stacked` if a phone shows the cells of a row below each other,
-    or `stacked sides` if two of them are A and B.
+    empty for none. `form` is empty, `narrow`, or `stacked` if a phone shows the cells of a row below each
+    other.
     """
 
     label: str
