@@ -219,9 +219,8 @@ def _options(group: str, config_dir: str | None) -> dict[str, Path]:
 def _sentence(path: Path) -> str:
     """Return the first sentence of the comment at the top of a file."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    heads = ("# @package", "# yaml-language-server")
     comments = [
-        line[1:].strip() for line in lines if line[:1] == "#" and not line.startswith(heads)
+        line[1:].strip() for line in lines if line[:1] == "#" and not line.startswith("# @package")
     ]
     return re.split(r"(?<=[.:])\s+(?=[A-Z]|python )", " ".join(comments), maxsplit=1)[0].rstrip(":")
 
