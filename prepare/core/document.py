@@ -180,28 +180,6 @@ def columns(text: str) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A cell of a matrix: a style, a figure, words below it, and a text with the address that it leads to."""
-
-    style: str
-    figure: str
-    words: str = ""
-    text: str = ""
-    link: str = ""
-    is_best: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
-    """Coloured cells: a row is a name and its cells, None is no cell; `titles` head names and cells."""
-
-    caption: str
-    titles: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
-    where: Where = "page"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
     """Bars and planes; `file` is the picture of them in the folder of the run."""
 
@@ -272,7 +250,7 @@ class Folded:
     where: Where = "page"
 
 
-Part = Text | Items | Facts | Table | Matrix | Charts | Code | Strip | Tree | Folded
+Part = Text | Items | Facts | Table | Charts | Code | Strip | Tree | Folded
 Row = tuple[str, str]
 
 

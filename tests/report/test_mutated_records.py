@@ -25,14 +25,13 @@ from prepare.audit import Audit
 from prepare.core.utils.text import output_to
 from prepare.errors import PrepareError
 from prepare.stages.bench.records import Bench
-from prepare.stages.export.records import Export
 from prepare.stages.flow.records import Flow
 from prepare.stages.tune.records import Tuning
 from prepare.stages.verify.records import Verification
 
 LOADERS = {
     "audit.json": Audit.load, "flow.json": Flow.load, "verify.json": Verification.load, "bench.json": Bench.load,
-    "tune.json": Tuning.load, "export.json": Export.load,
+    "tune.json": Tuning.load,
     "recipe.yaml": recipe.load,
 }  # fmt: skip
 

@@ -174,9 +174,7 @@ def _run_lead(run: SavedResults, documents: Iterable[Document]) -> list[list[Par
     wrong = run.result is not None and run.result.status == "verification_failed"
     done = Facts(rows=tuple(facts), title="What was done")
     lead = [part for document in documents for part in document.lead]
-    # An artefact brings its own.
-    has_code = wrong or any(isinstance(part, Code) for part in lead)
-    code = Code(text="" if has_code else training_code(run), title="In your code")
+    code = Code(text="" if wrong else training_code(run), title="In your code")
     pictures: list[Part] = [part for part in lead if isinstance(part, Charts)]
     others = [part for part in lead if part not in pictures]
     columns: list[list[Part]] = [pictures, [done, code]] if pictures else [[done], [code]]

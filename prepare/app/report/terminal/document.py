@@ -43,8 +43,12 @@ def _table(part: Table) -> Iterator[str]:
     rows = [[_cell(value) for value in row] for row in islice(part.rows, part.most)]
     for at, (title, kind) in enumerate(part.columns):
         is_short = kind == "name" and max(len(row[at]) for row in rows) <= _NAME
-        justify = "right" if kind == "number" else "left"
-        table.add_column(title, overflow="fold", justify=justify, no_wrap=is_short)
+        table.add_column(
+            title,
+            overflow="fold",
+            justify="right" if kind == "number" else "left",
+            no_wrap=is_short,
+        )
     for row in rows:
         table.add_row(*row)
     yield from table_lines(table)
