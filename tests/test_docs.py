@@ -28,6 +28,8 @@ from prepare.steps.device import Device
 from small_nets import OPTIONAL
 
 COMMANDS = ("python run.py", "prepare ")
+# Packages that one page names, and no extra: where one is missing, the rest of that page is skipped.
+RUNTIMES = ("onnxruntime", "openvino")
 OUTPUT = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -104,8 +106,8 @@ class Reader:
             self.capsys.readouterr()
             # Empty lines before it, so that a traceback names the line of the page.
             source = "\n" * (block.line - 1) + block.text
-            for package in OPTIONAL:
-                if f"from {package}" in source:
+            for package in (*OPTIONAL, *RUNTIMES):
+                if re.search(rf"(from|import) {package}\b", source):
                     pytest.importorskip(package)
             exec(compile(source, str(self.page), "exec"), vars(self.module))
             self.printed = self.capsys.readouterr().out

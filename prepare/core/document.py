@@ -158,8 +158,8 @@ class Table:
 
     `label` names it for screen readers, `title` heads it. `file` has all rows, if there are too many. `most`
     is the number of rows that a terminal prints, `noun` what a row is; `links` are the addresses of the rows,
-    empty for none. `form` is empty, `narrow`, `stacked` if a phone shows the cells of a row below each other,
-    or `stacked sides` if two of them are A and B.
+    empty for none. `form` is empty, `narrow`, or `stacked` if a phone shows the cells of a row below each
+    other.
     """
 
     label: str
@@ -177,28 +177,6 @@ class Table:
 def columns(text: str) -> tuple[tuple[str, str], ...]:
     """Return the columns of a table: `columns("Model head, Peak memory number")`, titles and kinds."""
     return tuple((title, kind) for title, _, kind in (c.rpartition(" ") for c in text.split(", ")))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A cell of a matrix: a style, a figure, words below it, and a text with the address that it leads to."""
-
-    style: str
-    figure: str
-    words: str = ""
-    text: str = ""
-    link: str = ""
-    is_best: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
-    """Coloured cells: a row is a name and its cells, None is no cell; `titles` head names and cells."""
-
-    caption: str
-    titles: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
-    where: Where = "page"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +250,7 @@ class Folded:
     where: Where = "page"
 
 
-Part = Text | Items | Facts | Table | Matrix | Charts | Code | Strip | Tree | Folded
+Part = Text | Items | Facts | Table | Charts | Code | Strip | Tree | Folded
 Row = tuple[str, str]
 
 

@@ -280,10 +280,6 @@ class Stage:
         """Return whether this stage compares with a copy of the unprepared model; `short` and `full` do."""
         return _BY_LEVEL.get(getattr(self, "level", ""), "no")
 
-    def leaves_out(self) -> Iterable[str]:
-        """Return the names of the steps that what it makes cannot hold; no run advises to add them."""
-        return ()
-
     def longest(self, work: StageContext) -> float:
         """Return the most seconds that `run` takes; 0 if that is short or not known."""
         del work

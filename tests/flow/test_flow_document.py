@@ -17,9 +17,7 @@ from page_reader import READABLE, READABLE_PICTURE, TEMPLATES, contrast
 from prepare.app.report.charts import cut, width_of
 from prepare.app.report.pages.section import section_body
 from prepare.app.report.render import render
-from prepare.app.report.terminal.run import _outputs
 from prepare.core.document import ReportContext, Strip, Tree
-from prepare.core.forward.run_example import LayoutCount
 from prepare.errors import FlowError
 from prepare.stages.flow import Flow, observe, predict
 from prepare.stages.flow.document import flow_document, flow_sentence
@@ -108,13 +106,6 @@ def test_a_contiguous_model_is_told_that_nothing_was_asked_for(tmp_path, capsys)
 def test_copies_without_a_break_name_their_operation():
     flow = flow_of(copies=[copied("a", 2048, type="GroupNorm", why="")])
     assert flow_sentence(flow) == "no breaks, 2.0 KiB copied per forward inside clone in GroupNorm"
-
-
-def test_outputs_beside_an_ineffective_weight_are_explained():
-    count = LayoutCount(format="channels_last", gave=6, of=6, ambiguous=0)
-    text = "6 of 6 convolutions returned channels_last"
-    assert _outputs(count, 0) == text
-    assert _outputs(count, 1) == f"{text}; their inputs decide that, also for the 1 ineffective"
 
 
 def test_the_table_names_call_sites_lines_and_the_file(capsys, monkeypatch):

@@ -20,14 +20,6 @@ from prepare.core.document import ReportContext
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.stages.bench.time_prepared import INFERENCE
-from prepare.stages.export.records import (
-    ArtefactContract,
-    Export,
-    ExportStage,
-    InputContract,
-    LayoutCheck,
-    TakenOut,
-)
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 from prepare.stages.registry import STAGES
 from prepare.stages.tune.records import CandidateResult, KeptModule, Tuning
@@ -287,17 +279,6 @@ def tuning() -> Tuning:
                   made="2026-01-01T00:00:00+00:00", from_cache=True, conditions={"mode": "eval"}, environment=MACHINE, notes=("a",))  # fmt: skip
 
 
-def exported() -> Export:
-    contract = ArtefactContract(inputs=(InputContract(name="x", shape=(None, 3), dtype="float32", strides=(3, 1)),),
-                                layouts={"contiguous": "right", "channels_last": "wrong"}, environment={"A": "1"})  # fmt: skip
-    check = LayoutCheck(layout="contiguous", batch=2, answer="right", status="pass", error=1e-7, allowed=1e-4, note="a")  # fmt: skip
-    return Export(status="pass", reason="", exporter="onnx", options={"file": "model"}, artefact="model.onnx", sha256="ab", bytes=3,
-                  files={"model.onnx": "ab"}, recipe="a", recipe_inside=True, versions={"torch": "2"}, contract=contract,
-                  taken_out=(TakenOut(step="compile", modules=("0",), reason="a"),),
-                  stages=(ExportStage(name="write", status="pass", seconds=1.0, note="a", error=1.0, allowed=2.0),), checks=(check,),
-                  time=comparison(), seconds=1.0, environment=MACHINE)  # fmt: skip
-
-
 def write_run(folder: Path) -> None:
     """Write the record of a run that made every analysis."""
     write_record(folder)
@@ -310,4 +291,3 @@ def write_run(folder: Path) -> None:
     benched = comparison(environment=MACHINE)
     bench_of(benched).save(folder / "bench.json")
     tuning().save(folder / "tune.json")
-    exported().save(folder / "export.json")
