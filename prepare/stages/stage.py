@@ -120,7 +120,7 @@ class RunSettings(Protocol):
     @property
     def steps(self) -> dict[str, Any]: ...
     @property
-    def input(self) -> dict[str, Any]: ...
+    def choices(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(kw_only=True)
@@ -266,9 +266,6 @@ class Stage:
     def files_in(cls, folder: Path) -> Iterable[str]:
         """Return the names of the files in the folder of an earlier run that may be of this stage."""
         return (*cls.records(), *cls.files)
-
-    def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
-        """Check, before the model is built, what needs imports. Raises PrepareError."""
 
     def choose(self, work: StageContext) -> Pipeline | None:
         """Return another pipeline to apply, found with the unprepared model; None to keep it."""
