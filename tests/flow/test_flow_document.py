@@ -130,7 +130,7 @@ def every(nodes):
 
 
 def svg(flow: Flow) -> str:
-    return render("strip.svg", strip=part(flow, Strip), picture="flow", alone=True)
+    return render("strip.svg", strip=part(flow, Strip), picture="flow")
 
 
 def test_the_tree_shows_where_the_layout_is_lost():
