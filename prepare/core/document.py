@@ -1,4 +1,4 @@
-"""Documents of records, as plain data: answers, rows, tables, charts. Three renderers draw it."""
+"""Documents of records, as plain data: answers, rows, tables, charts. Two renderers draw it."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ Chart = Bars | Plane
 
 # The kinds of answers; a page gives each a colour and an icon.
 KINDS = ("good", "bad", "warn", "plain")
-# Where a part is shown: everywhere, on pages (and in notebooks), or in the terminal.
+# Where a part is shown: everywhere, on pages, or in the terminal.
 Where = Literal["", "page", "terminal"]
 
 
