@@ -120,7 +120,7 @@ class RunSettings(Protocol):
     @property
     def steps(self) -> dict[str, Any]: ...
     @property
-    def input(self) -> dict[str, Any]: ...
+    def choices(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(kw_only=True)
@@ -259,9 +259,6 @@ class Stage:
     def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
         """Return what is wrong with the options together, and with the rest of the configuration."""
         return ()
-
-    def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
-        """Check, before the model is built, what needs imports. Raises PrepareError."""
 
     def choose(self, work: StageContext) -> Pipeline | None:
         """Return another pipeline to apply, found with the unprepared model; None to keep it."""
