@@ -22,7 +22,7 @@ from prepare.app.job.build_model import (
     read_into,
     too_large,
 )
-from prepare.app.job.model_target import locate_named, without_method
+from prepare.app.job.model_target import without_method
 from prepare.app.job.results import ExampleRun, Results, Show
 from prepare.audit import audit
 from prepare.core.forward.call import call_of
@@ -66,8 +66,6 @@ def run_stages(
     """
     begun = time.monotonic()
     stages = [settings.stages[name] for name in stages_of(settings.task)]
-    for stage in stages:
-        stage.check_early(settings, locate_named)
     with progress(f"building {settings.model['_target_']}"):
         model = model_of(settings, build, stages)
     work = _begun(settings, model, build, stages, folder=folder, progress=progress)
