@@ -70,9 +70,9 @@ def ran(tmp_path, monkeypatch, capsys, *words):
 def comparison(ratio=0.73, *, verdict="faster", interval=(0.70, 0.76), base=0.04, **more):
     rows = (
         VariantResult(name="unprepared", verdict="baseline", seconds=base, seconds_interval=(0.95 * base, 1.1 * base),
-            ratio=1.0, throughput=50.0, peak_bytes=1 << 26, device="cpu", calls=1, samples=(base,)),
+            ratio=1.0, throughput=50.0, device="cpu", calls=1, samples=(base,)),
         VariantResult(name="prepared", verdict=verdict, seconds=base * ratio, seconds_interval=(0.75 * base * ratio, 1.25 * base * ratio),
-            ratio=ratio, ratio_interval=interval, throughput=50 / ratio, peak_bytes=1 << 25, device="cpu", calls=1),
+            ratio=ratio, ratio_interval=interval, throughput=50 / ratio, device="cpu", calls=1),
     )  # fmt: skip
     settings = {"train": False, "confidence": 0.95, "threads": 2, "batch_size": 2}
     return Comparison(**{"rows": rows, "baseline": "unprepared", "aa": NOISE, "repeats": 20, "seconds": 3.2, "settings": settings,
@@ -94,7 +94,7 @@ def bench(ratio=0.5, *, low=None, high=None, verdict="faster", what="inference",
         settings={"train": what == "training step", "threads": 2, "cores_available": 2, "others": others},
         environment={"cpu": cpu, "platform": "Linux", "torch": "2.13.0", "devices": []},
     )  # fmt: skip
-    rows = [replace(row, peak_bytes=None, throughput=None) for row in found.rows]
+    rows = [replace(row, throughput=None) for row in found.rows]
     case = {"reason": error} if error else {"comparison": replace(found, rows=tuple(rows))}
     return bench_of(cases=(Case(what=what, **case),))
 
@@ -271,7 +271,7 @@ def tuning() -> Tuning:
     kept = KeptModule("0", 0.5, 1e-3, 1.1)
     rows = (
         CandidateResult(name="half", steps={"half": {"dtype": "bfloat16", "keep": []}}, status="winner", reason="half the time", cost=4,
-            seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, peak_bytes=1 << 20, verified="pass", error=1e-3,
+            seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
             allowed=1e-2, first_seconds=1.0, kept=(kept,)),
         CandidateResult(name="unprepared", steps={}, status="slower", reason="twice", cost=0, seconds=0.1, ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip

@@ -41,7 +41,7 @@ from prepare.core.utils.numbers import (
     tolerance_text,
     verdict_text,
 )
-from prepare.core.utils.text import capitalized, plural, printable, size
+from prepare.core.utils.text import capitalized, plural, printable
 from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 
 _MARKS = {"winner": "better", "wrong": "wrong"}
@@ -52,7 +52,7 @@ _RESULTS = {"slower": "slower than another recipe", "not faster": "unclear again
 _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
 _COLUMNS = columns(
     "Recipe head, Result text, Time number, Speed text, Interval text, First call number, "
-    "Rounds number, Peak memory number, Verified text, Error number, Tolerance number"
+    "Rounds number, Verified text, Error number, Tolerance number"
 )
 # The columns of the terminal.
 _SHORT = ("Recipe", "Speed", "Time", "Interval", "Error", "Result", "First call")
@@ -304,7 +304,6 @@ def _cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
         interval_text(row.ratio_interval, tuning.verdict(row)),
         "" if row.first_seconds is None else seconds(row.first_seconds),
         str(row.rounds or ""),
-        "" if row.peak_bytes is None else size(row.peak_bytes),
         doubt(row.verified),
         small(row.error),
         small(row.allowed),

@@ -32,7 +32,6 @@ def row_of(race: Race, winner: Contestant, contestant: Contestant) -> CandidateR
         ratio=finite(ratio.value),
         ratio_interval=ratio.interval,
         rounds=len(times),
-        peak_bytes=contestant.peak,
         first_seconds=contestant.first_seconds,
         verified=checked.status if checked else "",
         error=0.0 if contestant is race.standings.base else error,

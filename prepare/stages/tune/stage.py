@@ -10,7 +10,7 @@ from prepare.core.utils.numbers import finite
 from prepare.core.utils.wording import argument, words
 from prepare.errors import Problem
 from prepare.stages.registry import stage
-from prepare.stages.stage import Memory, Stage, StageContext, Task, key
+from prepare.stages.stage import Stage, StageContext, Task, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
@@ -53,11 +53,6 @@ class TuneStage(Stage):
     cache: Annotated[bool | str, "true, false, or a folder"] = key(
         True, "save the result: true, false or a folder"
     )
-    max_memory: Memory = key(
-        None,
-        "peak memory of a call, without model and input, beyond which a recipe cannot win",
-        "8GiB",
-    )
     calls: Annotated[int | None, "a whole number, as in 1000", _check_calls] = key(
         None, "calls that the model will get, to weigh the first, which may compile", "1000"
     )
@@ -93,7 +88,6 @@ class TuneStage(Stage):
                 budget=self.budget,
                 declared={**settings.steps, **_chosen_options(work)},
                 cache=self.cache,
-                max_memory=self.max_memory,
                 calls=self.calls,
                 seed=settings.seed,
                 progress=work.progress,
