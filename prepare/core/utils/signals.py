@@ -229,11 +229,3 @@ def _handler(action: bytes | None) -> bytes | None:
 def _set_action(number: int, action: bytes | None) -> None:
     if _SIGACTION is not None and action is not None:
         _SIGACTION(int(number), ctypes.create_string_buffer(action, _ACTION), None)
-
-
-def signal_name(number: int) -> str:
-    """Return `SIGSEGV` for 11."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
