@@ -112,14 +112,15 @@ class Reader:
             exec(compile(source, str(self.page), "exec"), vars(self.module))
             self.printed = self.capsys.readouterr().out
         elif block.is_command:
-            self.printed = "".join(map(self.run, block.commands))
+            code = 3 if "exit=3" in block.info else 0
+            self.printed = "".join(self.run(command, code) for command in block.commands)
 
-    def run(self, command: str) -> str:
-        """Run a command, check that its exit code is 0, and return what it printed."""
+    def run(self, command: str, expected: int) -> str:
+        """Run a command, check its exit code, and return what it printed."""
         self.capsys.readouterr()
         code = cli.run(shlex.split(command)[2 if command.startswith("python") else 1 :])
         printed = self.capsys.readouterr()
-        assert code == 0, f"{command}\n{printed.out}{printed.err}"
+        assert code == expected, f"{command}\n{printed.out}{printed.err}"
         return printed.out
 
     def compare(self, block: Block) -> None:

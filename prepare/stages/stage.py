@@ -262,11 +262,6 @@ class Stage:
         """Return what is wrong with the options together, and with the rest of the configuration."""
         return ()
 
-    @classmethod
-    def files_in(cls, folder: Path) -> Iterable[str]:
-        """Return the names of the files in the folder of an earlier run that may be of this stage."""
-        return (*cls.records(), *cls.files)
-
     def choose(self, work: StageContext) -> Pipeline | None:
         """Return another pipeline to apply, found with the unprepared model; None to keep it."""
         return None

@@ -100,15 +100,15 @@ def layout_remedy(flow: Flow) -> str:
 
 def _answer(flow: Flow, before: Flow | None) -> Answer:
     kind, answer, remark = _verdict(flow, before)
-    line = _lost_line(answer, remark) if answer.startswith("Lost") else ""
     sentence = f"Layout {answer[0].lower()}{answer[1:]}"
-    return Answer(LAYOUT, kind, answer, remark, sentence=sentence, line=line)
-
-
-def _lost_line(answer: str, remark: str) -> str:
-    """Return `LOST at 13 places (13 InstanceNorm3d): 4.3 MiB copied per forward`."""
+    if not answer.startswith("Lost"):
+        return Answer(LAYOUT, kind, answer, remark, sentence=sentence)
     causes, _, rest = remark.partition("; ")
-    return f"LOST{answer[4:]} ({causes})" + (f": {rest}" if rest else "")
+    lost = [event for event in flow.events if event.kind == "break"]
+    if len(lost) == lost[0].count == 1 and lost[0].source:
+        answer = answer.replace("1 place", printable(lost[0].source))
+    line = f"LOST{answer[4:]} ({causes})" + (f": {rest}" if rest else "")
+    return Answer(LAYOUT, kind, answer, remark, sentence=sentence, line=line)
 
 
 def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
@@ -143,11 +143,8 @@ def why_not_kept(flow: Flow | None) -> str:
     if flow is None:
         return "layout not measured, without an example input or with flow=none"
     answer = _answer(flow, None)
-    return (
-        ""
-        if answer.kind == "good"
-        else f"layout {answer.line or f'{answer.answer}: {answer.remark}'}"
-    )
+    said = answer.line or f"{answer.answer}: {answer.remark}"
+    return "" if answer.kind == "good" else f"layout {said}"
 
 
 def _advice(flow: Flow, before: Flow | None, bench: Bench | None) -> Iterator[Advice]:
