@@ -76,8 +76,6 @@ class Plane:
 
 Chart = Bars | Plane
 
-# The kinds of answers; a page gives each a colour and an icon.
-KINDS = ("good", "bad", "warn", "plain")
 # Where a part is shown: everywhere, on pages, or in the terminal.
 Where = Literal["", "page", "terminal"]
 
