@@ -201,8 +201,6 @@ class Stage:
     """True if a plain run has this stage."""
     tasks: ClassVar[Mapping[str, Task]] = {}
     """The words of `task=` that this stage brings."""
-    files: ClassVar[tuple[str, ...]] = ()
-    """The files that it may leave in the folder of a run, beside its records."""
     columns: ClassVar[tuple[Column, ...]] = ()
     """Columns of the table of a sweep."""
     fails: ClassVar[tuple[str, ...]] = ()
@@ -261,11 +259,6 @@ class Stage:
     def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
         """Return what is wrong with the options together, and with the rest of the configuration."""
         return ()
-
-    @classmethod
-    def files_in(cls, folder: Path) -> Iterable[str]:
-        """Return the names of the files in the folder of an earlier run that may be of this stage."""
-        return (*cls.records(), *cls.files)
 
     def choose(self, work: StageContext) -> Pipeline | None:
         """Return another pipeline to apply, found with the unprepared model; None to keep it."""

@@ -1,7 +1,6 @@
 """Folders of somebody else: nothing is written outside of them, and nothing waits."""
 
 import os
-from pathlib import Path
 
 import pytest
 from torch import nn
@@ -34,7 +33,7 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
     for folder in (first, second):
         write_run(folder)
     names = [
-        *files_in(Path()),
+        *files_in(),
         "w.safetensors",
         "w.safetensors.json",
         "tune",
@@ -49,10 +48,10 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
     cache.store(tuned)
     assert cache.find(tuned.conditions, budget=1.0) == tuned
     Record(linked).clear()
-    for name in files_in(Path()):
+    for name in files_in():
         (linked / name).symlink_to(outside / "mine")
     write_run(linked)
-    for name in files_in(Path()):
+    for name in files_in():
         if not (linked / name).exists():
             (linked / name).symlink_to(outside / "mine")
     write_page(linked)

@@ -145,7 +145,7 @@ def test_progress_names_the_stage_the_leader_and_the_time_left(timed):
         ({"allow": "bfloat"}, "tune.allow: 'bfloat' is not allowed; did you mean 'bfloat16'? allowed: bfloat16, half, compile"),
         ({"budget": 0}, "tune.budget: 0.0 is not a time; give seconds, as in 60"),
         ({"budget": math.inf}, "tune.budget: inf is not a time; give seconds, as in 60"),
-        ({"allow": ["half"], "mode": "train"}, 'allow: parameters in float16 cannot be trained, and this is mode="train"; allow bfloat16, or tune under autocast with amp="float16"'),
+        ({"allow": ["half"], "mode": "train"}, "tune.allow: parameters in float16 cannot be trained, and this is mode=train; allow bfloat16, or tune under autocast with amp=float16"),
         ({"mode": "test"}, "mode: 'test' is not a mode; allowed: eval, train"),
         ({"amp": "flaot16"}, "amp: 'flaot16' is not allowed; did you mean 'float16'? allowed: none, bfloat16, float16"),
         ({"calls": 0}, "tune.calls: 0 is not a number of calls; give one from 1 on, as in 1000"),

@@ -27,7 +27,7 @@ from prepare.core.utils.numbers import doubt
 from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.stages.flow.causes import breaks_text, event_name, layout_causes, named
-from prepare.stages.flow.pictures import layout_strip, module_tree, style_of, styles_of
+from prepare.stages.flow.pictures import layout_strip, module_tree, styles_of
 from prepare.stages.flow.records import NOT_ASKED, Event, Flow
 
 if TYPE_CHECKING:
@@ -208,15 +208,14 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
         figures.insert(0, ("Before the repairs", before))
     legend = styles_of([each for _, each in figures])
     for label, each in figures:
-        text, file = flow_sentence(each), "flow.svg" if each is flow else ""
+        text = flow_sentence(each)
         title = f"{label}: {text}" if label else capitalized(text)
-        strip = layout_strip(each, width=1000, style=style_of)
+        strip = layout_strip(each)
         yield Strip(
             title=title,
             label=text,
             **strip._asdict(),
             legend=tuple(legend) if each is flow else (),
-            file=file,
         )
     titles = columns(
         "Lost by head, Lost text, Copied there number, To bring it back number, First in code"

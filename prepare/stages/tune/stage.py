@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from prepare.core.utils.numbers import finite
-from prepare.core.utils.wording import argument, words
 from prepare.errors import Problem
 from prepare.stages.registry import stage
 from prepare.stages.stage import Stage, StageContext, Task, key
@@ -42,7 +41,6 @@ class TuneStage(Stage):
             stages=("tune", "flow", "verify"),
         )
     }
-    files: ClassVar[tuple[str, ...]] = ("tune.svg",)
 
     allow: tuple[Allowed, ...] = key(
         (), "what to try beyond float32 without a compiler", "[bfloat16]"
@@ -65,12 +63,9 @@ class TuneStage(Stage):
 
     def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
         if config.get("mode") == "train" and "half" in self.allow:
-            where = words(cli="tune.allow", python="allow")
-            wrong = (
-                f"parameters in float16 cannot be trained, and this is {argument('mode', 'train')}"
-            )
-            autocast = argument("amp", "float16")
-            yield Problem(where, wrong, f"allow bfloat16, or tune under autocast with {autocast}")
+            wrong = "parameters in float16 cannot be trained, and this is mode=train"
+            remedy = "allow bfloat16, or tune under autocast with amp=float16"
+            yield Problem("tune.allow", wrong, remedy)
 
     def choose(self, work: StageContext) -> Pipeline:
         from prepare.stages.tune import tune
