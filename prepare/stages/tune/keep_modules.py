@@ -102,7 +102,7 @@ class KeepInFloat32:
         """Return the recipe with the modules kept that its dtype needs; None if it is not in 16 bits."""
         if candidate.precision is None:
             return None
-        key = json.dumps(candidate.part("precision"))
+        key = json.dumps(candidate.steps["half"])
         known = key in self._found
         if not known:
             self._found[key] = self._search(candidate, seconds)
@@ -171,7 +171,7 @@ def keeping(candidate: Candidate, modules: tuple[str, ...]) -> Candidate:
     """Return the candidate with these modules kept in float32 too."""
     if not modules:
         return candidate
-    ((name, half),) = candidate.part("precision").items()
+    name, half = "half", candidate.steps["half"]
     before = [NORMS] if half["keep"] == NORMS else list(half["keep"])
     keep = [*before, *map(exactly, modules)]
     what = modules[0] if len(modules) == 1 else f"in {plural(len(modules), 'module')}"
