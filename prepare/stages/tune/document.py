@@ -198,7 +198,6 @@ def _in_terminal(tuning: Tuning) -> Iterator[Part]:
 def _on_page(tuning: Tuning) -> Iterator[Part]:
     yield Text(text=f"{tune_sentence(tuning)}.", where="page")
     charts = tuple(tune_charts(tuning))
-    yield Charts(charts=charts, file="tune.svg", where="file")
     rows = [_cells(row, tuning) for row in _ranked(tuning)]
     yield Table(label="All recipes", columns=_COLUMNS, rows=rows, where="page")
     # The first screen has the bars, or the first of them.
