@@ -220,8 +220,10 @@ NOT_STEPS = {
 
 
 def test_names_of_steps_outside_steps_are_few():
-    """Count the literals."""
-    others = [path.relative_to(ROOT).as_posix() for path in set(FILES) - set(files_of("steps"))]
+    """Count the literals; the table of what a tuning tries names the built-in steps."""
+    table = ROOT / "stages/tune/candidates.py"
+    others = {*FILES} - {*files_of("steps"), table}
+    others = [path.relative_to(ROOT).as_posix() for path in others]
     named = {
         file: words_in(file, {*STEPS} - {"device"} - NOT_STEPS.get(file, set())) for file in others
     }
