@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 
-from made import bench_of, comparison
 from page_reader import HOSTILE, TEMPLATES, contrast
 from prepare.app.report.charts import (
     MARKS,
@@ -22,7 +21,6 @@ from prepare.app.report.charts import (
     number,
     scale_over,
 )
-from prepare.stages.bench.document import bench_charts
 
 
 def bars(*values, **more):
@@ -130,15 +128,3 @@ def test_chart_colours_have_enough_contrast_in_light_and_dark(dark):
         assert contrast(colours[text], colours["paper"]) >= 4.5
     for mark in MARKS:
         assert contrast(colours[mark], colours["paper"]) >= 3
-
-
-def test_each_case_has_a_chart_of_times():
-    charts = bench_charts(bench_of(comparison(), comparison(1.2, verdict="slower")), None)
-    assert [chart.title for chart in charts] == ["Time of one inference"] * 2
-    assert [bar.mark for chart in charts for bar in chart.rows] == [
-        "baseline",
-        "better",
-        "baseline",
-        "worse",
-    ]
-    assert [bar.label for bar in charts[1].rows] == ["unprepared", "prepared"]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from made import bench_of, comparison
+from made import comparison
 from prepare.app.job.record import STATUSES, Job, Record, Result, files_in
 from prepare.app.job.results import Analyses
 from prepare.audit import Audit, audit
@@ -113,5 +113,5 @@ def test_what_did_not_run_has_no_key():
 
 
 def test_the_times_divide_to_their_ratio():
-    found = Analyses(found={"bench": bench_of(comparison(0.73))}).figures()
+    found = Analyses(found={"bench": comparison(0.73)}).figures()
     assert found["prepared_seconds"] / found["unprepared_seconds"] == found["time_ratio"]
