@@ -6,12 +6,11 @@ import pytest
 from torch import nn
 
 import made
-from made import NET, tuning, write_run
+from made import NET, write_run
 from prepare import checkpoint
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Record, files_in, leads_out
 from prepare.app.report.pages.page import write_page
-from prepare.stages.tune.cache import Cache
 from run_faults import posix, told
 
 pytestmark = posix
@@ -36,17 +35,12 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
         *files_in(),
         "w.safetensors",
         "w.safetensors.json",
-        "tune",
     ]
     linked = tmp_path / "linked"
     linked.mkdir()
     for name in names:
         (linked / name).symlink_to(outside / "mine")
     checkpoint.save(nn.Linear(2, 2), linked / "w.safetensors")
-    cache, tuned = Cache(str(linked)), tuning()
-    cache._path(tuned.conditions).symlink_to(outside / "mine")
-    cache.store(tuned)
-    assert cache.find(tuned.conditions, budget=1.0) == tuned
     Record(linked).clear()
     for name in files_in():
         (linked / name).symlink_to(outside / "mine")

@@ -262,12 +262,13 @@ def formats_by_precisions(folder: Path) -> Path:
 def tuning() -> Tuning:
     rows = (
         CandidateResult(name="half", steps={"half": {"dtype": "bfloat16", "keep": []}}, status="winner", reason="half the time", cost=4,
-            seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
+            verdict="faster", seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
             allowed=1e-2, first_seconds=1.0),
-        CandidateResult(name="unprepared", steps={}, status="slower", reason="twice", cost=0, seconds=0.1, ratio=1.0, rounds=20, error=0.0),
+        CandidateResult(name="unprepared", steps={}, status="timed", reason="twice", cost=0, verdict="baseline", seconds=0.1,
+            ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
-    return Tuning(rows=rows, winner="half", mode="eval", allow=("bfloat16",), budget=60.0, seconds=12.0, rounds=20, noise=1.02,
-                  made="2026-01-01T00:00:00+00:00", from_cache=True, conditions={"mode": "eval"}, environment=MACHINE, notes=("a",))  # fmt: skip
+    return Tuning(rows=rows, winner="half", mode="eval", amp="none", allow=("bfloat16",), budget=60.0, seconds=12.0,
+                  last=comparison(environment=MACHINE), notes=("a",))  # fmt: skip
 
 
 def write_run(folder: Path) -> None:

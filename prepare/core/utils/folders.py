@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -35,20 +34,6 @@ def own_name(group: str, option: Any) -> Any:
     if group not in STEP_GROUPS or not isinstance(option, str):
         return option
     return meant(option, (file.stem for file in (conf_dir() / group).glob("*.yaml"))) or option
-
-
-def cache_folder(name: str) -> Path:
-    """Return `prepare/NAME` in the system's folder for caches; it may not exist."""
-    home = Path("~").expanduser()
-    if folder := os.environ.get("XDG_CACHE_HOME"):
-        cache = Path(folder)
-    elif sys.platform == "darwin":
-        cache = home / "Library" / "Caches"
-    elif sys.platform == "win32":
-        cache = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    else:
-        cache = home / ".cache"
-    return cache / "prepare" / name
 
 
 def ask_server(folder: Path) -> float:

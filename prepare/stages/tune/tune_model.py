@@ -42,6 +42,8 @@ _GROUP, _FIRST_GROUP = 6, 2
 _CALLS = 11
 # The finalists: right, and not slower than the best one by more than this factor.
 _FINALISTS, _NEAR = 4, 1.15
+# The verdicts of a first look with which a recipe may be faster.
+_HOPEFUL = ("faster", "unclear")
 # Of recipes that are as fast as the fastest up to this factor, the simplest wins.
 _SAME = 1.02
 # The precision of the last comparison.
@@ -275,8 +277,10 @@ class _Session:
 
     def _verified(self, recipes: list[Candidate]) -> list[Candidate]:
         """Return the fastest recipes that are right, at most four."""
-        known = {each.name: self.rows[each.name].ratio or 0.0 for each in recipes}
-        timed = [each for each in recipes if known[each.name]]
+        rows = {each.name: self.rows[each.name] for each in recipes}
+        # Not those that were shown to be no faster.
+        known = {n: row.ratio for n, row in rows.items() if row.ratio and row.verdict in _HOPEFUL}
+        timed = [each for each in recipes if each.name in known]
         finalists: list[Candidate] = []
         for recipe in sorted(timed, key=lambda each: known[each.name]):
             best = known[(finalists or [recipe])[0].name]
