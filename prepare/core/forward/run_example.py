@@ -21,7 +21,7 @@ from prepare.core.forward.unchanged import OF_HOOKS, unchanged, without_gradient
 from prepare.core.model.memory_format import FORMATS, satisfied, takes
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import computed_names
-from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils.process_state import held_interrupts, interruptible
 from prepare.core.utils.text import plural
 
 if TYPE_CHECKING:

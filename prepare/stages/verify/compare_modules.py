@@ -22,8 +22,7 @@ from prepare.core.forward.float32_calls import same_casts
 from prepare.core.forward.nested import tensors_in
 from prepare.core.forward.stand_ins import copy_of
 from prepare.core.forward.unchanged import unchanged
-from prepare.core.utils.process_state import PROCESS_STATE, ignored_warnings
-from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils import process_state
 from prepare.core.utils.text import first_line
 from prepare.stages.verify.execution import single_run
 from prepare.stages.verify.execution.determinism import make_deterministic
@@ -128,13 +127,13 @@ def compare_modules(runner: Runner, call: Call, *, backward: bool) -> ModuleDiff
         raise CannotTellError(reason)
     # The second call is that of a checkpoint in the model.
     expected = "the tensors in a .* stay as they are|None of the inputs have requires_grad"
-    quiet = ignored_warnings(expected)
-    with held_interrupts(), PROCESS_STATE, CallInterceptor() as interceptor, quiet:
+    held, quiet = process_state.held_interrupts(), process_state.ignored_warnings(expected)
+    with held, process_state.PROCESS_STATE, CallInterceptor() as interceptor, quiet:
         recorder = CallRecorder(models.prepared, interceptor, forward_only=forward_only)
         whole = runner.run_prepared(call, context=recorder, backward=not forward_only)
         backward = backward and whole.unsafe_module is None
         comparer = ModuleComparer(models, interceptor, backward=backward)
-        interruptible(_compare_all, runner, recorder.calls, comparer, differences)
+        process_state.interruptible(_compare_all, runner, recorder.calls, comparer, differences)
     if not forward_only and not differences.left_out:
         differences.is_sum = comparer.sums.agree_with(whole)
     return differences

@@ -11,7 +11,7 @@ from prepare.core.forward.float32_calls import CAST_STEP, keep_option
 from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.known_issues import REPAIR_STEP, issues
 from prepare.core.model.tensors import name_of, named_modules
-from prepare.core.utils.environment import environment
+from prepare.core.utils.machine import environment
 from prepare.core.utils.wording import dropped, option, step
 from prepare.errors import PrepareError
 from prepare.patterns import exactly

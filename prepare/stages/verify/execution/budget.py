@@ -17,8 +17,7 @@ from torch.utils.flop_counter import flop_registry
 from prepare.core.forward.nested import tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in
 from prepare.core.forward.unchanged import unchanged, without_gradients
-from prepare.core.utils.process_state import ignored_warnings
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.process_state import held_interrupts, ignored_warnings
 from prepare.core.utils.text import size
 from prepare.stages.verify.execution.determinism import DeterministicMode, make_deterministic
 

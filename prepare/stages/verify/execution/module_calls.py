@@ -16,7 +16,7 @@ from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.call import Call
 from prepare.core.forward.nested import map_tensors, tensors_in
 from prepare.core.forward.unchanged import ModelState, unchanged
-from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils.process_state import held_interrupts, interruptible
 from prepare.stages.verify.execution.determinism import DeterministicMode, Float64Default
 from prepare.stages.verify.execution.hooks import repair_convolutions
 from prepare.stages.verify.execution.single_run import RunResult, random_gradient, seed_everything

@@ -19,8 +19,7 @@ from prepare.core.forward.nested import named_tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.tensors import is_plain
-from prepare.core.utils.process_state import ignored_warnings
-from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils.process_state import held_interrupts, ignored_warnings, interruptible
 from prepare.pipeline.transfer import check_cast
 from prepare.stages.verify.execution.determinism import (
     DeterministicMode,
