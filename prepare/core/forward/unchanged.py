@@ -222,7 +222,7 @@ class ModelState:
             self._tensors.append(_Tensor.of(value))
         elif (reset := _reset_of(value)) is not None:
             self._resets.append(reset)
-        elif depth and (isinstance(value, _CONTAINERS) or _is_entered(type(value))):
+        elif depth and (isinstance(value, _CONTAINERS) or _is_entered(type(value))):  # type: ignore[arg-type]
             self._seen[id(value)] = value
             content = value if isinstance(value, _CONTAINERS) else _attributes(value)
             for each in self._hold(content):
@@ -306,13 +306,13 @@ def _base(kind: Any) -> Any:
 
 
 def _content(container: Any) -> tuple[list[Any], list[Any]]:
-    base = _base(type(container))
+    base = _base(type(container))  # type: ignore[arg-type]
     keys = list(base.__iter__(container))
     return (keys, list(base.values(container))) if issubclass(base, dict) else ([], keys)
 
 
 def _fill(container: Any, keys: Iterable[Any], values: Iterable[Any]) -> None:
-    base = _base(type(container))
+    base = _base(type(container))  # type: ignore[arg-type]
     base.clear(container)
     if issubclass(base, dict):
         for key, value in zip(keys, values, strict=True):
@@ -334,7 +334,7 @@ def _is_entered(kind: Any) -> bool:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    return object.__getattribute__(value, "__dict__")  # type: ignore[no-any-return]
+    return object.__getattribute__(value, "__dict__")
 
 
 def _reset_of(value: Any) -> Callable[[], object] | None:
