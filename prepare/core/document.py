@@ -1,4 +1,4 @@
-"""Documents of records, as plain data: answers, rows, tables, charts. Three renderers draw it."""
+"""Documents of records, as plain data: answers, rows, tables, charts. Two renderers draw it."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ class Plane:
 
 Chart = Bars | Plane
 
-# Where a part is shown: everywhere, on pages (and in notebooks), in the terminal, or in its file only.
-Where = Literal["", "page", "terminal", "file"]
+# Where a part is shown: everywhere, on pages, or in the terminal.
+Where = Literal["", "page", "terminal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,10 +179,9 @@ def columns(text: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
-    """Bars and planes; `file` is the picture of them in the folder of the run."""
+    """Bars and planes."""
 
     charts: tuple[Chart, ...]
-    file: str = ""
     where: Where = "page"
 
 
@@ -200,7 +199,7 @@ class Code:
 class Strip:
     """Coloured parts side by side, over a width of 1000: (style, start, width), and ticks at places.
 
-    `legend` explains styles: (style, letter, meaning). `file` is the picture in the folder of the run.
+    `legend` explains styles: (style, letter, meaning).
     """
 
     title: str
@@ -208,7 +207,6 @@ class Strip:
     parts: tuple[tuple[str, float, float], ...]
     ticks: tuple[int, ...]
     legend: tuple[tuple[str, str, str], ...] = ()
-    file: str = ""
     where: Where = "page"
 
 

@@ -201,8 +201,6 @@ class Stage:
     """True if a plain run has this stage."""
     tasks: ClassVar[Mapping[str, Task]] = {}
     """The words of `task=` that this stage brings."""
-    files: ClassVar[tuple[str, ...]] = ()
-    """The files that it may leave in the folder of a run, beside its records."""
     columns: ClassVar[tuple[Column, ...]] = ()
     """Columns of the table of a sweep."""
     fails: ClassVar[tuple[str, ...]] = ()

@@ -4,7 +4,6 @@ import json
 import re
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from clocks import Clock, noisy
-from made import SVG, bench_of, comparison, ran, verification
+from made import bench_of, comparison, verification
 from page_reader import HOSTILE, Reader
 from prepare.app.report.pages.page import run_page
 from prepare.core.utils.numbers import seconds
@@ -187,13 +186,6 @@ def test_names_in_a_bench_are_escaped_on_the_page(tmp_path):
     read = Reader(page_of(tmp_path / "odd", found, verification()))
     assert read.tags <= safe.tags
     assert "alert(1)" in read.text
-
-
-@pytest.mark.usefixtures("quick")
-def test_a_run_writes_the_charts_of_its_timing(tmp_path, monkeypatch, capsys):
-    _, _, folder = ran(tmp_path, monkeypatch, capsys)
-    root = ET.parse(folder / "bench.svg").getroot()
-    assert "Time of one inference" in {element.text for element in root.iter(f"{SVG}text")}
 
 
 def test_a_page_with_a_bench_is_written_without_torch(tmp_path):

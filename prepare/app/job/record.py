@@ -102,14 +102,14 @@ class Job(JsonRecord):
 
 
 def files_in() -> tuple[str, ...]:
-    """Return the names of all files that a job may have left in its folder, the result last."""
-    found = (name for cls in ordered_stages() for name in (*cls.records(), *cls.files))
+    """Return the names of all files that a job may leave in its folder, the result last."""
+    found = (name for cls in ordered_stages() for name in cls.records())
     return (*_FIRST, *dict.fromkeys(found), *_LAST)
 
 
 def shown_files() -> tuple[str, ...]:
     """Return the names of the files that a user may look for, in the order in which they are written."""
-    records = (name for cls in ordered_stages() for name in (*cls.records(), *cls.files))
+    records = (name for cls in ordered_stages() for name in cls.records())
     return (*_FIRST, *records, "report.html", "environment.json", "job.json", "result.json")
 
 

@@ -199,7 +199,7 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
         text = "The outputs of the prepared model are wrong, so its time is that of another computation."
         yield Text(text=text, kind="error", where="page")
     charts = bench_charts(bench, verification)
-    yield Charts(charts=tuple(charts), file="bench.svg")
+    yield Charts(charts=tuple(charts))
     titles = columns(
         "Case text, Model head, Time number, Interval number, Speed prose, Interval number, "
         "Items/s number"

@@ -23,7 +23,6 @@ class BenchStage(Stage):
     default: ClassVar[bool] = True
     imports: ClassVar[tuple[str, ...]] = ("prepare.stages.bench.time_prepared",)
     groups: ClassVar[bool] = True
-    files: ClassVar[tuple[str, ...]] = ("bench.svg",)
     fails: ClassVar[tuple[str, ...]] = ("slower",)
 
     level: Level = key(

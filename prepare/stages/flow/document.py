@@ -208,7 +208,7 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
         figures.insert(0, ("Before the repairs", before))
     legend = styles_of([each for _, each in figures])
     for label, each in figures:
-        text, file = flow_sentence(each), "flow.svg" if each is flow else ""
+        text = flow_sentence(each)
         title = f"{label}: {text}" if label else capitalized(text)
         strip = layout_strip(each)
         yield Strip(
@@ -216,7 +216,6 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
             label=text,
             **strip._asdict(),
             legend=tuple(legend) if each is flow else (),
-            file=file,
         )
     titles = columns(
         "Lost by head, Lost text, Copied there number, To bring it back number, First in code"

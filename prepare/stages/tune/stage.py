@@ -41,7 +41,6 @@ class TuneStage(Stage):
             stages=("tune", "flow", "verify"),
         )
     }
-    files: ClassVar[tuple[str, ...]] = ("tune.svg",)
 
     allow: tuple[Allowed, ...] = key(
         (), "what to try beyond float32 without a compiler", "[bfloat16]"
