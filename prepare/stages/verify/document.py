@@ -15,7 +15,6 @@ from prepare.core.document import (
     Answer,
     Document,
     Folded,
-    Items,
     Part,
     ReportContext,
     Table,
@@ -60,22 +59,13 @@ def verify_document(shown: ReportContext) -> Document | None:
         head=f"verify ({verification.level})",
         answers=(_answer(verification),),
         advice=tuple(_advice(verification)),
-        rows=((RIGHT.lower(), verdict_sentence(verification)), *_size_rows(verification)),
+        rows=((RIGHT.lower(), verdict_sentence(verification)),),
         notes=(verification.advice,) if wrong and verification.advice else (),
         details=(("sensitivity", f"finds systematic errors from {finds}"),) if finds else (),
         parts=lambda: (*_in_terminal(verification, shown), *_on_page(verification)),
         lead=(Text(text=verification.advice),) if wrong and verification.advice else (),
         is_whole=wrong,
     )
-
-
-def _size_rows(verification: Verification) -> Iterator[tuple[str, str]]:
-    """Yield a row for each size of a workload; none for one size."""
-    for each in verification.sizes:
-        if each.size:
-            detail = each.reason if each.status != "pass" else error_text(each) or each.reason
-            text = f"{each.size.name} {doubt(each.status)}{f': {detail}' if detail else ''}"
-            yield RIGHT.lower(), printable(text)
 
 
 def _without(shown: ReportContext) -> Document | None:
@@ -100,9 +90,8 @@ def verify_sentence(verification: Verification) -> str:
 
 def verdict_sentence(verification: Verification) -> str:
     """Return one sentence: `pass: 4 checks against float64, ...`, `fail: outputs (eval mode): ...`."""
-    own = f"{verification.as_it_is}; " if verification.as_it_is else ""
     if verification.status != "pass":
-        return f"{doubt(verification.status)}: {own}{printable(verification.reason)}"
+        return f"{doubt(verification.status)}: {printable(verification.reason)}"
     checks = [check for check in verification.checks if check.status != "skipped"]
     reference = f" against {verification.reference}" if verification.reference else ""
     if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
@@ -112,7 +101,7 @@ def verdict_sentence(verification: Verification) -> str:
         reference += f", outputs at {tolerance_text(max(parts))}"
     skipped, hidden = skipped_outputs(verification), _hidden(verification)
     seen = "" if not hidden else f"{hidden}; " if skipped else f"outputs right; {hidden}; "
-    text = f"pass: {own}{seen}{plural(len(checks), 'check')}{reference}"
+    text = f"pass: {seen}{plural(len(checks), 'check')}{reference}"
     if skipped:
         text += f"; {skipped}"
     if verification.reason:
@@ -181,8 +170,6 @@ def _answer(verification: Verification) -> Answer:
     elif verification.status == "pass":
         is_wrong = any(check.status == "wrong" for check in verification.checks)
         kind, answer, remark, sentence = "good", "Yes", error_text(verification), "Right"
-        if own := verification.as_it_is:
-            remark, sentence = f"{own}; the prepared model: {remark}", f"Right, and {own}"
         if is_wrong:
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
@@ -232,7 +219,6 @@ def _on_page(verification: Verification) -> Iterator[Part]:
         yield Text(text=f"The first difference is in {verification.culprit}.", where="page")
     if verification.advice:
         yield Text(text=verification.advice, where="page")
-    yield Items(texts=tuple(text for _, text in _size_rows(verification)), where="page")
     columns = [("Status", "text"), ("Compared", "text"), ("Mode", "text"), ("Batch", "number")]
     columns += [("Inputs", "text"), ("Worst", "code"), ("Error", "number"), ("Tolerance", "number")]
     columns += [("Of the tolerance", "number")]

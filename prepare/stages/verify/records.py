@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from prepare.core.forward.workload import Size  # noqa: TC001  read at run time
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.numbers import part_of_tolerance
 from prepare.errors import VerificationError
 
 STATUSES = ("pass", "fail", "cannot tell")
-_WORST = ("fail", "cannot tell", "pass")
 # The note of a check of outputs, for example of a diffusion model whose last convolution starts with zeros.
 ALL_ZERO = "they are all zero, so nothing can be compared"
 
@@ -54,6 +51,21 @@ class Check:
         """The error as a part of the tolerance; None if one is not known."""
         return part_of_tolerance(self.error, self.allowed)
 
+    @property
+    def reason(self) -> str:
+        """The result as a sentence: `outputs (eval mode, batch 2): output is off by 0.01 of its scale, ...`."""
+        case = ", ".join(filter(None, (self.mode and f"{self.mode} mode", self.inputs)))
+        case += f", batch {self.batch}" if self.batch else ""
+        head = f"{self.what} ({case})" if case else self.what
+        if self.note:
+            joint = ": " if self.note.startswith(("the ", "not ")) else " "
+            subject = f"{self.worst}{joint}" if self.worst and self.worst not in self.note else ""
+            return f"{head}: {subject}{self.note}"
+        if self.error is None:
+            return f"{head}: {self.worst} is infinitely far from the reference"
+        off = f"{self.worst} is off by {self.error:.2g} of its scale"
+        return f"{head}: {off}, and the tolerance is {self.allowed:.2g}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
@@ -79,10 +91,7 @@ class Verification(JsonRecord, Readable):
     `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is
     wrong, `advice` the probable causes and remedies; both may be empty. `lost` is sorted, the worst tensor
     first. `reference` is the dtype of the exact run. `amp` is the autocast of the prepared model's forward.
-    `environment` says where it ran; files of earlier versions have none. `as_it_is` says that the gradients
-    of the unprepared model itself are wrong, and by which known issue; finite differences have decided it.
-
-    Of a workload it is the worst of `sizes`, the verification of each `size`, with the checks of all.
+    `environment` says where it ran.
     """
 
     KIND: ClassVar[Kind] = Kind(
@@ -100,30 +109,6 @@ class Verification(JsonRecord, Readable):
     seconds: float
     environment: dict[str, Any] = field(default_factory=dict, metadata={"late": True})
     amp: str = field(default="none", metadata={"late": True})
-    as_it_is: str = field(default="", metadata={"late": True})
-    size: Size | None = field(default=None, metadata={"late": True})
-    sizes: tuple[Verification, ...] = field(default=(), metadata={"late": True})
-
-    @classmethod
-    def merged(cls, verifications: Sequence[tuple[Size, Verification]]) -> Verification:
-        """Return one verification for those of all sizes."""
-        each = tuple(replace(verification, size=size) for size, verification in verifications)
-        worst = max(each, key=lambda e: (-_WORST.index(e.status), e.excess))
-        checks = {
-            replace(check, inputs=", ".join(filter(None, (size.name, check.inputs))))
-            if check.mode
-            else check: None
-            for size, verification in verifications
-            for check in verification.checks
-        }
-        reason = f"at {worst.size.name}: {worst.reason}" if worst.size and worst.reason else ""
-        seconds = round(sum(verification.seconds for verification in each), 3)
-        return replace(worst, reason=reason, checks=tuple(checks), seconds=seconds, sizes=each)
-
-    @property
-    def excess(self) -> float:
-        """The largest error of outputs as a part of the tolerance; 0 if nothing was compared."""
-        return max((c.part or 0.0 for c in self.checks if c.what == "outputs"), default=0.0)
 
     def sensitivity(self, kind: str) -> tuple[float, str] | None:
         """Return the smallest systematic error found in `outputs` or `gradients`, and where.

@@ -26,21 +26,6 @@ if TYPE_CHECKING:
     from prepare.stages.verify.records import Check
 
 
-def _check_metric(metric: str | None) -> None:
-    if metric is not None and not (
-        "." in metric and all(p.isidentifier() for p in metric.split("."))
-    ):
-        remedy = "give the dotted name of a function, as in my_package.metrics.accuracy"
-        raise ValueError(f"{metric!r} is not a dotted name", remedy)
-
-
-def _check_drop(drop: float | None) -> None:
-    if drop is not None and not 0 <= drop < math.inf:
-        raise ValueError(
-            f"{as_written(drop)} is not a drop", "give a number from 0 on, as in 0.001"
-        )
-
-
 @stage("verify")
 class VerifyStage(Stage):
     """The verification of outputs and gradients against the unprepared model."""
@@ -54,12 +39,6 @@ class VerifyStage(Stage):
     level: Level = key("short", "check outputs and gradients")
     seconds: Seconds = key(None, "seconds that it may use; null: 30, more for a large model", "60")
     memory: Memory = key(None, "memory that it may use; null: half of what is free", "8GiB")
-    metric: Annotated[str | None, "a dotted name", _check_metric] = key(
-        None, "also compare this number of (model, batch) on both models", "package.function"
-    )
-    max_drop: Annotated[float | None, "a number from 0 on, as in 0.001", _check_drop] = key(
-        None, "how much lower the metric of the prepared model may be", "0.001"
-    )
 
     @classmethod
     def records(cls) -> Mapping[str, Any]:
@@ -67,24 +46,10 @@ class VerifyStage(Stage):
 
         return {"verify.json": Verification}
 
-    def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
-        if self.metric is not None and self.max_drop is None:
-            yield Problem("verify.max_drop", "is missing", "give one, as in verify.max_drop=0.001")
-        if self.metric is None and self.max_drop is not None:
-            remedy = "give verify.metric=package.function"
-            yield Problem("verify.max_drop", "limits a metric, and there is none", remedy)
-
-    def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
-        self.located(locate)
-
-    def located(self, locate: Callable[[str, str], Any]) -> Callable[[Any, Any], float] | None:
-        """Return the function that `metric` names. Raises ConfigError if it does not exist."""
-        return None if self.metric is None else locate(self.metric, "verify.metric")
-
     def longest(self, work: StageContext) -> float:
         if self.level == "none" or work.reference is None or isinstance(work.reference, str):
             return 0.0
-        from prepare.stages.verify.check_model import SECONDS, time_limit
+        from prepare.stages.verify.budget import SECONDS, time_limit
 
         steps = work.step_seconds()
         return sum(self.seconds or time_limit(SECONDS[self.level], step) for step in steps)
@@ -103,15 +68,13 @@ class VerifyStage(Stage):
             verification = verify(
                 work.reference,
                 work.model,
-                work.workload,
+                work.example,
                 level=self.level,
                 pipeline=work.pipeline,
                 mode=work.settings.mode,
                 seconds=self.seconds,
                 memory=None if self.memory is None else read_size(self.memory),
                 amp=work.amp,
-                metric=self.located(work.locate),
-                max_drop=self.max_drop,
             )
         return {"verify": verification}
 
@@ -140,7 +103,6 @@ class VerifyStage(Stage):
             "verified_error": finite(worst.error) if worst else None,
             "verified_allowed": finite(worst.allowed) if worst else None,
         }
-        values |= {f"verified_{v.size.key}": v.status for v in verification.sizes if v.size}
         for name in ("outputs", "input gradients", "parameter gradients"):
             if checks := [check for check in measured if check.what == name]:
                 largest = max(checks, key=lambda check: check.error or 0.0)

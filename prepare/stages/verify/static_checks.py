@@ -35,6 +35,21 @@ def tensor_pairs(reference: nn.Module, prepared: nn.Module) -> TensorPairs:
     }
 
 
+def static_checks(
+    reference: nn.Module, prepared: nn.Module, pairs: TensorPairs, pipeline: Pipeline | None
+) -> tuple[list[Check], tuple[Lost, ...], tuple[str, ...]]:
+    """Return all checks, the losses of casts, and the modules whose tensors a structure step replaced."""
+    rewritten, mode_changed = rewritten_modules(reference, prepared, pipeline)
+    losses = cast_losses(pairs)
+    checks = [
+        check_values(reference, prepared, pairs, rewritten),
+        check_casts(losses),
+        check_flags(reference, prepared, mode_changed),
+    ]
+    checks += [] if pipeline is None else [check_layout(prepared, pipeline)]
+    return checks, losses, rewritten
+
+
 def rewritten_modules(
     reference: nn.Module, prepared: nn.Module, pipeline: Pipeline | None
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -68,7 +83,7 @@ def check_values(
     different = [
         path
         for path in sorted(paths)
-        if not _is_under(path, rewritten) and not _is_equal(pairs.get(path))
+        if not is_under(path, rewritten) and not _is_equal(pairs.get(path))
     ]
     if not different:
         return Check(what="values", status="pass", compared=len(pairs))
@@ -122,7 +137,7 @@ def check_flags(reference: nn.Module, prepared: nn.Module, mode_changed: tuple[s
     prepared_modules = dict(named_modules(prepared))
     for name, module in prepared_modules.items():
         expected = flags.get(name, module.training)
-        if expected == module.training or _is_under(name, mode_changed):
+        if expected == module.training or is_under(name, mode_changed):
             continue
         if may_read_mode(prepared_modules, name):
             mode = "train" if module.training else "eval"
@@ -135,7 +150,7 @@ def _keeps_tensors(step: Step) -> bool:
     return isinstance(step, ModuleStep) and step.keeps_tensors
 
 
-def _is_under(path: str, modules: tuple[str, ...]) -> bool:
+def is_under(path: str, modules: tuple[str, ...]) -> bool:
     return any(not name or path == name or path.startswith(name + ".") for name in modules)
 
 
