@@ -32,7 +32,6 @@ from zoo_networks import IMAGE, NETWORKS, Network
 from zoo_tables import line_of, tables
 
 from prepare.core.utils.environment import environment
-from prepare.stages.doctor.cases import OperationCase, loses_layout
 
 FILE = Path(__file__).parent / "results" / "gpu.json"
 LIMIT = 600.0
@@ -148,11 +147,16 @@ def kept_layouts(device: str) -> dict[str, str]:
         "Upsample": (lambda: nn.Upsample(scale_factor=2), (2, 8, 8, 8)),
         "SiLU": (nn.SiLU, (2, 8, 8, 8)),
     }
-    last = {4: "channels_last", 5: "channels_last_3d"}
-    return {
-        name: loses_layout(OperationCase(build, shape, last[len(shape)]), device).text
-        for name, (build, shape) in modules.items()
-    }
+    return {name: _kept(build(), shape, device) for name, (build, shape) in modules.items()}
+
+
+def _kept(module: nn.Module, shape: tuple[int, ...], device: str) -> str:
+    """Say whether a channels-last input gives an output in that format."""
+    last = {4: torch.channels_last, 5: torch.channels_last_3d}[len(shape)]
+    with torch.no_grad():
+        out = module.to(device)(torch.randn(shape, device=device).to(memory_format=last))
+    kept = out.is_contiguous(memory_format=last)
+    return f"{'keeps' if kept else 'loses'} {str(last).removeprefix('torch.')}"
 
 
 def measure_all(options: argparse.Namespace, device: str) -> dict[str, Any]:

@@ -5,10 +5,10 @@
 
 A case is a network, a mode and a precision. prepare.tune first chooses a recipe (`auto`, and `auto,
 compiler allowed`); then all variants are timed interleaved, against the unprepared network and with an
-A/A control: torch's converters, model.to(memory_format=...), torch.compile plain and frozen,
-OpenVINO, every recipe without a compiler that auto has to choose from, and what it chose with one. The raw
-file is `results/zoo.json`; cases that it holds of this processor, with intervals, are left out, so this can
-be stopped and started again, and another processor adds tables of its own.
+A/A control: torch's converters, model.to(memory_format=...), torch.compile plain and frozen, every recipe
+without a compiler that auto has to choose from, and what it chose with one. The raw file is
+`results/zoo.json`; cases that it holds of this processor, with intervals, are left out, so this can be
+stopped and started again, and another processor adds tables of its own.
 
 Each case runs in a new process.
 
@@ -22,7 +22,6 @@ tried on it, and its cases have tables of their own: what 16 bits make of gradie
 import argparse
 import contextlib
 import copy
-import importlib.util
 import itertools
 import json
 import multiprocessing
@@ -71,7 +70,6 @@ LIBRARIES = (
     "monai",
     "diffusers",
     "transformers",
-    "openvino",
     "torchvision",
     "timm",
 )
@@ -104,8 +102,6 @@ def variants(
         yield "torch.compile", peer(_compiled)
         if not case["train"]:
             yield "torch.compile, frozen", peer(lambda m: _compiled(m, options={"freezing": True}))
-            if _has_openvino(model):
-                yield "openvino", peer(lambda m: _openvino(m, dtype))
     for name, steps in recipes.items():
         yield name, lambda steps=steps: (_prepared(model, steps, case), None)
 
@@ -119,16 +115,6 @@ def _converted(model: nn.Module, last: torch.memory_format) -> nn.Module:
 def _compiled(model: nn.Module, **how: Any) -> nn.Module:
     model.compile(**how, **isolation())  # as if no other variant had been compiled before
     return model
-
-
-def _openvino(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    import openvino.torch  # noqa: F401  (registers its backend)
-
-    # Without the first it takes inductor in silence, without the second bfloat16 where the CPU can.
-    options: dict[str, Any] = {"aot_autograd": True}
-    if dtype == torch.float32:
-        options["config"] = {"INFERENCE_PRECISION_HINT": "f32"}
-    return _compiled(model, backend="openvino", options=options)
 
 
 def _prepared(model: nn.Module, steps: dict[str, Any], case: dict[str, Any]) -> nn.Module:
@@ -150,11 +136,6 @@ def chosen(model: nn.Module, batch: Any, case: dict[str, Any], budget: float) ->
             "candidates": {row.name: row.status for row in result.rows},
         }
     return found
-
-
-def _has_openvino(model: nn.Module) -> bool:
-    on_cpu = next(model.parameters()).device.type == "cpu"
-    return on_cpu and importlib.util.find_spec("openvino") is not None
 
 
 def _allowed(case: dict[str, Any]) -> dict[str, list[str]]:

@@ -11,7 +11,6 @@ PEERS = (
     "model.to(memory_format)",
     "torch.compile",
     "torch.compile, frozen",
-    "openvino",
 )
 # Statuses that prepare.tune gives a candidate.
 NOT_TO_BE_CHOSEN = ("wrong", "cannot tell", "failed")
@@ -34,10 +33,19 @@ def overview(found: list[dict[str, Any]]) -> list[str]:
 
 
 def _geometric_mean(cases: list[dict[str, Any]], name: str) -> str:
-    """Return the mean of the known ratios, with their number if it is not that of the cases."""
+    """Return the mean of the known ratios, with their number if it is not that of the cases.
+
+    A choice of auto is summed up only if every network has one: others would be another set of networks.
+    """
     ratios = [ratio for case in cases if (ratio := _ratio(case, name))]
+    if name not in PEERS and not _all_have(cases, name):
+        return "-"
     count = f" ({len(ratios)})" if len(ratios) < len(cases) else ""
     return f"{statistics.geometric_mean(ratios):.2f}{count}" if ratios else "-"
+
+
+def _all_have(cases: list[dict[str, Any]], name: str) -> bool:
+    return all(_ratio(case, name) for case in cases)
 
 
 def _groups(found: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -56,8 +64,9 @@ def _groups(found: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 def summary(found: list[dict[str, Any]]) -> list[str]:
     """Return the lines of a table in Markdown for the cases of one mode and precision."""
     lines = ["| variant | networks | geometric mean | best | worst |", "|---|---|---|---|---|"]
+    autos = [auto for auto in (AUTO, AUTO_COMPILED) if _all_have(found, auto)]
     every = {
-        **{n: [_ratio(case, n) for case in found] for n in (*PEERS, AUTO, AUTO_COMPILED)},
+        **{name: [_ratio(case, name) for case in found] for name in (*PEERS, *autos)},
         "the fastest of all, right or not": [_fastest(case) for case in found],
         "the unprepared one again (A/A)": [case["aa"] and case["aa"]["ratio"] for case in found],
     }
@@ -67,10 +76,8 @@ def summary(found: list[dict[str, Any]]) -> list[str]:
             lines.append(
                 f"| {name} | {len(known)} | {mean:.2f} | {min(known):.2f} | {max(known):.2f} |"
             )
-    for auto in (AUTO, AUTO_COMPILED):
-        timed = [case for case in found if _ratio(case, auto)]
-        if timed:
-            lines += ["", _fared(timed, auto)]
+    for auto in autos:
+        lines += ["", _fared(found, auto)]
     if said := _control(found):
         lines += ["", said]
     if said := _cast(found):
@@ -89,7 +96,7 @@ def has_intervals(case: dict[str, Any]) -> bool:
 
 
 def _fared(found: list[dict[str, Any]], auto: str) -> str:
-    """Compare an auto's choices with the best that it may choose and with its peers, in a sentence."""
+    """Compare an auto's choices with the best that it may choose, in a sentence."""
     others = [[n for n in _choices(case, auto) if _is_known(case, n)] for case in found]
     best = [
         min(names, key=lambda n: _ratio(case, n)) for case, names in zip(found, others, strict=True)
@@ -97,16 +104,9 @@ def _fared(found: list[dict[str, Any]], auto: str) -> str:
     pairs = list(zip(found, best, strict=True))
     near = sum(_ratio(case, auto) <= NEAR * _ratio(case, name) for case, name in pairs)
     behind = sum(_is_behind(case, auto, name) for case, name in pairs)
-    peers = PEERS if auto == AUTO_COMPILED else PEERS[:2]
-    ahead = sum(
-        all(_ratio(case, auto) <= NEAR * _ratio(case, p) for p in peers if _is_known(case, p))
-        for case in found
-    )
-    beaten = sum(any(_is_behind(case, auto, peer) for peer in peers) for case in found)
     return (
         f"`{auto}` is within {NEAR - 1:.0%} of the best variant that it may choose on {near} of "
-        f"{len(found)} networks, and significantly slower on {behind} (the intervals do not overlap). On "
-        f"{ahead} no peer is faster by more than {NEAR - 1:.0%}; on {beaten} a peer is significantly faster."
+        f"{len(found)} networks, and significantly slower on {behind} (the intervals do not overlap)."
     )
 
 
@@ -154,7 +154,8 @@ def _cast_by_choice(found: list[dict[str, Any]]) -> str:
     if not taken[AUTO]:
         return f"`auto` chose {precision} on no network."
     mean, more = statistics.geometric_mean(taken[AUTO]), ""
-    if compiled := taken[AUTO_COMPILED]:
+    compiled = taken[AUTO_COMPILED]
+    if compiled and _all_have(found, AUTO_COMPILED):
         more = f" (with a compiler allowed: on {len(compiled)}, {statistics.geometric_mean(compiled):.2f})"
     return (
         f"`auto` chose {precision} on {len(taken[AUTO])} and takes {mean:.2f} of the unprepared time "

@@ -8,7 +8,6 @@ if TYPE_CHECKING:
     from prepare.app.model_report import report
     from prepare.audit import audit
     from prepare.core.forward.calling import calling
-    from prepare.core.forward.workload import Workload
     from prepare.pipeline import Pipeline
     from prepare.pipeline.shortcut import prepare
     from prepare.registry import register
@@ -27,7 +26,6 @@ _HOMES = {
     "Pipeline": "pipeline",
     "TensorStep": "step",
     "Want": "step",
-    "Workload": "core.forward.workload",
     "audit": "audit",
     "calling": "core.forward.calling",
     "compare": "stages.bench",
@@ -47,7 +45,6 @@ __all__ = [
     "Pipeline",
     "TensorStep",
     "Want",
-    "Workload",
     "audit",
     "calling",
     "compare",

@@ -10,7 +10,6 @@
     │   └── RecipeError           a recipe that cannot be read
     ├── RefusedError              this model cannot be prepared as it is now
     ├── DriftError                a prepared model is no longer in its prepared state
-    ├── GuardError                a guarded model computes something else than torch's own modules
     ├── PartialError              a failure midway, when old tensors had already been freed
     ├── ModelError                the model's own code raised while it was built or run
     ├── StepError                 a step broke its contract or raised; the step is at fault
@@ -21,8 +20,6 @@
     ├── BenchError                a file that is not a bench
     ├── TuneError                 a file that is not a tuning
     ├── ExportError               a file that is not an export
-    ├── DoctorError               a file that is not a diagnosis
-    ├── ContractError             a file that is not a contract
     ├── SweepError                the launcher of a sweep stopped before its end
     └── FileError                 a file could not be written or read
 
@@ -154,14 +151,6 @@ class DriftError(PrepareError):
     """A prepared model is no longer in its prepared state; one problem for each difference."""
 
 
-class GuardError(PrepareError):
-    """A guarded model computes something else than torch's own modules do, in one call."""
-
-
-class GuardWarning(UserWarning):
-    """The same, where the guard is told to go on; each module warns once."""
-
-
 class PartialError(PrepareError):
     """A failure midway, when old tensors had already been freed to save memory.
 
@@ -200,14 +189,6 @@ class AuditError(PrepareError):
 
 class FlowError(PrepareError):
     """A file that is not a flow."""
-
-
-class DoctorError(PrepareError):
-    """A file that is not a diagnosis."""
-
-
-class ContractError(PrepareError):
-    """A file that is not a contract."""
 
 
 class BenchError(PrepareError):

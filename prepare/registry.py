@@ -8,7 +8,6 @@ from importlib import metadata
 from typing import Any, Generic, TypeVar, dataclass_transform
 
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.taken_out import taken_out
 from prepare.errors import ConfigError, Problem, StepError, UnknownStepError
 from prepare.step import InputStep, ModelStep, ModuleStep, Step, TensorStep
 
@@ -86,10 +85,8 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
         return name in self._discover() or name in self._classes
 
     def problem(self, name: str) -> Problem:
-        """Return the problem of a name that is not registered, or that was taken out."""
+        """Return the problem of a name that is not registered."""
         where = self._where(name)
-        if gone := taken_out(where, f"{where}={name}"):
-            return gone
         return Problem(where, f"no such {self._noun}", choose(name, self, noun=f"{self._noun}s"))
 
     def _discover(self) -> dict[str, metadata.EntryPoint]:

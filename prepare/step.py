@@ -150,8 +150,8 @@ class Step:
     ) -> tuple[Self, list[str]]:
         """Return this step with the options that a run finds with its example, and notes on them.
 
-        `model` is a copy that the other steps have prepared, `example` is formatted for it, and may be a
-        Workload. Only a step with a text `without_example()` is asked.
+        `model` is a copy that the other steps have prepared, `example` is formatted for it. Only a
+        step with a text `without_example()` is asked.
         """
         return self, []
 

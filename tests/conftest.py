@@ -16,7 +16,6 @@ import torch
 
 import warm_process
 from hydra_cache import use_hydra_cache
-from prepare.core.model.doctor_findings import answers_file
 from prepare.core.utils.packages import switch_off_telemetry
 from prepare.registry import STEPS, register
 from prepare.stages.export.exporter import EXPORTERS
@@ -33,13 +32,8 @@ NO_NETWORK = str(Path(__file__).parent / "support" / "no_network")
 REFUSED = Path(tempfile.mkdtemp(prefix="prepare-tests-")) / "refused"
 REFUSED.touch()
 os.environ["PREPARE_TESTS_REFUSED"] = str(REFUSED)
-# No test reads or writes what the user's own doctor and tunings have stored: their answers change a plan.
+# No test reads or writes what the user's own tunings have stored.
 os.environ["XDG_CACHE_HOME"] = str(REFUSED.with_name("cache"))
-# Nor does the processor change one: bfloat16 convolutions are slow on some, of which each plan would warn. A
-# doctor that found them fine is believed, in other processes too; a test of the warning looks elsewhere.
-_ANSWERS = answers_file("cpu")
-_ANSWERS.parent.mkdir(parents=True)
-_ANSWERS.write_text('{"findings": [{"name": "conv_bfloat16_avx2_cpu", "verdict": "fine here"}]}')
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), NO_NETWORK]))
 sys.path.append(NO_NETWORK)
 import sitecustomize  # noqa: E402, F401

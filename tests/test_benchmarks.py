@@ -51,8 +51,6 @@ def test_a_changed_figure_changes_the_page(tables, tmp_path, monkeypatch):
     page = "".join(page.read_text() for page in tables.PAGES)
     for name in sorted({name.split()[0] for name in tables.TABLES}):
         path = results / f"{name}.json"
-        if not path.exists():  # not measured yet
-            continue
         text = path.read_text()
         path.write_text(_longer(text))
         assert tables.updated(page) != page, name

@@ -2,7 +2,6 @@
 
 import ast
 import doctest
-import functools
 import pkgutil
 import re
 import shlex
@@ -17,7 +16,7 @@ import yaml
 from hydra.core.config_store import ConfigStore
 
 from doc_pages import PAGES, SKILL
-from paths import CONF, ROOT, TESTS
+from paths import CONF, ROOT
 from prepare import recipe
 from prepare.app.cli import main as cli
 from prepare.app.cli.commands import COMMANDS as SUBCOMMANDS
@@ -34,9 +33,7 @@ _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _TITLE = re.compile(r'title="([^"]+)"')
 # A module or what is in it, by its dotted name; not the path of an option.
-_NAME = re.compile(
-    r"`(prepare\.(?:core|pipeline|stages|app|checkpoint|guard|frameworks)\.[\w.]*\w)"
-)
+_NAME = re.compile(r"`(prepare\.(?:core|pipeline|stages|app|checkpoint|frameworks)\.[\w.]*\w)")
 _TEST = re.compile(r"`(?:tests/)?(test_\w+\.py)::(\w+)`")
 
 
@@ -170,8 +167,8 @@ def own_states():
 
 
 # Pages whose commands take long, and the reasons of decisions, run in the full counts.
-LONG = ("README", "sweeps", "exporting", "reports", "tuning", "workload", "many-machines", "replay",
-        "inference", "timing", "doctor", "verification", "output", "frameworks", "layout", "contract",
+LONG = ("README", "sweeps", "exporting", "reports", "tuning", "many-machines",
+        "inference", "timing", "verification", "output", "frameworks", "layout",
         "agents", "precision", "rewrites")  # fmt: skip
 
 
@@ -227,66 +224,10 @@ def test_every_test_that_a_page_names_exists(page):
     assert missing == []
 
 
-@functools.cache
 def functions(file: str) -> set[str]:
-    path = next(TESTS.rglob(file), None)
+    path = next((ROOT / "tests").rglob(file), None)
     tree = ast.parse(path.read_text() if path else "")
     return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-
-
-def claims() -> dict[str, list[str]]:
-    """Return each claim in tests/claims.txt with the tests that hold it: `file::function`."""
-    entries: dict[str, list[str]] = {}
-    claim = ""
-    for line in (TESTS / "claims.txt").read_text().splitlines():
-        if line.startswith("    "):
-            entries[claim].append(line.strip())
-        elif line and not line.startswith("#"):
-            claim = line
-            entries[claim] = []
-    return entries
-
-
-def test_every_claim_names_tests_that_exist():
-    named = {tuple(test.split("::")) for tests in claims().values() for test in tests}
-    assert sorted(test for test in named if test[1] not in functions(test[0])) == []
-    assert all(claims().values())
-
-
-def test_every_pitfall_has_a_test_that_holds_it():
-    pages = [ROOT / "docs" / "pitfalls.md", ROOT / "docs" / "sweeps.md"]
-    stated = {f"{page_id(page)}: {pitfall}" for page in pages for pitfall in pitfalls(page)}
-    assert len(stated) > 80
-    held = {claim for claim in claims() if claim.startswith(("docs/pitfalls", "docs/sweeps.md: "))}
-    assert stated == held
-
-
-def pitfalls(page: Path) -> list[str]:
-    """Return the headings of the entries, and the first cells of the tables of pitfalls."""
-    text = page.read_text()
-    tables = re.findall(r"^\| pitfall \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.MULTILINE)
-    rows = re.findall(r"^\| ([^|]+) \|", "".join(tables), re.MULTILINE)
-    return rows + (re.findall(r"^### (.+)$", text, re.MULTILINE) if page.stem == "pitfalls" else [])
-
-
-def test_every_page_begins_with_something_to_paste():
-    # docs/changelog.md is one line, which includes CHANGELOG.md; CONTRIBUTING.md sets a checkout up; timm.md is
-    # a list of patches.
-    others = ("contributing", "changelog", "security", "timm")
-    guides = [p for p in PAGES if p.stem.lower() not in others]
-    first = {page_id(page): next(iter(blocks(page)), None) for page in guides}
-    assert [name for name, block in first.items() if not (block and block.can_be_pasted)] == []
-
-
-def test_the_skill_says_what_the_page_for_coding_agents_says():
-    _, head, text = SKILL.read_text().split("---\n", 2)
-    described = yaml.safe_load(head)
-    assert (described["name"], len(described["description"]) < 1024) == ("prepare", True)
-    assert len(SKILL.read_text().splitlines()) <= 60
-    page = (ROOT / "docs" / "agents.md").read_text()
-    said = [line for line in text.splitlines() if line.startswith(("|", "- ", "python run.py"))]
-    assert len(said) > 20
-    assert [line for line in said if line not in page] == []
 
 
 @pytest.mark.parametrize("page", [ROOT / "docs" / "agents.md", SKILL], ids=page_id)
@@ -322,24 +263,14 @@ def test_every_file_that_a_page_names_exists(page):
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_every_page_says_first_what_it_is_for(page):
     title, *rest = [line for line in page.read_text().splitlines() if line]
-    assert title.startswith(("# ", "--8<--"))
-    assert re.match(r"[\w*]|`\w", rest[0] if rest else "included")
+    assert title.startswith("# ")
+    assert re.match(r"[\w*]|`\w", rest[0])
 
 
 def test_every_page_is_in_the_navigation_once():
     nav = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     docs = [str(page.relative_to(ROOT / "docs")) for page in PAGES if page.parent != ROOT]
     assert sorted(nav) == sorted(docs)
-
-
-def test_the_readme_links_the_first_page_and_at_most_six_others():
-    readme = (ROOT / "README.md").read_text()
-    pages = {link.partition("#")[0] for link in _LINK.findall(readme) if link.startswith("docs/")}
-    assert "docs/index.md" in pages
-    assert len({page for page in pages if page.endswith(".md")}) <= 7
-    for page in PAGES:
-        listed = set(_LINK.findall(page.read_text())) & {page.name for page in PAGES}
-        assert len(listed) < 20, f"{page_id(page)} repeats the navigation"
 
 
 def test_the_readme_begins_with_the_two_commands_that_land_a_change():

@@ -16,8 +16,6 @@ from prepare.app.sweep.summary import UNENDED
 from prepare.audit import STATUSES as AUDIT_STATUSES
 from prepare.registry import STEPS
 from prepare.stages.bench.records import VERDICTS
-from prepare.stages.contract.records import KINDS as CONTRACT_KINDS
-from prepare.stages.doctor.records import VERDICTS as DOCTOR_VERDICTS
 from prepare.stages.export.records import STATUSES as EXPORT_STATUSES
 from prepare.stages.flow.torch_operators import CAUSES
 from prepare.stages.registry import tasks
@@ -76,7 +74,7 @@ def constants(folder: str, keyword: str) -> set[str]:
 
 def test_every_status_and_verdict_is_explained_on_its_page():
     statuses = {*JOB_STATUSES, *UNENDED, *AUDIT_STATUSES, *VERIFY_STATUSES, *TUNE_STATUSES}
-    statuses |= {*VERDICTS, SHARED, *EXPORT_STATUSES, *CONTRACT_KINDS, *DOCTOR_VERDICTS, "wrong"}
+    statuses |= {*VERDICTS, SHARED, *EXPORT_STATUSES, "wrong"}
     assert sorted(statuses - listed("output.md")) == []
 
 
@@ -96,16 +94,6 @@ def test_every_answer_of_an_artefact_is_explained_on_its_page():
 def test_every_cause_of_a_break_is_in_the_glossary():
     assert {"odd_stride", "conv3d_reference", "clone"} <= set(CAUSES)
     assert sorted(set(CAUSES) - listed("output.md")) == []
-
-
-def test_every_part_of_a_contract_is_explained_on_its_page():
-    code = (ROOT / "prepare" / "stages" / "contract" / "compare.py").read_text()
-    parts = set(re.findall(r'(?:_broken\(|ContractChange\(\w+, )"([a-z ]+)"', code))
-    rows = re.findall(
-        r"^\| ([a-z ]+) \|", (ROOT / "docs" / "contract.md").read_text(), re.MULTILINE
-    )
-    assert len(parts) > 6
-    assert sorted(parts - set(rows)) == []
 
 
 def test_every_file_of_a_run_is_explained_on_its_page():

@@ -79,7 +79,7 @@ def test_the_wheel_holds_the_package_and_all_configurations_only(wheel):
     assert "prepare/conf/__init__.py" in configs  # Hydra's `pkg://prepare.conf` asks for a package
     package = ROOT / "prepare"
     data = [*(package / "app" / "report" / "templates").rglob("*.*"), package / "py.typed",
-            package / "core" / "model" / "known_issues.yaml", package / "stages" / "flow" / "published.yaml"]  # fmt: skip
+            package / "core" / "model" / "known_issues.yaml"]  # fmt: skip
     assert names == configs | modules | {path.relative_to(ROOT).as_posix() for path in data}
 
 
@@ -158,7 +158,7 @@ def test_the_console_script_runs_from_an_empty_folder(installed, tmp_path):
     assert done.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
     (result,) = tmp_path.rglob("result.json")
-    not_here = ("flow_before", "bench", "tune", "contract", "export", "patch", "model", "log",
+    not_here = ("flow_before", "bench", "tune", "export", "model", "log",
                 "traceback")  # fmt: skip
     usual = {name for name in record.shown_files() if not name.startswith(not_here)}
     assert {path.name for path in result.parent.iterdir()} == {*usual, ".hydra", "prepare.log"}

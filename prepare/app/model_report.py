@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from prepare.app.job.results import Analyses
-from prepare.core.forward.workload import each_of
 from prepare.core.utils import files
 from prepare.core.utils.json_records import Readable
 from prepare.core.utils.suggest import choose
@@ -90,8 +89,7 @@ def report(
     Args:
         model: prepared or not; it is not changed. Of one that `prepare` has prepared, the audit says what
             that changed.
-        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example; or a Workload,
-            to verify and time every size of it.
+        batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
         reference: the unprepared model, e.g. `copy.deepcopy(model)` before it was prepared.
         pipeline: the pipeline that prepared the model; it formats the batch.
         flow: predict the layout flow without computing, or observe a forward.
@@ -134,7 +132,7 @@ def report(
         own = pipeline.steps.values() if pipeline else ()
         formats = Pipeline(step for step in own if step.phase == "inputs")
         given = Models(unprepared=reference, prepared=model, pipeline=formats)
-        found["bench"] = time_models(given, each_of(batch, call_of), level=bench, mode=mode)
+        found["bench"] = time_models(given, call_of(batch), level=bench, mode=mode)
     plan = PLANS.get(model)
     steps = plan.steps if plan is not None else pipeline.to_config() if pipeline else None
     audited = audit(model, plan=plan)

@@ -5,13 +5,8 @@ from typing import TYPE_CHECKING
 from prepare.core.utils.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from prepare.checkpoint.load_checkpoint import Loaded, load
-    from prepare.checkpoint.save_checkpoint import export, save
+    from prepare.checkpoint.weights import Loaded, load, save
 
-__all__ = ["Loaded", "export", "load", "save"]
+__all__ = ["Loaded", "load", "save"]
 
-__getattr__ = lazy_names(
-    __name__,
-    load_checkpoint=("Loaded", "load"),
-    save_checkpoint=("export", "save"),
-)
+__getattr__ = lazy_names(__name__, weights=("Loaded", "load", "save"))

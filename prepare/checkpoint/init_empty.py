@@ -27,7 +27,11 @@ def build_empty(build: Callable[[], nn.Module]) -> nn.Module:
             model = build()
     except Exception:  # an error of the model's own code is raised again here
         return build()
-    return build() if isinstance(model, nn.Module) and without_values(model) else model
+    if isinstance(model, nn.Module):
+        saved = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        if {*names_on_meta(model)} - saved:
+            return build()
+    return model
 
 
 @contextmanager
@@ -43,9 +47,7 @@ def empty_parameters() -> Iterator[None]:
     made: dict[int, tuple[weakref.ref, nn.Parameter]] = {}
 
     def to_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter | None:
-        if threading.get_ident() != thread or parameter.is_meta:
-            return None
-        if is_wrapper(parameter) or not _is_dense(parameter):
+        if threading.get_ident() != thread or parameter.is_meta or is_wrapper(parameter):
             return None
         original, empty = made.get(id(parameter), (None, None))
         if empty is None or original is None or original() is not parameter:
@@ -71,16 +73,12 @@ def empty_buffers(model: nn.Module) -> None:
                 module._buffers[name] = moved.setdefault(id(buffer), on_meta(buffer))
 
 
-def _is_dense(tensor: Tensor) -> bool:
-    return is_strided(tensor) and not tensor.is_quantized
-
-
 def on_meta(tensor: _T) -> _T:
     """Return the same parameter or buffer without values: its class, attributes and strides.
 
     One that is sparse, nested, quantized or of mkldnn stays as it is.
     """
-    if not _is_dense(tensor):
+    if not is_strided(tensor) or tensor.is_quantized:
         return tensor
     # Not empty_like: for a tensor on meta it is implemented in Python, and imports sympy first.
     stride = preserved_stride(tensor.detach())
@@ -98,15 +96,9 @@ def like(tensor: _T, data: Tensor) -> _T:
     return new
 
 
-def without_values(model: nn.Module) -> list[str]:
-    """Return the tensors on meta that a file never contains: unsaved buffers and plain attributes."""
-    saved = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    saved |= set(model.state_dict(keep_vars=True))
+def names_on_meta(model: nn.Module) -> list[str]:
+    """Return the tensors without values: parameters, buffers and plain attributes."""
     places = [p for p in named_tensors(model) if p.tensor.is_meta]
     held = {id(place.tensor) for place in places}
-    names = [place.path for place in places if place.path not in saved]
-    return names + [
-        name
-        for name, tensor in unregistered_tensors(model)
-        if tensor.is_meta and id(tensor) not in held
-    ]
+    others = [name for name, t in unregistered_tensors(model) if t.is_meta and id(t) not in held]
+    return [*(place.path for place in places), *others]

@@ -6,26 +6,17 @@ from pathlib import Path
 from prepare.core.utils import files
 from prepare.core.utils.suggest import choose
 
-# The format that is written for each suffix; a file that is read is recognised by its content.
-SUFFIXES = {".safetensors": "safetensors", **dict.fromkeys((".pt", ".pth", ".ckpt"), "torch")}
-# Suffixes of files that are read: `.bin` names no format, and other libraries expect their own in it.
-_READ = (*SUFFIXES, ".bin")
+# What is read is recognised by its content; this is what is written.
+SUFFIX = ".safetensors"
 INDEX = ".index.json"
-
-
-def beside(path: Path) -> Path:
-    """Return the path of the manifest of a file."""
-    return path.with_name(f"{path.name}.json")
+_READ = (SUFFIX, ".pt", ".pth", ".ckpt", ".bin", INDEX)
 
 
 def instead(path: Path) -> str:
-    """Return a remedy for a path that is a folder, or a file that does not exist."""
+    """Return a remedy for a path that is a folder, or a file that does not exist; empty for a file."""
     if files.is_folder(path):
-        there = sorted(each.name for each in path.iterdir())
-        weights = [name for name in there if name.endswith((*_READ, INDEX))][:5]
-        return (
-            f"give one of its files: {', '.join(weights)}" if weights else "give the path of a file"
-        )
+        weights = sorted(each.name for each in path.iterdir() if each.name.endswith(_READ))[:5]
+        return f"give one of its files: {', '.join(weights)}" if weights else "give a file"
     return "" if os.path.lexists(path) else files.missing_remedy(path)
 
 
@@ -43,16 +34,16 @@ def check_writable(text: str) -> None:
     path = Path(text)
     check_suffix(path)
     if os.path.lexists(path):
-        raise ValueError(
-            f"{files.printable_path(path)} is there already", "move it away, or give another name"
-        )
+        remedy = "move it away, or give another name"
+        raise ValueError(f"{files.printable_path(path)} is there already", remedy)
     if not path.parent.is_dir():
         raise ValueError(f"{files.printable_path(path)} cannot be written", instead(path))
 
 
-def check_suffix(path: Path) -> str:
-    """Return the format that is written for this suffix; raise ValueError for an unknown one."""
-    if path.suffix not in SUFFIXES:
-        remedy = choose(path.suffix, SUFFIXES, noun="suffixes")
+def check_suffix(path: Path) -> None:
+    """Raise ValueError for a suffix other than that of safetensors."""
+    if path.suffix != SUFFIX:
+        remedy = (
+            f"{choose(path.suffix, [SUFFIX])}; torch.save(model.state_dict(), FILE) writes torch's"
+        )
         raise ValueError(f"{files.printable_path(path)} has no suffix of weights", remedy)
-    return SUFFIXES[path.suffix]

@@ -289,12 +289,10 @@ class Document:
         answers: answers to questions, for the first screen. Of two answers to the same question that of the
             document with the lower `place` is shown.
         advice: what to do.
-        rows: labels and texts for the summary in the terminal, the answers of a run.
-        details: labels and texts that follow what to do.
+        rows: labels and texts for the terminal, of a document without answers.
         notes: sentences that end the summary.
-        parts: a function that returns the parts of the section; also shown in the terminal if `is_whole`.
+        parts: a function that returns the parts of the section.
         lead: what a page shows of it below the answers.
-        is_whole: whether the summary of a run in the terminal shows the parts too.
     """
 
     name: str
@@ -305,11 +303,9 @@ class Document:
     answers: tuple[Answer, ...] = ()
     advice: tuple[Advice, ...] = ()
     rows: tuple[Row, ...] = ()
-    details: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     parts: Callable[[], Iterable[Part]] = tuple
     lead: tuple[Part, ...] = ()
-    is_whole: bool = False
 
     def __post_init__(self) -> None:
         if self.title:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from prepare.guard import ModelGuard
 
 Recipe = Pipeline | Mapping[str, Any] | str | Path
 
@@ -24,13 +23,10 @@ class NetworkRecipe:
     """A recipe for a network whose device and inputs a framework decides.
 
     A step `device` is left out, since the framework moves the network, and the inputs are formatted by a
-    hook of the network (`input_format` with `attach`), since the framework calls it. `guard` holds the
-    options of `Pipeline.guard`; without it the network is not watched.
+    hook of the network (`input_format` with `attach`), since the framework calls it.
     """
 
-    def __init__(self, recipe: Recipe, *, guard: Mapping[str, Any] | None = None) -> None:
-        self._options = guard
-        self._guard: ModelGuard | None = None
+    def __init__(self, recipe: Recipe) -> None:
         if isinstance(recipe, str | Path):
             recipe = Pipeline.load(recipe)
         elif isinstance(recipe, Mapping):
@@ -58,20 +54,6 @@ class NetworkRecipe:
         self.pipeline.check(network, strict=True)
         for optimizer in optimizers:
             self.pipeline.check(network, strict=True, optimizer=optimizer)
-
-    def watch(self, network: nn.Module, optimizers: Iterable[Optimizer] = ()) -> None:
-        """Guard the network from now on, as the options say, and its optimizer if it has one."""
-        self.unwatch()
-        if self._options is not None:
-            known = list(optimizers)
-            options = {"optimizer": known[0] if len(known) == 1 else None, **self._options}
-            self._guard = self.pipeline.guard(network, **options)
-
-    def unwatch(self) -> None:
-        """End the guard, if there is one."""
-        if self._guard is not None:
-            self._guard.remove()
-            self._guard = None
 
     def write(self, network: nn.Module, folder: str | Path) -> None:
         """Write the audit and the recipe into a folder."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -20,7 +19,6 @@ def prepare(
     accelerator: Accelerator,
     *objects: Any,
     recipe: Recipe,
-    guard: Mapping[str, Any] | None = None,
 ) -> Any:
     """Apply a recipe to the model among `objects`, then return `accelerator.prepare(*objects)`.
 
@@ -31,7 +29,6 @@ def prepare(
         accelerator: an `accelerate.Accelerator`.
         objects: what `accelerator.prepare` takes, with one model.
         recipe: the path of a recipe, a mapping of steps, or a Pipeline.
-        guard: the options of `Pipeline.guard`, as in `{"every": 1000}`; without them it is not watched.
 
     Raises:
         RefusedError: the objects hold no model, or several.
@@ -40,10 +37,8 @@ def prepare(
     if len(models) != 1:
         wrong = f"{len(models)} of {len(objects)} are models"
         raise RefusedError("objects", wrong, "give one model, and apply a Pipeline to any other")
-    network = NetworkRecipe(recipe, guard=guard)
+    network = NetworkRecipe(recipe)
     optimizers = [each for each in objects if isinstance(each, Optimizer)]
     network.apply(models[0], optimizers)
     same_on_all_ranks(models[0])
-    prepared = accelerator.prepare(*objects)
-    network.watch(models[0], optimizers)  # on the device to which Accelerate has moved it
-    return prepared
+    return accelerator.prepare(*objects)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,6 @@ def prepare(
     *,
     recipe: Recipe,
     method: str = "forward",
-    guard: Mapping[str, Any] | None = None,
 ) -> Any:
     """Apply a recipe to a component of a pipeline, in place, and return the pipeline.
 
@@ -33,7 +31,6 @@ def prepare(
         component: its name in the pipeline: `unet`, `transformer`, `vae`.
         recipe: the path of a recipe, a mapping of steps, or a Pipeline.
         method: what the pipeline calls of it, where that is not the component itself: `decode` of a VAE.
-        guard: the options of `Pipeline.guard`, as in `{"every": 1000}`; without them it is not watched.
 
     Raises:
         RefusedError: the pipeline has no such network, or its weights are offloaded one by one.
@@ -49,13 +46,12 @@ def prepare(
         wrong = "its weights are offloaded module by module, which would bring back those of before"
         remedy = "prepare it first, then call enable_sequential_cpu_offload or enable_group_offload"
         raise RefusedError(component, wrong, remedy)
-    network = NetworkRecipe(recipe, guard=guard)
+    network = NetworkRecipe(recipe)
     network.apply(model)
     if method != "forward":
         own = vars(model).get(method)  # what others have put there is called still
         inner = own.args[1] if isinstance(own, partial) and own.func is _formatted else own
         vars(model)[method] = partial(_formatted, model, inner or method, network.pipeline.format)
-    network.watch(model)
     return pipe
 
 

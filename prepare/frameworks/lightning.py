@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prepare.core.utils.packages import naming_extra
 from prepare.frameworks._recipe import NetworkRecipe, Recipe, child_network
@@ -26,7 +25,6 @@ class Prepare(pl.Callback):
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
         module: the name of the network in the LightningModule; by default its only child with parameters.
-        guard: the options of `Pipeline.guard`, as in `{"every": 1000}`; without them it is not watched.
 
     Raises:
         DriftError: when training starts, something has lost the layout.
@@ -38,9 +36,8 @@ class Prepare(pl.Callback):
         recipe: Recipe,
         *,
         module: str | None = None,
-        guard: Mapping[str, Any] | None = None,
     ) -> None:
-        self._recipe, self._name = NetworkRecipe(recipe, guard=guard), module
+        self._recipe, self._name = NetworkRecipe(recipe), module
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Prepare the network."""
@@ -56,11 +53,6 @@ class Prepare(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check weights and optimizer states after checkpoints were loaded."""
         self._recipe.check(self._network(pl_module), trainer.optimizers)
-        self._recipe.watch(self._network(pl_module), trainer.optimizers)
-
-    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """End the guard."""
-        self._recipe.unwatch()
 
     def _network(self, module: pl.LightningModule) -> nn.Module:
         return child_network(module, self._name)

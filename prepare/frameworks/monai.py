@@ -12,7 +12,6 @@ with naming_extra("ignite"):
     from ignite.engine import Engine, Events
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
     from pathlib import Path
 
     from torch import nn
@@ -30,7 +29,6 @@ class PrepareHandler:
         network: the network; by default the attribute `network` of the engine, as MONAI's trainers have it.
         optimizer: its optimizer; by default the attribute `optimizer` of the engine, if it has one.
         folder: where the audit and the recipe are written; nowhere by default.
-        guard: the options of `Pipeline.guard`, as in `{"every": 1000}`; without them it is not watched.
 
     Raises:
         DriftError: at the start of an epoch, something has lost the layout.
@@ -44,16 +42,14 @@ class PrepareHandler:
         network: nn.Module | None = None,
         optimizer: Optimizer | None = None,
         folder: str | Path | None = None,
-        guard: Mapping[str, Any] | None = None,
     ) -> None:
-        self._recipe, self._folder = NetworkRecipe(recipe, guard=guard), folder
+        self._recipe, self._folder = NetworkRecipe(recipe), folder
         self._network, self._optimizer = network, optimizer
 
     def attach(self, engine: Engine) -> None:
         """Register the handler with an engine."""
         engine.add_event_handler(Events.STARTED, self._start)
         engine.add_event_handler(Events.EPOCH_STARTED, self._check)
-        engine.add_event_handler(Events.COMPLETED, self._end)
 
     def _start(self, engine: Engine) -> None:
         network = self._of(engine, "network")  # MONAI's trainers have it only after their handlers
@@ -63,10 +59,6 @@ class PrepareHandler:
         self._recipe.apply(network, self._optimizers(engine))
         if self._folder is not None:
             self._recipe.write(network, self._folder)
-        self._recipe.watch(network, self._optimizers(engine))
-
-    def _end(self, engine: Engine) -> None:
-        self._recipe.unwatch()
 
     def _check(self, engine: Engine) -> None:
         self._recipe.check(self._of(engine, "network"), self._optimizers(engine))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
@@ -33,16 +33,13 @@ class PrepareTrainer(nnUNetTrainer):
     """nnU-Net's trainer with a recipe: `recipe` of a subclass, or the path in `PREPARE_RECIPE`.
 
     nnU-Net finds a trainer by the name of its class in the files of the folder `nnUNet_extTrainer`. The
-    network is prepared before it is moved, compiled, wrapped or given an optimizer. With `guard` of a
-    subclass, the options of `Pipeline.guard`, the network is watched during training; not where nnU-Net
-    compiles it: set nnUNet_compile=f.
+    network is prepared before it is moved, compiled, wrapped or given an optimizer.
 
     Raises:
         ConfigError: there is no recipe.
     """
 
     recipe: ClassVar[Recipe | None] = None
-    guard: ClassVar[Mapping[str, Any] | None] = None
 
     @classmethod
     @_with_signature_of(nnUNetTrainer.build_network_architecture)
@@ -55,16 +52,3 @@ class PrepareTrainer(nnUNetTrainer):
         network = super().build_network_architecture(*args, **kwargs)
         NetworkRecipe(recipe).apply(network)
         return network
-
-    def on_train_start(self) -> None:
-        """Begin to watch the network, which is on its device by now."""
-        super().on_train_start()
-        recipe = self.recipe if self.recipe is not None else os.environ["PREPARE_RECIPE"]
-        self._watching = NetworkRecipe(recipe, guard=self.guard)
-        network: Any = getattr(self.network, "module", self.network)  # in DistributedDataParallel
-        self._watching.watch(getattr(network, "_orig_mod", network), [self.optimizer])
-
-    def on_train_end(self) -> None:
-        """End the guard."""
-        self._watching.unwatch()
-        super().on_train_end()

@@ -11,8 +11,6 @@ with naming_extra("transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import nn
 
 
@@ -24,14 +22,13 @@ class PrepareCallback(TrainerCallback):
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        guard: the options of `Pipeline.guard`, as in `{"every": 1000}`; without them it is not watched.
 
     Raises:
         DriftError: when training starts, something has lost the layout.
     """
 
-    def __init__(self, recipe: Recipe, *, guard: Mapping[str, Any] | None = None) -> None:
-        self._recipe = NetworkRecipe(recipe, guard=guard)
+    def __init__(self, recipe: Recipe) -> None:
+        self._recipe = NetworkRecipe(recipe)
         self._network: nn.Module | None = None
 
     def on_init_end(
@@ -52,10 +49,3 @@ class PrepareCallback(TrainerCallback):
         self._recipe.check(self._network, [optimizer])
         if state.is_world_process_zero and args.output_dir is not None:
             self._recipe.write(self._network, args.output_dir)
-        self._recipe.watch(self._network, [optimizer])
-
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
-    ) -> None:
-        """End the guard."""
-        self._recipe.unwatch()

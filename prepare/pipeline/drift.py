@@ -1,13 +1,13 @@
-"""Find what in a prepared model has drifted from its pipeline, once or with a guard in the training loop."""
+"""Find what in a prepared model has drifted from its pipeline."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
-from prepare.core.model.tensors import name_of, stride_of
-from prepare.errors import DriftError, Problem, RefusedError
+from prepare.core.model.tensors import name_of
+from prepare.errors import DriftError, Problem
 from prepare.pipeline.optimizer_state import (
     mismatched_state,
     same_element_order,
@@ -67,69 +67,6 @@ def raise_drift(drifts: Iterable[Drift]) -> None:
         raise DriftError.of(problems)
 
 
-class Guard:
-    """Record the layout of a prepared model, and check it again on every `every`-th call.
-
-    A check takes under a millisecond for 500 tensors, so a guard can run in the training loop:
-
-    >>> model = nn.Conv2d(8, 8, 3)
-    >>> guard = Guard(model, every=100)
-    >>> guard()
-    """
-
-    def __init__(self, model: nn.Module, *, every: int = 1) -> None:
-        if every < 1:
-            raise RefusedError("every", f"{every} is not at least 1", "1 checks at every call")
-        self._every, self._calls = every, 0
-        self.record(model)
-
-    def record(self, model: nn.Module) -> None:
-        """Record how `model` is now; it is compared with this from now on."""
-        self._modules = [
-            (module._modules, key, child, type(child), f"{name}.{key}" if name else key)
-            for name, module in model.named_modules()
-            for key, child in module._modules.items()
-        ]
-        self._tensors = [
-            (table, key, _layout(tensor), state(tensor), _path(name, key))
-            for name, module in model.named_modules()
-            for table in (module._parameters, module._buffers)
-            for key, tensor in table.items()
-            if tensor is not None
-        ]
-
-    def __call__(self) -> None:
-        """Count the call; on every `every`-th one, raise DriftError if the model has drifted."""
-        self._calls += 1
-        if self._calls % self._every == 0:
-            raise_drift(self.find_drift())
-
-    def find_drift(self) -> list[Drift]:
-        """Return what differs from the recorded layout now, whatever the count of calls."""
-        drifts = []
-        for children, key, child, cls, path in self._modules:
-            current = children.get(key)
-            if current is not child or type(current) is not cls:
-                is_now = "another module" if current is not child else type(current).__name__
-                drifts.append(Drift(path, "the module", is_now, cls.__name__))
-        for table, name, layout, prepared, path in self._tensors:
-            tensor = table.get(name)
-            if tensor is None:
-                drifts.append(Drift(path, "the tensor", "gone", "there"))
-            elif _layout(tensor) != layout:
-                drifts += _differences(path, state(tensor), prepared)
-        return drifts
-
-
-def _layout(tensor: Tensor) -> tuple[object, ...]:
-    """Return what is compared at each check: a weight in 8 bits has the dtype of its results."""
-    return stride_of(tensor), tensor.dtype, tensor.device, type(tensor)
-
-
 def _differences(path: str, current: State, prepared: State) -> list[Drift]:
     sides = zip(State._fields, current, prepared, strict=True)
     return [Drift(path, side, is_now, wanted) for side, is_now, wanted in sides if is_now != wanted]
-
-
-def _path(module: str, name: str) -> str:
-    return f"{module}.{name}" if module else name

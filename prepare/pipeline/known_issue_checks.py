@@ -6,9 +6,8 @@ from typing import Any, Literal, get_args
 
 from torch import nn
 
-from prepare.core.model.doctor_findings import standing_here
 from prepare.core.model.forward_code import forward_code, torch_class
-from prepare.core.model.known_issues import ONLY, REPAIR_STEP, Issue
+from prepare.core.model.known_issues import ONLY, REPAIR_STEP, Issue, standing
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_strided, name_of
@@ -165,9 +164,7 @@ def find_known_issues(
     for name, module in model.named_modules():
         modules_by_class.setdefault(_class_name(module), {})[name] = module
     matches = []
-    for issue in dict.fromkeys(
-        issue for device in sorted(devices) for issue in standing_here(device)
-    ):
+    for issue in dict.fromkeys(issue for device in sorted(devices) for issue in standing(device)):
         meeting: dict[str | None, dict[str, str]] = {}
         for kind in issue.operations:
             for name, module in modules_by_class.get(kind, {}).items():

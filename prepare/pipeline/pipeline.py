@@ -9,16 +9,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
 from prepare import recipe
 from prepare.core.forward.autocast import Amp
+from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example
 from prepare.core.forward.nested import arguments
-from prepare.core.forward.workload import each_of, least_batch
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.process_state import paused_collector
@@ -61,10 +61,6 @@ from prepare.pipeline.tensor_table import tensor_plans
 from prepare.registry import STEPS
 from prepare.step import PHASES, Step, remembering
 from prepare.steps.input_format import InputFormat
-
-if TYPE_CHECKING:
-    from prepare.guard.model_guard import ModelGuard
-    from prepare.guard.respond import OnDifference
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Steps = Mapping[str, Mapping[str, Any] | None]
@@ -251,7 +247,7 @@ class Pipeline:
         Known slow cases are listed in `plan(model).warnings`. With "warn", what would end the process in
         training is repaired, if a repair exists.
 
-        With `example`, a batch before `format` or a Workload, the steps whose options depend on one choose
+        With `example`, a batch before `format`, the steps whose options depend on one choose
         them first, as on the command line: `keep_layout` the calls that its layout flow names. The options
         chosen are those of this pipeline from then on. The other steps are tried on a copy of the model.
 
@@ -266,7 +262,7 @@ class Pipeline:
         batch = None
         if example is not None:
             self.choose(model, example, amp)
-            batch = least_batch(example)
+            batch = call_of(example).batch
         with held_interrupts(may_hang=True), remembering():
             start = time.perf_counter()
             optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
@@ -317,10 +313,10 @@ class Pipeline:
     def choose(self, model: nn.Module, example: Any, amp: Amp = "none") -> None:
         """Let the steps that ask for an example choose their options, as `apply(model, example=)` does.
 
-        `example` is a batch before `format`, or a Workload; the model stays as it is.
+        `example` is a batch before `format`; the model stays as it is.
         """
         check_module(model)
-        given = each_of(example, _as_example)
+        given = Example(*arguments(example))
         for step in [step for step in self.steps.values() if step.without_example()]:
             copied = copy_tree(model, cache(clone_of))  # a shared tensor stays one
             chosen, notes = self.step_for(step, copied, given, amp)
@@ -340,7 +336,7 @@ class Pipeline:
         others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
-        step, given = step.bind(steps), each_of(example, others.formatted)
+        step, given = step.bind(steps), others.formatted(example)
         if not step.measures:
             return step.for_example(copied, given, backward=backward, amp=amp)
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
@@ -375,56 +371,6 @@ class Pipeline:
             raise_drift(drifts)
         return drifts
 
-    def guard(
-        self,
-        model: nn.Module,
-        *,
-        every: int = 1000,
-        on_difference: OnDifference = "raise",
-        optimizer: Optimizer | None = None,
-        seconds: float = 10.0,
-        max_bytes: int = 1 << 30,
-        share: float = 0.01,
-        folder: str | Path | None = None,
-    ) -> ModelGuard:
-        """Watch a prepared `model` while it serves and trains, and return what does so; print it to see how.
-
-        Each module that the pipeline changed is compared, alone and on the inputs of a call, with torch's own
-        module and the same weights, as `verify` does: in eval mode or without gradients at the first call of
-        each key (shapes, strides, dtypes, device, autocast, grad mode, mode), and in training, with
-        gradients, once in `every` steps if `share` allows it. Call the guard after each step to find drift on
-        every `every`-th. Its `look` takes a workload, whose sizes it looks at before they are served.
-
-        Args:
-            model: the prepared model; it is called as before, and a look changes nothing in it.
-            every: the steps in which each module is looked at once.
-            on_difference: `raise`, `warn` once for each module, or `fallback`: put torch's own class back
-                in the module, in the contiguous format, and go on; `plan` and `audit` show it.
-            optimizer: it is checked for drift too, and follows a module that is put back in training.
-            seconds: no look begins after this time in one call; what is left is looked at in the next ones.
-            max_bytes: the memory of the copies and of one comparison in float64.
-            share: the part of the time of a training that looks may take; they come later than `every` says
-                if they would take more, and the log and the text say how much. `math.inf` sets no limit.
-            folder: where each difference is written, with its call as a file that torch loads alone.
-
-        Raises:
-            DriftError: something has drifted already.
-            RefusedError: an option is wrong.
-        """
-        from prepare.guard import ModelGuard
-
-        return ModelGuard(
-            model,
-            self,
-            every=every,
-            on_difference=on_difference,
-            optimizer=optimizer,
-            seconds=seconds,
-            max_bytes=max_bytes,
-            share=share,
-            folder=folder,
-        )
-
     def format(self, batch: Any) -> Any:
         """Return the batch as the prepared model expects it; the same object if nothing changes.
 
@@ -432,7 +378,7 @@ class Pipeline:
         weights, without which the model raises; the step `input_format` gives the memory format too.
         """
         for step in self._phases.inputs or self._needed_format():
-            batch = each_of(batch, step.format)
+            batch = step.format(batch)
         return batch
 
     def _needed_format(self) -> list[InputFormat]:
@@ -452,10 +398,6 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline.from_config({self.to_config()!r})"
-
-
-def _as_example(batch: Any) -> Example:
-    return Example(*arguments(batch))
 
 
 def _check_strict(strict: object) -> None:

@@ -56,9 +56,9 @@ def prepare(
     Args:
         model: in training or evaluation mode; the same object with the same Parameters is returned.
         memory_format: of the weights of convolutions: `channels_last` (2-d), `channels_last_3d`, `by_rank`
-            (both) or `contiguous`; also torch's objects. A batch or Workload in its place is the `example`.
-        example: a batch, as before `format`, or a Workload. `rewrite_conv` times the convolutions with it,
-            and runs those as other operations that are faster so.
+            (both) or `contiguous`; also torch's objects. A batch in its place is the `example`.
+        example: a batch, as before `format`. `rewrite_conv` times the convolutions with it, and runs those
+            as other operations that are faster so.
         dtype: `float16` or `bfloat16`; batch and instance norms are kept. `float32` changes nothing.
         device: `cpu`, `cuda`, `mps` or `auto`; also torch's object.
         optimizer: its state is moved along with the parameters.

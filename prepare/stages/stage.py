@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
     from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
-    from prepare.core.forward.workload import Workload
     from prepare.core.utils.progress import Stage as Progress
     from prepare.pipeline import Pipeline
     from prepare.pipeline.plan import Plan
@@ -132,18 +131,15 @@ class StageContext:
         model: the model; prepared in place before the stages run.
         settings: the settings of the run.
         stages: every installed stage with its options, by name.
-        example: the example input as declared, of several sizes the one with the most weight; None if there
-            is none.
-        workload: the example, or a Workload of all sizes: for the functions that take one.
+        example: the example input as declared; None if there is none.
         formatted: the example as the pipeline formats it.
         pipeline: the pipeline that is applied, or was.
         plan: its plan, made before.
         reference: a copy of the unprepared model, the reason why there is none, or None if none is needed.
         unchanged: whether the pipeline changes neither the model nor the example.
-        took: the seconds of a first forward of the prepared model at each size; 0 if not known.
+        took: the seconds of a first forward of the prepared model; 0 if not known.
         folder: the folder of the run.
         build: builds the unprepared model again.
-        locate: returns the object with a dotted name, for the key that names it.
         progress: is entered with a line on what begins.
         found: the records of the stages that ran, by the name of their file without its suffix.
         notes: sentences that the terminal shows.
@@ -157,18 +153,13 @@ class StageContext:
     plan: Plan
     folder: Path
     build: Callable[[], torch.nn.Module]
-    locate: Callable[[str, str], Callable[..., Any]]
-    workload: Example | Workload | None = None
     formatted: Example | None = None
     reference: torch.nn.Module | str | None = None
     unchanged: bool = False
-    took: tuple[float, ...] = (0.0,)
+    took: float = 0.0
     progress: Progress = lambda _: nullcontext()
     found: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.workload = self.workload or self.example
 
     @property
     def training(self) -> bool:
@@ -180,9 +171,9 @@ class StageContext:
         """The autocast of every forward."""
         return self.settings.amp
 
-    def step_seconds(self) -> tuple[float, ...]:
-        """Return the seconds of a step of each size; a backward takes twice its forward."""
-        return tuple(seconds * (3 if self.training else 1) for seconds in self.took)
+    def step_seconds(self) -> float:
+        """Return the seconds of a step; a backward takes twice its forward."""
+        return self.took * (3 if self.training else 1)
 
     def needed_example(self) -> Example:
         """Return the example input as declared. Raises ConfigError if there is none."""
@@ -278,12 +269,6 @@ class Stage:
 
     def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
         """Check, before the model is built, what needs imports. Raises PrepareError."""
-
-    def steps(
-        self, settings: RunSettings, steps: Mapping[str, Any], model: torch.nn.Module
-    ) -> Mapping[str, Any]:
-        """Return the steps to apply to the model in place of those declared. Raises ConfigError."""
-        return steps
 
     def choose(self, work: StageContext) -> Pipeline | None:
         """Return another pipeline to apply, found with the unprepared model; None to keep it."""

@@ -9,7 +9,6 @@ __all__ = ["StepContract"]
 
 
 def __getattr__(name: str) -> Any:
-    # The plugin of pytest lies beside it: each start of pytest would import torch.
     if name == "StepContract":
         from prepare.testing.contract import StepContract
 

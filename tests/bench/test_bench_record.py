@@ -136,14 +136,6 @@ def test_a_case_is_described_in_one_sentence(found, said):
     assert case_sentence(Case(what=INFERENCE, comparison=found)) == said
 
 
-def test_an_old_verdict_is_read_as_one_of_today(tmp_path):
-    old = "no significant difference"
-    wide, narrow = (0.7, 1.3), (0.98, 1.02)
-    bench_of(comparison(1.0, verdict=old, interval=wide), comparison(1.0, verdict=old, interval=narrow)).save(tmp_path / "bench.json")  # fmt: skip
-    found = Bench.load(tmp_path / "bench.json")
-    assert [case.row.verdict for case in found.cases] == ["unclear", "no difference"]
-
-
 def test_a_busy_machine_is_a_reason_and_a_line():
     busy = {"cores_available": 2, "others": 1.6, "threads": 2}
     found = comparison(settings=comparison().settings | busy)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
+from prepare.checkpoint import save
 from prepare.pipeline import Pipeline
 
 FORMATS = ("w.safetensors", "w.pt")
@@ -120,10 +121,9 @@ def small_like(model: nn.Module) -> nn.Module:
     return like
 
 
-def small_bytes(path: Path, name: str = "0.weight") -> bytes:
-    """Return the bytes of one of its tensors, as they are in the file."""
-    from prepare.checkpoint.open_weights import open_weights
-    from prepare.checkpoint.stored_tensor import raw
-
-    stored = open_weights(path).stored[name]
-    return bytes(raw(next(stored.pieces())[1]))
+def write(model: nn.Module, path: Path) -> None:
+    """Write the weights of a model as this suffix says: by `save`, or by torch."""
+    if path.suffix == ".safetensors":
+        save(model, path)
+    else:
+        torch.save(model.state_dict(), path)

@@ -1,5 +1,6 @@
 """The command line in this process, for the tests of this folder."""
 
+import html
 import json
 from pathlib import Path
 from typing import NamedTuple
@@ -24,6 +25,10 @@ class Ran(NamedTuple):
     @property
     def result(self):
         return json.loads((self.folder / "result.json").read_text())
+
+    @property
+    def page(self):
+        return html.unescape((self.folder / "report.html").read_text())
 
 
 @pytest.fixture

@@ -151,9 +151,9 @@ def test_a_device_that_is_not_there_is_named_with_those_that_are(words, device, 
 
 
 def test_a_plan_may_be_for_another_machine(go):
-    ran = go(NET, SMALL, "steps.device.device=cuda:7", "task=plan", "--verbose")
+    ran = go(NET, SMALL, "steps.device.device=cuda:7", "task=plan")
     assert (ran.code, ran.err) == (0, "")
-    assert "cpu -> cuda:7" in ran.out
+    assert "cpu -> cuda:7" in ran.page
 
 
 def test_the_size_that_no_memory_holds_is_said_in_words():

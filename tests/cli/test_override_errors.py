@@ -21,7 +21,6 @@ from prepare.app.job.model_target import check_targets
 from prepare.app.job.settings import Settings, group_names, key_names, unknown_key
 from prepare.core.forward.example_input import DTYPES
 from prepare.core.utils.suggest import nearest
-from prepare.core.utils.taken_out import TAKEN_OUT
 from prepare.errors import ConfigError
 from prepare.registry import STEPS
 from prepare.stages.registry import STAGES
@@ -84,11 +83,6 @@ def test_each_configuration_error_has_its_exact_message(mistake, tmp_path, monke
     out, err = capsys.readouterr()
     assert err.splitlines() == mistake.lines
     assert (code, out, list(tmp_path.iterdir())) == (2, "", [])
-
-
-def test_each_word_that_was_taken_out_has_an_example():
-    said = {line.partition(": was taken out; use ")[0] for row in SHOWN for line in row.lines}
-    assert said >= TAKEN_OUT.keys()
 
 
 @each(REFUSED, quick=6)

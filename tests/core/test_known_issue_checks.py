@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from torch import nn
 
 from issue_checks import FLAT, gradient, is_last, last, with_norm
-from prepare import Workload
 from prepare.app.report.run_documents import issues
 from prepare.core.model.known_issues import standing
 from prepare.core.utils.wording import command_line_words
@@ -291,16 +290,8 @@ def test_the_batch_of_an_example_decides_what_apply_refuses():
         FLAT.apply(with_norm(nn.InstanceNorm2d(8)), example=torch.randn(4, 3, 8, 8))
 
 
-def test_one_size_of_batch_1_decides_whatever_its_weight():
-    sizes = Workload([torch.randn(4, 3, 8, 8), torch.randn(1, 3, 8, 8)], weights=[9, 1])
-    with pytest.raises(KnownIssueError, match="instance_norm_gradients_cpu"):
-        FLAT.apply(with_norm(nn.InstanceNorm2d(8)), example=sizes)
-
-
 @pytest.fixture
-def processor(monkeypatch, tmp_path):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # without the answers of conftest.py
-
+def processor(monkeypatch):
     def become(capability, *, bfloat16):
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
         monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: bfloat16)

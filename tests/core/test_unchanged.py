@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import random
-import warnings
 
 import numpy as np
 import pytest
@@ -12,7 +11,6 @@ from torch import nn
 
 import stateful_nets
 from fingerprint import difference, fingerprint, process_state
-from prepare import Workload
 from prepare.core.forward import unchanged as module
 from prepare.core.forward.call import Call
 from prepare.core.forward.example_input import Example
@@ -38,13 +36,6 @@ def run(model, reference, pipeline, x):
     return run_example(model, Example((pipeline.format(x),)))
 
 
-def look(model, reference, pipeline, x):
-    # It runs modules again alone, which may differ then.
-    with warnings.catch_warnings(), pipeline.guard(model, on_difference="warn") as guard:
-        warnings.simplefilter("ignore")
-        guard.look(Workload([pipeline.format(x)]))
-
-
 def export(model, reference, pipeline, x):
     with contextlib.suppress(Exception):  # torch.export refuses most of them
         outputs_of(model, Call((x,), {}))
@@ -59,10 +50,6 @@ CALLS = {
     "verify": lambda m, r, p, x: verify(r, m, x, pipeline=p),
     "verify in training": lambda m, r, p, x: verify(r, m, x, pipeline=p, mode="train"),
     "bench": lambda m, r, p, x: compare({"a": r, "b": m}, x, format={"b": p.format}, budget=0.02),
-    "metric": lambda m, r, p, x: verify(
-        r, m, x, pipeline=p, metric=lambda net, given: float(net(given).mean()), max_drop=1.0
-    ),
-    "look": look,
     "export": export,
 }
 
@@ -110,7 +97,7 @@ def fresh(net):
 @pytest.mark.parametrize("part", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(STATEFUL))
 def test_no_kind_of_state_is_changed_by_a_call_of_ours(name, part):
-    others = ["predict", "verify", "bench", "look", "export"]
+    others = ["predict", "verify", "bench", "export"]
     if part:  # another one for each kind
         others = [others[sorted(STATEFUL).index(name) % len(others)]]
 
@@ -135,7 +122,7 @@ def test_random_models_with_state_are_as_before(block):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
-@pytest.mark.parametrize("name", ["run", "observe", "verify", "bench", "look"])
+@pytest.mark.parametrize("name", ["run", "observe", "verify", "bench"])
 def test_a_forward_that_stops_halfway_leaves_nothing(name, error):
     class Stops(nn.Module):
         stops = False

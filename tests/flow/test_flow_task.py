@@ -1,14 +1,10 @@
 """The task flow: it prepares nothing, and follows the model as the declared steps would leave it."""
 
-import json
-
 import pytest
 import torch
 
 from prepare.app.cli import main as cli
-from prepare.app.job.record import files_in
 from prepare.stages.flow import Flow
-from prepare.stages.flow.sarif import sarif_log
 
 MODEL = (
     "model=unet2d",
@@ -33,9 +29,6 @@ def test_the_task_follows_the_model_with_the_steps_of_a_run(level, tmp_path, cap
     flow = flow_of(tmp_path / "task", "task=flow", *words)
     assert flow.summary["breaks"] > 0
     assert flow == flow_of(tmp_path / "run", *words)
-    assert json.loads((tmp_path / "task" / "flow.sarif").read_text()) == sarif_log(flow)
-    assert not (tmp_path / "run" / "flow.sarif").exists()
-    assert "flow.sarif" in files_in(tmp_path)
     out = " ".join(capsys.readouterr().out.split())
     assert "conv2d_memory_format" in out
     assert "to a copy" in out
@@ -75,10 +68,8 @@ def test_a_rewrite_is_no_repair_of_the_layout(tmp_path, capsys):
     assert "add +steps.repair_layout={}" in capsys.readouterr().out
 
 
-def test_the_task_for_a_gpu_says_first_what_others_measured(tmp_path, capsys):
+def test_the_task_predicts_for_a_gpu_that_is_not_here(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("predicted for a GPU that is not here")
     words = ("model.norm=batch", "model.depth=4", "memfmt=channels_last", "device=cuda")
     assert flow_of(tmp_path, "task=flow", *words).device == "cuda"
-    out = " ".join(capsys.readouterr().out.split())
-    assert "note measured by others on convolutional networks" in out

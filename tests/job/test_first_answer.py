@@ -116,18 +116,6 @@ def test_the_answers_stand_in_the_first_lines(go):
     assert "note" in labels or len(rows) == len(ANSWERS)
 
 
-def test_verbose_prints_what_the_answers_rest_on(go):
-    words = ("flow=predict", "verify=short", "bench=short", "bench.seconds=0.2")
-    _, said = go("memfmt=channels_last", *words, "--verbose")
-    labels = [line[2:14].strip() for line in said.out.splitlines()]
-    places = [labels.index(label) for label in ANSWERS[:-1]]
-    assert places == sorted(places)
-    assert (
-        min(map(labels.index, ("tensors", "memory", "example", "outputs", "details"))) > places[-1]
-    )
-    assert labels.index("convolutions") == 1
-
-
 MEASURED = ("memfmt=channels_last", "flow=predict", "verify=short")
 
 
@@ -167,9 +155,9 @@ def test_an_answer_waits_for_those_before_it():
         return [label for label, _ in _answer_rows(documents, ended=ended)]
 
     assert rows("Right", "Faster") == []
-    assert rows("Contract", "Layout") == ["layout"]
+    assert rows("Exported", "Layout") == ["layout"]
     assert rows("Right", "Faster", "Layout") == ["layout", "right", "faster"]
-    assert rows("Contract", "Faster", "Right", ended=True) == ["right", "faster", "contract"]
+    assert rows("Exported", "Faster", "Right", ended=True) == ["right", "faster", "exported"]
 
 
 def test_a_call_to_copy_is_not_broken_in_a_pipe(go, monkeypatch):
@@ -183,15 +171,3 @@ def test_a_call_to_copy_is_not_broken_in_a_pipe(go, monkeypatch):
 def test_an_input_step_that_changes_the_example_is_verified(go):
     _, said = go("+steps.input_format={memory_format:channels_last}", "bench=none")
     assert "right     yes" in said.out
-
-
-def test_an_advice_that_warnings_share_is_printed_once(capsys):
-    from prepare.app.report.terminal.run import _show_warnings
-
-    _show_warnings(["one is lost; add it", "two is lost; add it", "alone"])
-    assert capsys.readouterr().err.splitlines() == [
-        "warning: one is lost",
-        "warning: two is lost",
-        "  add it",
-        "warning: alone",
-    ]

@@ -7,14 +7,13 @@ import pytest
 from torch import nn
 
 import made
-from made import NET, contract, tuning, write_run
+from made import NET, tuning, write_run
 from prepare import checkpoint
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Record, files_in, leads_out
 from prepare.app.report.compare_runs import read_differences
 from prepare.app.report.pages.page import diff_page, write_page
 from prepare.core.utils.files import write_text
-from prepare.stages.doctor.records import Diagnosis
 from prepare.stages.tune.cache import Cache
 from run_faults import posix, told
 
@@ -36,12 +35,10 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         write_run(folder)
-    diagnosis, differences = Diagnosis.load(first / "doctor.json"), read_differences(first, second)
+    differences = read_differences(first, second)
     names = [
         *files_in(Path()),
         "diff.html",
-        "doctor.json",
-        "contract.yaml",
         "w.safetensors",
         "w.safetensors.json",
         "tune",
@@ -51,8 +48,6 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
     for name in names:
         (linked / name).symlink_to(outside / "mine")
     write_text(linked / "diff.html", diff_page(differences))
-    diagnosis.save(linked / "doctor.json")
-    contract().save(linked / "contract.yaml")
     checkpoint.save(nn.Linear(2, 2), linked / "w.safetensors")
     cache, tuned = Cache(str(linked)), tuning()
     cache._path(tuned.conditions).symlink_to(outside / "mine")

@@ -46,6 +46,7 @@ def test_a_result_holds_exactly_the_keys_that_others_may_rely_on(record):
         "done",
         "during",
         "amp",
+        "notes",
     ]
     assert (data["format"], data["version"]) == ("prepare.result", 1)
     assert data["status"] in STATUSES
@@ -94,7 +95,7 @@ def test_beginning_again_removes_an_artefact_of_any_name(record):
     record.clear()
     assert (record.folder.parent / "outside").exists()
     left = {path.name for path in record.folder.iterdir()}
-    assert left == {"kept.onnx", "contract.yaml", "doctor.json"}
+    assert left == {"kept.onnx"}
 
 
 def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):

@@ -185,16 +185,6 @@ def never_twice():
     return RefersToItself(offset=time.monotonic())
 
 
-def constant_metric(model, batch):
-    """Return the same number for every model."""
-    return 1.0
-
-
-def format_metric(model, batch):
-    """Return 1 for a model whose first weight is contiguous, else 0."""
-    return float(next(model.parameters()).is_contiguous())
-
-
 class Loud(nn.Module):
     """Overflows float16 inside, though its result fits."""
 

@@ -9,7 +9,6 @@ from torch.optim import swa_utils
 
 from prepare.errors import DriftError, RefusedError
 from prepare.pipeline import Pipeline, like
-from prepare.pipeline.drift import Guard
 
 PIPELINE = Pipeline.from_config({"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}})
 
@@ -50,21 +49,15 @@ DRIFTS = {
 def test_a_freshly_prepared_model_has_no_drift():
     model = prepared()
     assert PIPELINE.check(model) == []
-    guard = PIPELINE.guard(model, every=1)
-    guard()
 
 
 @pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.__name__)
 def test_check_lists_drift_and_raises_it_with_strict(drift):
     model = prepared()
-    guard = PIPELINE.guard(model, every=1)
     drift(model)
     assert {found.where for found in PIPELINE.check(model)} == DRIFTS[drift]
-    with pytest.raises(DriftError, match=r"0\.weight"):
+    with pytest.raises(DriftError, match=r"0\.weight[\s\S]*apply the pipeline again"):
         PIPELINE.check(model, strict=True)
-    assert {found.where for found in guard.find_drift()} == DRIFTS[drift]
-    with pytest.raises(DriftError, match="apply the pipeline again"):
-        guard()
     PIPELINE.apply(model)
     assert PIPELINE.check(model) == []
 
@@ -92,37 +85,6 @@ def test_vector_to_parameters_is_reported_as_drift():
     assert {drift.where for drift in drifts} == {"0.weight", "2.0.weight"}
     with pytest.raises(RuntimeError, match="view size is not compatible"):
         nn.utils.parameters_to_vector(prepared().double().parameters())
-
-
-def test_a_guard_checks_only_on_every_nth_call():
-    model = prepared()
-    guard = PIPELINE.guard(model, every=3)
-    model[2].float()
-    guard()
-    guard()
-    with pytest.raises(DriftError):
-        guard()
-
-
-def test_a_guard_finds_replaced_modules_and_missing_tensors():
-    model = prepared()
-    guard = Guard(model)
-    model[1] = nn.BatchNorm2d(8)
-    assert [str(drift) for drift in guard.find_drift()] == [
-        "1: the module is another module, prepared as BatchNorm2d"
-    ]
-    model = prepared()
-    guard = Guard(model)
-    model[2][0].register_parameter("bias", None)
-    model[1].__class__ = nn.SyncBatchNorm
-    assert {drift.where for drift in guard.find_drift()} == {"1", "2.0.bias"}
-
-
-def test_a_guard_needs_an_undrifted_model_and_a_positive_count():
-    with pytest.raises(DriftError):
-        PIPELINE.guard(make())
-    with pytest.raises(RefusedError, match="every: 0 is not at least 1"):
-        PIPELINE.guard(prepared(), every=0)
 
 
 def test_like_gives_an_earlier_copy_the_layout_and_keeps_its_values():

@@ -25,18 +25,15 @@ from prepare.audit import Audit
 from prepare.core.utils.text import output_to
 from prepare.errors import PrepareError
 from prepare.stages.bench.records import Bench
-from prepare.stages.contract.records import Contract, ContractCheck
-from prepare.stages.doctor.records import Diagnosis
 from prepare.stages.export.records import Export
 from prepare.stages.flow.records import Flow
-from prepare.stages.patch.records import Patch
 from prepare.stages.tune.records import Tuning
 from prepare.stages.verify.records import Verification
 
 LOADERS = {
     "audit.json": Audit.load, "flow.json": Flow.load, "verify.json": Verification.load, "bench.json": Bench.load,
-    "tune.json": Tuning.load, "export.json": Export.load, "contract.json": ContractCheck.load, "patch.json": Patch.load,
-    "contract.yaml": Contract.load, "recipe.yaml": recipe.load, "doctor.json": Diagnosis.load,
+    "tune.json": Tuning.load, "export.json": Export.load,
+    "recipe.yaml": recipe.load,
 }  # fmt: skip
 
 
@@ -89,10 +86,6 @@ def show(record, sound: Path, *, page: bool) -> None:
         assert record.recipe is not None
     if isinstance(record, Bench):
         assert record.headline
-    if isinstance(record, Contract):
-        from prepare.stages.contract.compare import compare as compare_contracts
-
-        list(compare_contracts(record, Contract.load(sound)).changes)
 
 
 def read_sweep(folder: Path, file: str, statuses: list[str], *, pages: bool) -> list:

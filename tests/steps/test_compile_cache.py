@@ -39,7 +39,6 @@ def test_a_job_counts_what_it_compiled_and_read(tmp_path, capsys):
         "input.shape=[2,3,16,16]",
         "bench=none",
         "flow=none",
-        "--verbose",
     ]
     step = "+steps.compile={backend: eager}"
     folder = tmp_path / "code"

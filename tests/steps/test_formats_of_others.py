@@ -73,7 +73,7 @@ def test_an_audit_says_which_steps_asked_for_formats():
 def test_a_run_says_what_its_format_was_asked_of(tmp_path, capsys):
     options = ["model=unet2d", "input.shape=[1,1,32,32]", "verify=none", "bench=none"]
     with pytest.raises(SystemExit) as ended:
-        cli.main([*options, "+steps.all_last={}", "task=patch", f"hydra.run.dir={tmp_path}"])
+        cli.main([*options, "+steps.all_last={}", f"hydra.run.dir={tmp_path}"])
     shown = " ".join(capsys.readouterr().out.split())
     assert ended.value.code == 0
     assert "no memfmt" not in shown
@@ -92,14 +92,6 @@ def test_a_step_with_one_answer_searches_no_model(monkeypatch):
     assert STEPS["half"].from_options({}).formats(network()) == {}
     assert STEPS["encoder_last"].from_options({}).formats(network())
     assert len(searched) == 1
-
-
-def test_a_patch_is_written_for_a_format_of_part_of_the_model(tmp_path, capsys):
-    """The step wants nothing of a weight without a name."""
-    options = ["model=unet2d", "input.shape=[1,1,32,32]", "verify=none", "bench=none"]
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*options, "+steps.encoder_last={}", "task=patch", f"hydra.run.dir={tmp_path}"])
-    assert ended.value.code == 0, capsys.readouterr().err
 
 
 def test_a_wrong_result_names_the_step_that_can_be_removed():

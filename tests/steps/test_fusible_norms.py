@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from fuse_checks import FUSE, Net, lively
-from prepare.guard.apart import is_fx_traced
 from prepare.steps.fusion import symbolic_trace
 from small_nets import facts
 
@@ -47,6 +46,12 @@ def test_one_apply_traces_once_before_and_once_after(monkeypatch):
     monkeypatch.setattr(symbolic_trace, "_graph", lambda *a: traced.append(1) or graph(*a))
     FUSE.apply(net)
     assert len(traced) == 2
+
+
+def is_fx_traced():
+    trace = torch.fx._symbolic_trace
+    of_thread = getattr(trace, "_get_is_fx_tracing", None)  # from 2.14 on, in place of the flag
+    return of_thread() if of_thread else trace._is_fx_tracing_flag
 
 
 def test_a_trace_is_not_seen_by_other_threads():

@@ -1,12 +1,10 @@
 """Repaired modules are torch's to the outside: how they are called, what they return, and who else changes them."""
 
 import functools
-import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.ao import quantization
 from torch.nn.utils import parametrize
 
 from prepare.errors import KnownIssueError, RefusedError
@@ -279,26 +277,6 @@ def test_a_replacement_after_the_repair_is_found():
 
 
 # ---- other tools
-
-
-def test_torchs_quantization_gets_torchs_classes_back():
-    convolution = nn.Conv2d(256, 512, 3)
-    stubs = quantization.QuantStub(), quantization.DeQuantStub()
-    model = nn.Sequential(stubs[0], convolution, stubs[1], nn.AdaptiveAvgPool2d(1)).eval()
-    Pipeline.from_config(FLAT).apply(model)
-    assert kinds(model)[1] == "KeepingConv2d"
-    model[3].qconfig = None  # this one stays as it is
-    assert kinds(model)[3] == "KeepingAdaptiveAvgPool2d"
-    assert model[3].qconfig is None
-    assert not hasattr(model[1], "qconfig")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        model.qconfig = quantization.get_default_qconfig("x86")
-        quantization.prepare(model, inplace=True)
-        model(torch.randn(1, 256, 8, 8))
-        quantization.convert(model, inplace=True)
-        assert type(model[1]).__module__.startswith("torch.ao.nn.quantized")
-        model(torch.randn(1, 256, 8, 8))
 
 
 class Flattening(nn.Module):

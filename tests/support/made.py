@@ -20,8 +20,6 @@ from prepare.core.document import ReportContext
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.stages.bench.time_prepared import INFERENCE
-from prepare.stages.contract.records import Contract, ContractChange, ContractCheck, TimeRatio
-from prepare.stages.doctor.records import Diagnosis, Finding
 from prepare.stages.export.records import (
     ArtefactContract,
     Export,
@@ -31,7 +29,6 @@ from prepare.stages.export.records import (
     TakenOut,
 )
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
-from prepare.stages.patch.records import Patch, PatchedCall, UnpatchedBreak
 from prepare.stages.registry import STAGES
 from prepare.stages.tune.records import CandidateResult, KeptModule, Tuning
 from prepare.stages.verify.records import Check, Lost, Verification
@@ -301,13 +298,6 @@ def exported() -> Export:
                   time=comparison(), seconds=1.0, environment=MACHINE)  # fmt: skip
 
 
-def contract() -> Contract:
-    return Contract(model="Net", mode="eval", steps={"half": {}}, threads=1, seen={"torch": "2"}, modules={"": "Net"},
-                    weights={"0.weight": "(3,) (1,) float32 cpu"}, layouts={"0": "channels_last"}, flow={"0": {"break in forward: a": 1}},
-                    verified="pass", errors={"outputs": 1e-3},
-                    time=TimeRatio(ratio=0.5, low=0.4, high=0.6, machine="a"))  # fmt: skip
-
-
 def write_run(folder: Path) -> None:
     """Write the record of a run that made every analysis."""
     write_record(folder)
@@ -321,13 +311,3 @@ def write_run(folder: Path) -> None:
     bench_of(benched).save(folder / "bench.json")
     tuning().save(folder / "tune.json")
     exported().save(folder / "export.json")
-    change = ContractChange(kind="broken", what="layouts", where="0", text="a", source="b:1")
-    ContractCheck(changes=(change,), file="contract.yaml").save(folder / "contract.json")
-    contract().save(folder / "contract.yaml")
-    call = PatchedCall(name="a", source="b:1", copied_bytes=1, breaks=2)
-    left = UnpatchedBreak(source="c:1", cause="d", breaks=1, reason="e")
-    Patch(diff="-", calls=(call,), left=(left,), before=(2048, 3), after=(0, 1), verified="pass", verdict="faster", ratio=0.5,
-          interval=(0.4, 0.6)).save(folder / "patch.json")  # fmt: skip
-    found = Finding(name="one", verdict="wrong here", where="Conv2d", reason="a")
-    diagnosis = Diagnosis(device="cpu", findings=(found,), seconds=2.0)
-    diagnosis.save(folder / "doctor.json")

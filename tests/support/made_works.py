@@ -27,6 +27,5 @@ def work(model=None, pipeline=None, **given):
         "plan": None,
         "folder": Path(),
         "build": lambda: model,
-        "locate": lambda *_: None,
     } | given
     return StageContext(model=model, pipeline=pipeline, stages=fields["settings"].stages, **fields)

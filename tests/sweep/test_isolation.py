@@ -32,7 +32,7 @@ def sweep(tmp_path, monkeypatch, capsys):
 
 def test_a_failing_job_is_reported_and_leaves_the_others_alone(sweep):
     names = [f"sample_nets.{name}" for name in MIXED]
-    ran = sweep(f"model._target_={','.join(names)}", "--verbose")
+    ran = sweep(f"model._target_={','.join(names)}")
     assert_only_failing_jobs_fail(ran)
     of_python = [
         ran.result(MIXED.index(name)) for name in ("exits", "raises", "runs_out_of_memory")
@@ -46,7 +46,7 @@ def test_a_failing_job_is_reported_and_leaves_the_others_alone(sweep):
     assert "to fall" in fell["traceback"]
     assert "in segfaults" in fell["traceback"]
     assert "sample_nets.exits: failed, " in ran.err
-    assert f"({len(MIXED)} of {len(MIXED)} done, 6 failed)" in ran.err
+    assert ", 6 failed" in ran.err
 
 
 @pytest.mark.slow

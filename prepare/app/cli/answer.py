@@ -14,16 +14,15 @@ from typing import Any
 from prepare.app.job.outcome import DONE, INTERRUPTED, NOT_VERIFIED, WRONG
 from prepare.core.utils.text import line, output_to, printable
 
-FLAGS = ("--json", "--quiet", "--verbose")
+FLAGS = ("--json", "--quiet")
 _REASONS = {WRONG: "configuration", INTERRUPTED: "interrupted", NOT_VERIFIED: "verification"}
 
 
 @dataclass
 class _Answer:
-    """Values collected while a command runs; `quiet` shows no progress, `verbose` all lines of a run."""
+    """Values collected while a command runs; `quiet` shows no progress."""
 
     quiet: bool = False
-    verbose: bool = False
     values: dict[str, Any] = field(default_factory=dict)
     errors: list[str] = field(default_factory=list)
 
@@ -36,7 +35,7 @@ def answered(argv: list[str], run: Callable[[list[str]], int]) -> int:
     rest = [word for word in argv if word not in FLAGS]
     if len(rest) == len(argv):
         return run(argv)
-    answer = _Answer(quiet="--quiet" in argv, verbose="--verbose" in argv)
+    answer = _Answer(quiet="--quiet" in argv)
     token = _ANSWER.set(answer)
     as_json = "--json" in argv
     hidden = output_to(io.StringIO()) if as_json or answer.quiet else nullcontext()
@@ -61,12 +60,6 @@ def is_quiet() -> bool:
     """Return whether `--quiet` was given."""
     answer = _ANSWER.get()
     return answer is not None and answer.quiet
-
-
-def is_verbose() -> bool:
-    """Return whether `--verbose` was given."""
-    answer = _ANSWER.get()
-    return answer is not None and answer.verbose
 
 
 def print_problems(problems: Iterable[Any]) -> None:

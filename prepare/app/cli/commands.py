@@ -1,4 +1,4 @@
-"""Answer the commands and flags beside those of a run: steps, diff, summary, replay, --help, --version."""
+"""Answer the commands and flags beside those of a run: steps, diff, summary, --help, --version."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import json
 import shutil
 import sys
-from argparse import ArgumentError, ArgumentParser
+from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -14,12 +14,10 @@ from typing import TypeVar
 from prepare.app.cli.answer import tell
 from prepare.app.job.outcome import DONE
 from prepare.core.utils.files import write_text
-from prepare.core.utils.taken_out import taken_out
 from prepare.core.utils.text import line, plural, printable
 from prepare.errors import ConfigError, FileError, PrepareError
 
 _WIDEST = 110
-_DOCTOR = "doctor [--device DEVICE] [--seconds N]"
 _Read = TypeVar("_Read")
 
 
@@ -84,49 +82,10 @@ def _summary(argv: list[str]) -> int:
     return DONE
 
 
-def _replay(argv: list[str]) -> int:
-    require_packages("hydra", "rich")
-    from prepare.app.cli.replay import replay
-
-    return replay(argv)
-
-
-def _doctor(argv: list[str]) -> int:
-    """Probe the known issues on this machine; return 1 if something is wrong on it, else 0."""
-    if gone := taken_out(*(f"doctor {word.partition('=')[0]}" for word in argv)):
-        raise ConfigError.of([gone])
-    parser = _parser()
-    parser.add_argument("--device")
-    parser.add_argument("--seconds", type=float, default=120.0)
-    try:
-        flags, rest = parser.parse_known_args(argv)
-    except ArgumentError as error:
-        raise ConfigError("doctor", str(error), _DOCTOR) from error
-    if rest:
-        key, equals, value = rest[0].partition("=")
-        remedy = f"write --{key} {value}" if equals and key in ("device", "seconds") else _DOCTOR
-        raise ConfigError("doctor", f"{rest[0]!r} is not an option", remedy)
-    require_packages("rich")
-    from prepare.app.report.terminal.console import stage
-    from prepare.app.report.terminal.document import show_document
-    from prepare.stages.doctor import examine
-
-    with stage(f"examining this machine, about {flags.seconds:.0f} s at most") as show:
-        diagnosis = examine(
-            flags.device,
-            seconds=flags.seconds,
-            progress=lambda where, done, count: show(f"probed {done} of {count}: {where}"),
-        )
-    show_document(diagnosis.document())
-    return diagnosis.exit_code
-
-
 COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "steps": _steps,
-    "doctor": _doctor,
     "diff": _diff,
     "summary": _summary,
-    "replay": _replay,
 }
 
 

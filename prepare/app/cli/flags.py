@@ -17,12 +17,8 @@ if TYPE_CHECKING:
 # The bare words, and what each is for.
 USAGES = {
     "steps": "steps [NAME]\n  Show the installed steps, or one, with their options.",
-    "doctor": "doctor [--device DEVICE] [--seconds N]\n  Probe the known issues of torch on this machine.",
     "diff": "diff A B [--all] [--page FILE.html]\n  Compare two runs' folders, audits or recipes.",
     "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
-    "replay": "replay FOLDER [model._target_=NAME] [weights=FILE] [verify=LEVEL] [bench=LEVEL]"
-    " [hydra.run.dir=FOLDER]\n"
-    "  Verify and time on this machine what a run has prepared elsewhere.",
 }
 WITH_VALUE = (
     *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"),
@@ -86,10 +82,6 @@ def _unknown_flag(word: str, names: list[str]) -> Problem:
     key, sign, value = word.lstrip("-").partition("=")
     if key in ("dry-run", "dryrun"):
         return Problem(word, "no such flag", "write task=plan, which changes nothing")
-    if word == "-v":
-        return Problem(
-            word, "no such flag", "write --verbose for every line of a run, or --quiet for none"
-        )
     if key in STEPS and key not in key_names():
         return Problem(word, "no such flag", step_remedy(key))
     if key.split(".")[0] not in key_names():

@@ -19,7 +19,6 @@ from prepare.app.job.settings import ADDED_GROUP, group_names, key_names, level_
 from prepare.core.utils.folders import conf_dir
 from prepare.core.utils.options import describe, plain
 from prepare.core.utils.suggest import listed, nearest
-from prepare.core.utils.taken_out import taken_out
 from prepare.errors import ConfigError, PrepareError
 from prepare.registry import STEPS
 from prepare.stages.registry import ordered_stages, tasks
@@ -80,8 +79,6 @@ def topic_page(topic: str, width: int, config_dir: str | None = None) -> str:
     if topic in STEPS:
         parts.append("\n".join(_step(topic, width)))
     if not parts:
-        if gone := taken_out(f"task={topic}", f"steps.{topic}"):
-            raise ConfigError.of([gone])
         topics = dict.fromkeys([*key_names(), *tasks(), *STEPS, *USAGES, "all"])
         wrong = "is not a group, task, key or step"
         near = nearest(topic, [name for name in topics if name != "hydra"])[:1]

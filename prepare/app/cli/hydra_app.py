@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 
-from prepare.app.cli.answer import is_quiet, is_verbose, no_stage, print_problems, tell
+from prepare.app.cli.answer import is_quiet, no_stage, print_problems, tell
 from prepare.app.cli.compose_config import BASE, CONFIG_NAME, Composer, store_defaults
 from prepare.app.cli.launcher_checks import group_problems, launcher_problems
 from prepare.app.cli.resolve_config import (
@@ -100,7 +100,7 @@ def _run_single(config: DictConfig, about: DictConfig) -> None:
     overwrite = config.get("overwrite") is True
     held = state is not None and state.held is not None
     with nullcontext() if held else claimed(spec.folder, overwrite=overwrite, begun=True):
-        output = RunOutput(spec.folder, verbose=is_verbose())
+        output = RunOutput(spec.folder)
         shown = {"stage": no_stage} if is_quiet() else {"stage": stage, "announce": announce}
         outcome = run_job(spec, show=output.show, **shown)
         output.end(outcome)
@@ -207,9 +207,7 @@ class Checks(Callback):
             if (state := STATE.get()) is not None:
                 state.coordinator = coordinator
                 if not is_quiet():
-                    state.progress = SweepProgress(
-                        folder, coordinator.manifest, verbose=is_verbose()
-                    )
+                    state.progress = SweepProgress(folder, coordinator.manifest)
                     state.progress.start()
 
 

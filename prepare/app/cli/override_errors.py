@@ -13,7 +13,6 @@ from prepare.app.cli.flags import USAGES
 from prepare.app.job.settings import ADDED_GROUP, NO_MODEL, key_names, unknown_key
 from prepare.core.utils.options import no_options
 from prepare.core.utils.suggest import choose, choose_option, nearest, options_text
-from prepare.core.utils.taken_out import taken_out
 from prepare.errors import ConfigError, Problem, StepError
 from prepare.registry import STEPS
 from prepare.stages.registry import STAGES, tasks
@@ -83,8 +82,6 @@ def explain(override: Override, menu: Menu, message: str) -> Problem:
         return _explain_several(override)
     if key == "steps":
         return Problem("steps", "cannot be set as a whole", f"{_STEPS}; steps: {', '.join(STEPS)}")
-    if not within(key, "steps") and (gone := taken_out(key, chosen)):
-        return gone
     if key in menu.groups:
         keys = key in menu.config and isinstance(override.value, dict)
         wrong_key = _explain_key(override, menu) if keys else None
@@ -337,8 +334,7 @@ def unreadable(text: str, groups: Mapping[str, list[str]]) -> Problem:
     """Return the problem of a word that is neither an override nor a command."""
     key, sign, value = text.partition("=")
     if not sign:
-        gone = taken_out(f"task={text}", f"steps.{text}")
-        return gone or _not_an_override(text, groups)
+        return _not_an_override(text, groups)
     if not _KEY.fullmatch(key):
         remedy = "write names with dots between them and no spaces, as in steps.half.dtype"
         return Problem(text, f"{key!r} is not a key", remedy)

@@ -14,9 +14,7 @@ from torch import nn
 from prepare import checkpoint
 from prepare.app.job.model_target import absent, check_targets, locate_named, without_method
 from prepare.checkpoint.init_empty import build_empty
-from prepare.checkpoint.load_checkpoint import fill_model
-from prepare.checkpoint.open_weights import open_weights
-from prepare.checkpoint.paths import beside
+from prepare.checkpoint.weights import fill, read_weights
 from prepare.core.forward.calling import class_calling
 from prepare.core.model.tensors import name_of, named_tensors
 from prepare.core.utils.packages import install_remedy, missing_module
@@ -154,12 +152,10 @@ def save(settings: Settings, model: nn.Module, pipeline: Pipeline, stage: Progre
     notes = [f"weights: those of {settings.weights}"] if settings.weights else []
     if settings.save:
         with stage("saving the weights"):
-            # Of what the file beside it can hold: the notes say what is left out.
+            # Of what a recipe can hold: the notes say what is left out.
             recorded = Pipeline.from_config(pipeline.to_recipe())
             checkpoint.save(model, settings.save, pipeline=recorded)
-        notes.append(
-            f"weights: written to {settings.save}, with {beside(Path(settings.save)).name}"
-        )
+        notes.append(f"weights: written to {settings.save}")
     return notes
 
 
@@ -184,7 +180,9 @@ def _is_left_empty(settings: Settings, model: nn.Module, stages: list[Stage]) ->
 
 
 def _read(settings: Settings, model: nn.Module, pipeline: Pipeline) -> None:
-    fill_model(model, open_weights(Path(settings.weights or ""), strip=settings.strip), pipeline)
+    path = Path(settings.weights or "")
+    state, _ = read_weights(path, strip=settings.strip)
+    fill(model, state, path, pipeline)
 
 
 def _on_cpu(state: State) -> State:

@@ -162,11 +162,9 @@ def _timed(found: Mapping[str, Any]) -> Iterator[BenchFigures]:
     for what in ("", *others):
         start = f"{what}_" if what else ""
         own = {key.removeprefix(start): found[key] for key in found if key.startswith(start)}
-        # A size of a workload.
-        name = f"{found['timed']}_{what}" if what.startswith("at_") else what
         low, high = own.get("time_ratio_low"), own.get("time_ratio_high")
         yield BenchFigures(
-            what=name.replace("_", " ") or found["timed"],
+            what=what.replace("_", " ") or found["timed"],
             verdict=own.get("verdict", ""),
             ratio=own.get("time_ratio"),
             interval=None if low is None or high is None else (low, high),

@@ -66,6 +66,7 @@ class Outcome:
 def finished(results: Results) -> Outcome:
     """Return the outcome of a job that came to its end, or prepared the model before it was stopped."""
     about: dict[str, Any] = {"figures": results.figures(), "amp": results.amp}
+    about["notes"] = results.notes
     if results.stopped:
         stopped = Result("interrupted", "interrupted", results.stopped, **about)
         return Outcome(stopped, INTERRUPTED, results)

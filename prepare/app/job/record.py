@@ -53,7 +53,7 @@ class Result(JsonRecord):
     `reason` is a word or two (`oom`, `nothing changed`), `error` says in a line what happened. `figures` are
     those of `prepare.app.job.results`; None if the job did not come to its end.
     If it failed, `done` are the stages that it completed, and `during` the stage in which it failed. `amp` is
-    the autocast of every forward.
+    the autocast of every forward. `notes` are the sentences on the run that no stage keeps in its record.
     """
 
     KIND: ClassVar[Kind] = Kind(
@@ -69,6 +69,7 @@ class Result(JsonRecord):
     done: list[str] = field(default_factory=list, metadata=_LATE)
     during: str = field(default="", metadata=_LATE)
     amp: str = field(default="none", metadata=_LATE)
+    notes: list[str] = field(default_factory=list, metadata=_LATE)
 
     def check(self) -> None:
         """Raise ValueError for a status that no job has, or figures of other kinds."""

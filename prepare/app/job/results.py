@@ -78,7 +78,7 @@ class ExampleRun:
 class Results(Analyses):
     """The results of a job that came to its end, in the process that executed it.
 
-    `model` is the name of the model's class; `notes` and `warnings` are shown in the terminal. `stopped`
+    `model` is the name of the model's class; `notes` are shown in the terminal. `stopped`
     says what is missing if the job was interrupted after the model was prepared. `unchanged` says that the
     pipeline changes neither the model nor its example, so that nothing is verified or timed. `amp` is the
     autocast of every forward. `fail_on` are the words of what makes it a failure. `waiting` are the variables
@@ -89,7 +89,6 @@ class Results(Analyses):
     pipeline: Pipeline
     plan: Plan
     notes: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
     example: ExampleRun | None = None
     stopped: str = ""
     unchanged: bool = False
@@ -114,7 +113,7 @@ class Results(Analyses):
         """Return the errors of the plan, then the warnings."""
         return [
             *(str(problem) for error in self.plan.errors for problem in error.problems),
-            *self.warnings,
+            *map(str, self.plan.warnings),
         ]
 
     @property

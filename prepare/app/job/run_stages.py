@@ -25,11 +25,11 @@ from prepare.app.job.build_model import (
 from prepare.app.job.model_target import locate_named, without_method
 from prepare.app.job.results import ExampleRun, Results, Show
 from prepare.audit import audit
+from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
-from prepare.core.forward.example_input import Example, build_examples
+from prepare.core.forward.example_input import Example, build_example
 from prepare.core.forward.nested import arguments
 from prepare.core.forward.run_example import count_layouts, own_changes, run_example
-from prepare.core.forward.workload import Workload, head_of, least_batch, naming, sizes_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.machine import how_threads_wait
 from prepare.core.utils.progress import Stage as Progress
@@ -93,13 +93,10 @@ def _begun(
     progress: Progress,
 ) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
-    steps = settings.steps
-    for stage in stages:
-        steps = dict(stage.steps(settings, steps, model))
     applies = tasks()[settings.task].prepares or not stages
-    declared = Pipeline.from_config(steps) if applies else Pipeline([])
-    workload = _workload(settings)
-    batch = least_batch(workload)
+    declared = Pipeline.from_config(settings.steps) if applies else Pipeline([])
+    example = _example(settings)
+    batch = call_of(example).batch if example else None
     with stage_if(applies, progress, "planning"):
         plan = plan_of(settings, model, declared, batch)
     # Without `strict` only the errors that are known to give wrong numbers.
@@ -111,13 +108,11 @@ def _begun(
         model=model,
         settings=settings,
         stages=settings.stages,
-        example=(example := head_of(workload)),
-        workload=workload,
+        example=example,
         pipeline=declared,
         plan=plan,
         folder=folder,
         build=lambda: model_of(settings, build, stages),
-        locate=locate_named,
         progress=progress,
     )
     # A plan may be for another machine, and needs no batch there.
@@ -140,18 +135,13 @@ def _begun(
     return work
 
 
-def _workload(settings: Settings) -> Example | Workload | None:
-    """Return the example input, or all sizes if several are declared; None if there is none."""
-    entries, weights = zip(*build_examples(settings.input, settings.seed), strict=True)
-    examples = [_made(entry, settings.seed) for entry in entries]
-    return Workload(examples, weights=weights) if len(examples) > 1 else examples[0] or None
-
-
-def _made(example: Example, seed: int) -> Example:
-    """Return the example itself, or what the function that it names returns."""
-    if example.factory is None:
-        return example
-    return Example(*arguments(call_named(example.factory, "input.factory", seed)))
+def _example(settings: Settings) -> Example | None:
+    """Return the example input, or what the function that it names returns; None if there is none."""
+    example = build_example(settings.input, settings.seed)
+    if example.factory is not None:
+        made = call_named(example.factory, "input.factory", settings.seed)
+        example = Example(*arguments(made))
+    return example or None
 
 
 def _require_devices(work: StageContext) -> None:
@@ -180,7 +170,7 @@ def _for_example(work: StageContext) -> Pipeline:
             except CopyError as error:
                 work.notes.append(f"steps.{step.name}.{step.without_example()}: {error}")
                 continue
-            found, notes = work.pipeline.step_for(step, copied, work.workload, work.amp)
+            found, notes = work.pipeline.step_for(step, copied, work.example, work.amp)
             config[step.name] = found.to_options()
             work.notes += notes
     if config == work.pipeline.to_config():
@@ -201,7 +191,6 @@ def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show:
         task=settings.task,
         found=work.found,
         notes=work.notes,
-        warnings=[str(warning) for warning in plan.warnings],
         amp=settings.amp,
         fail_on=settings.fail_on,
         waiting=how_threads_wait() if torch.get_num_threads() > 1 else "",
@@ -269,29 +258,21 @@ def _worked(work: StageContext, stages: list[Stage], results: Results, show: Sho
     return results
 
 
-def _run_example(work: StageContext) -> tuple[ExampleRun | None, tuple[float, ...]]:
-    """Call the prepared model with its example; return what that shows, and the seconds at each size."""
+def _run_example(work: StageContext) -> tuple[ExampleRun | None, float]:
+    """Call the prepared model with its example; return what that shows, and its seconds."""
     if not work.formatted:
-        return None, (0.0,)
+        return None, 0.0
     if contains_compiled(work.model):
         with work.progress("compiling at the first call"):
             run_example(work.model, work.formatted, amp=work.amp)
 
-    took: tuple[float, ...] = ()
     with work.progress("running the example input"):
         forward = run_example(work.model, work.formatted, amp=work.amp)
-        for size, example in sizes_of(work.workload):
-            with naming(size):
-                run = forward
-                if size.name:
-                    formatted = work.pipeline.formatted(example)
-                    run = run_example(work.model, formatted, amp=work.amp)
-                took += (run.seconds,)
     if note := own_changes(work.model, forward):
         work.notes.append(note)
     formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
     convolutions = count_layouts(forward.calls, formats)
-    return ExampleRun(forward.inputs, forward.output, convolutions), took
+    return ExampleRun(forward.inputs, forward.output, convolutions), forward.seconds
 
 
 def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | None:

@@ -13,7 +13,6 @@ from prepare.core.forward.example_input import read_example
 from prepare.core.utils.folders import STEP_GROUPS
 from prepare.core.utils.options import as_written, convert, no_options, read_options
 from prepare.core.utils.suggest import choose, choose_option, nearest
-from prepare.core.utils.taken_out import taken_out
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.registry import STEPS
@@ -124,8 +123,7 @@ def read_settings(
     task = read["task"] = config.get("task", "prepare")
     if task not in tasks():
         remedy = choose(str(task), tasks())
-        wrong = Problem("task", f"{as_written(task)} is not allowed", remedy)
-        problems.append(taken_out(f"task={task}") or wrong)
+        problems.append(Problem("task", f"{as_written(task)} is not allowed", remedy))
     for key in (*_WORDS, *_VALUES):
         if key in config:
             try:
@@ -181,8 +179,6 @@ def unknown_key(key: str, value: Any = "") -> Problem:
     """Return the problem of a key at the top that does not exist; the name of a step says how to add it."""
     if key in STEPS:
         return Problem(key, "is a step, not a key", step_remedy(key, value))
-    if gone := taken_out(key, f"steps.{key}"):
-        return gone
     remedy = choose(key, key_names(), noun="keys and groups")
     if (near := nearest(key, [*key_names(), *STEPS])[:1]) and near[0] in STEPS:
         remedy = f"did you mean +steps.{near[0]}={{}}? {remedy}"

@@ -119,8 +119,6 @@ def _audit_document(audit: Any) -> Document:
 
 
 def _plan_document(plan: Any) -> Document:
-    from prepare.app.report.run_documents import issues, plan_parts
-
     summary = plan.summary()
     parts = [f"{summary['to_change']} of {plural(summary['tensors'], 'tensor')} to change"]
     parts += [f"{action.step}: {plural(len(action.modules), 'module')}" for action in plan.actions]
@@ -132,8 +130,14 @@ def _plan_document(plan: Any) -> Document:
         place=80,
         line=", ".join(parts),
         head=f"plan: {', '.join(plan.steps) or 'no step'}",
-        parts=lambda: (*plan_parts(summary), *issues(plan.to_dict()), changes_table(plan.tensors)),
+        parts=lambda: _plan_parts(plan.to_dict()),
     )
+
+
+def _plan_parts(plan: dict[str, Any]) -> Iterable[Part]:
+    from prepare.app.report.run_documents import issues, plan_parts
+
+    return (*plan_parts(plan["summary"]), *issues(plan), changes_table(plan["tensors"]))
 
 
 @cache

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prepare.app.report.documents import advice, failure_word, shown_of, stage_documents
+from prepare.app.report.plan_changes import changes_table
 from prepare.app.report.sentences import (
     audited_text,
     by_remedy,
@@ -40,6 +41,7 @@ def own_documents() -> Iterator[tuple[str, Callable[[SavedResults], Document | N
     parts: tuple[tuple[str, str, int, Callable[[SavedResults], Iterable[Part]]], ...] = (
         ("failure", "What went wrong", 0, _failure),
         ("issues", "Warnings", 35, _warnings),
+        ("notes", "Notes", 36, _notes),
         ("result", "Tensors", 80, _result),
         ("reproduce", "Reproduce", 90, _reproduce),
         ("environment", "Environment", 95, lambda run: _environment(run.environment or {})),
@@ -90,7 +92,11 @@ def _tensors(audit: Audit) -> tuple[Text, Table, Folded]:
 def plan_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
     """Yield what a plan would change."""
     memory = bytes_text(summary, "now")
-    yield Facts(rows=(("Planned only", changes_text(summary)), ("Memory", memory)))
+    wanted = ", ".join(f"{name}: {count:,}" for name, count in summary["by_step"].items())
+    rows = [("Planned only", changes_text(summary)), ("Wanted by", wanted), ("Memory", memory)]
+    yield Facts(
+        rows=(*(row for row in rows if row[1]), ("Written", size(summary["bytes_written"])))
+    )
 
 
 def issues(plan: Mapping[str, Any]) -> Iterator[Items]:
@@ -163,6 +169,11 @@ def _warnings(run: SavedResults) -> Iterator[Part]:
         yield replace(part, title="") if is_advised else part
 
 
+def _notes(run: SavedResults) -> Iterator[Part]:
+    if run.result is not None:
+        yield Items(texts=tuple(run.result.notes))
+
+
 def _result(run: SavedResults) -> Iterator[Part]:
     """Yield what the first screen does not show of an audit, or of a plan."""
     if run.audit:
@@ -179,6 +190,7 @@ def _result(run: SavedResults) -> Iterator[Part]:
         yield replace(every, parts=(Facts(rows=tuple(kept)), note, *every.parts))
     elif run.plan:
         yield from plan_parts(run.plan["summary"])
+        yield changes_table(run.plan["tensors"])
 
 
 def _reproduce(run: SavedResults) -> Iterator[Part]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 
-from prepare.core.utils.options import as_written, read_options
-from prepare.errors import ConfigError, Problem
+from prepare.core.utils.options import read_options
+from prepare.errors import ConfigError, Problem, raise_problems
 
 if TYPE_CHECKING:
     import torch
@@ -20,9 +19,6 @@ Dtype = Literal[Float, Integer, "bool", "complex64", "complex128"]
 FLOATS, INTEGERS, DTYPES = get_args(Float), get_args(Integer), get_args(Dtype)
 _TENSOR_KEYS = ("shape", "dtype", "low", "high")
 _SIZES = "a list of sizes, as in [2,3,64,64]"
-_ENTRIES = "a list, as in [{shape: [1,3,64,64], weight: 10}, {shape: [4,3,64,64]}]"
-# An entry of a workload has one of these keys of its own, or all keys beside the workload.
-_WHOLE = ("shape", "args", "factory")
 
 
 def _check_sizes(shape: tuple[int, ...]) -> None:
@@ -39,14 +35,6 @@ def _check_dotted(name: str) -> None:
     if "." not in name or not all(part.isidentifier() for part in name.split(".")):
         remedy = "give the dotted name of a function, as in my_package.batch"
         raise ValueError(f"{name!r} is not a dotted name", remedy)
-
-
-def check_weight(weight: float) -> None:
-    """Raise ValueError(what is wrong, what to do) if this is not the weight of a size of a workload."""
-    if not 0 <= weight <= sys.float_info.max:
-        raise ValueError(
-            f"{as_written(weight)} is not a weight", "give a number of calls, 0 or more"
-        )
 
 
 _Bound = Annotated[int | float, "a number or null", _check_finite] | None
@@ -85,8 +73,8 @@ class TensorSpec:
 
 
 @dataclass(frozen=True)
-class _Input:
-    """The keys of a declared example: those of its first tensor are checked with it."""
+class _Declared:
+    """The keys of `input`: those of its first tensor are checked with it."""
 
     shape: Any = None
     dtype: Any = None
@@ -95,20 +83,6 @@ class _Input:
     args: Annotated[list, "a list, as in [item,item]"] | None = None  # type: ignore[type-arg]  # any items
     kwargs: Annotated[dict[str, Any], "a mapping, as in {name:item}"] | None = None
     factory: Annotated[str, "a dotted name, as in my_package.batch", _check_dotted] | None = None
-
-
-@dataclass(frozen=True)
-class _Declared(_Input):
-    """The keys of `input`."""
-
-    workload: Annotated[list, _ENTRIES] | None = None  # type: ignore[type-arg]  # any entries
-
-
-@dataclass(frozen=True)
-class _Entry(_Input):
-    """One entry of `input.workload`: the keys of an example, and its weight."""
-
-    weight: Annotated[int | float, "a number of calls", check_weight] = 1
 
 
 @dataclass(frozen=True)
@@ -127,12 +101,15 @@ class Example:
 
 
 def read_example(config: Mapping[str, Any] | None) -> Example:
-    """Return the example with a TensorSpec for every tensor, without torch; of a workload the first.
+    """Return the example with a TensorSpec for every tensor, without torch.
 
     Raises:
         ConfigError: with one problem for every mistake in `config`.
     """
-    return _entries(config or {})[0][0]
+    problems: list[Problem] = []
+    example = _read(config or {}, problems)
+    raise_problems(ConfigError, problems)
+    return example
 
 
 def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
@@ -140,31 +117,14 @@ def build_example(config: Mapping[str, Any] | None, seed: int = 0) -> Example:
 
     `shape`, `dtype`, `low` and `high` declare one tensor, the first positional argument. `args` is a
     list and `kwargs` a mapping; their items are mappings with the same four keys, plain values, or mappings
-    and lists of such items. What `factory` names is not called. Of a workload this is the first entry.
+    and lists of such items. What `factory` names is not called.
 
     Raises:
         ConfigError: with one problem for every mistake in `config`.
     """
-    return build_examples(config, seed)[0][0]
-
-
-def build_examples(
-    config: Mapping[str, Any] | None, seed: int = 0
-) -> tuple[tuple[Example, float], ...]:
-    """Return the example of each entry of `workload` with its weight; without one that of `config` alone.
-
-    An entry has the keys that `config` has, and those that it does not give are the same as there. The
-    values of one with the same shapes are the same as without a workload.
-
-    Raises:
-        ConfigError: with one problem for every mistake in `config`.
-    """
-    return tuple((_drawn(example, seed), weight) for example, weight in _entries(config or {}))
-
-
-def _drawn(example: Example, seed: int) -> Example:
     import torch
 
+    example = read_example(config)
     generator = torch.Generator().manual_seed(seed)
 
     def draw(value: Any) -> Any:
@@ -177,78 +137,37 @@ def _drawn(example: Example, seed: int) -> Example:
     return Example(tuple(map(draw, example.args)), draw(example.kwargs), example.factory)
 
 
-def _entries(config: Mapping[str, Any]) -> list[tuple[Example, float]]:
-    """Return the example of each entry of a workload with its weight. Raises ConfigError."""
-    problems: list[Problem] = []
-    examples = [(_read(config, problems), 1.0)]
-    entries = config.get("workload")
-    if entries is not None and not problems:
-        rest = {key: value for key, value in config.items() if key != "workload"}
-        examples = list(_sized(entries, rest, problems))
-    if problems:
-        raise ConfigError.of(problems)
-    return examples
-
-
-def _sized(
-    entries: list[Any], rest: Mapping[str, Any], problems: list[Problem]
-) -> Iterator[tuple[Example, float]]:
-    """Yield the example of each entry with its weight; add to `problems`."""
-    if not entries:
-        problems.append(Problem("input.workload", "holds no entry", f"give {_ENTRIES}, or null"))
-    for index, entry in enumerate(entries):
-        where = f"input.workload[{index}]"
-        if not isinstance(entry, Mapping):
-            remedy = "give the keys of an example, as in {shape: [1,3,64,64], weight: 10}"
-            problems.append(Problem(where, f"{as_written(entry)} is not a mapping", remedy))
-            continue
-        own = any(entry.get(key) is not None for key in _WHOLE)
-        base = {key: value for key, value in rest.items() if not (own and key in _WHOLE)}
-        before = len(problems)
-        example = _read({**base, **entry}, problems, where, _Entry)
-        if len(problems) > before:
-            continue
-        if not example:
-            problems.append(Problem(where, "declares no input", f"give {_SIZES}, as its shape"))
-        yield example, float(entry.get("weight", 1))
-
-
-def _read(
-    config: Mapping[str, Any],
-    problems: list[Problem],
-    where: str = "input",
-    keys: type[_Input] = _Declared,
-) -> Example:
-    """Return the example of these keys, which stand below the key `where`; add to `problems`."""
+def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
+    """Return the example of these keys; add to `problems`."""
     try:
-        given = keys(**read_options(keys, config, where=where, noun="key"))
+        given = _Declared(**read_options(_Declared, config, where="input", noun="key"))
     except ConfigError as error:
         problems += error.problems
-        wrong = {problem.where.removeprefix(f"{where}.") for problem in error.problems}
-        given = keys(**{key: value for key, value in config.items() if key not in wrong})
+        wrong = {problem.where.removeprefix("input.") for problem in error.problems}
+        given = _Declared(**{key: value for key, value in config.items() if key not in wrong})
     if given.factory is not None:
         for key in ("shape", "args", "kwargs"):
             if getattr(given, key) is not None:
-                remedy = f"drop one of them, with {where}.{key}=null or {where}.factory=null"
+                remedy = f"drop one of them, with input.{key}=null or input.factory=null"
                 problems.append(
-                    Problem(f"{where}.{key}", f"is set together with {where}.factory", remedy)
+                    Problem(f"input.{key}", "is set together with input.factory", remedy)
                 )
         return Example(factory=given.factory)
-    items = {f"{where}.args[{index}]": item for index, item in enumerate(given.args or [])}
+    items = {f"input.args[{index}]": item for index, item in enumerate(given.args or [])}
     if isinstance(given.shape, Mapping):
         shapes = ",".join(f"{key}:{{shape:[...]}}" for key in given.shape)
-        remedy = f"for arguments of these names give {where}.kwargs={{{shapes}}}"
-        problems.append(Problem(f"{where}.shape", "is a mapping, not a list of sizes", remedy))
+        remedy = f"for arguments of these names give input.kwargs={{{shapes}}}"
+        problems.append(Problem("input.shape", "is a mapping, not a list of sizes", remedy))
         return Example()
     if given.shape is not None:
         if items:
-            remedy = f"drop one of them, with {where}.shape=null or {where}.args=null"
-            problems.append(Problem(f"{where}.shape", f"is set together with {where}.args", remedy))
-        items = {where: {key: config[key] for key in _TENSOR_KEYS if key in config}} | items
+            remedy = "drop one of them, with input.shape=null or input.args=null"
+            problems.append(Problem("input.shape", "is set together with input.args", remedy))
+        items = {"input": {key: config[key] for key in _TENSOR_KEYS if key in config}} | items
     named = {str(key): item for key, item in (given.kwargs or {}).items()}
     return Example(
         tuple(_item(item, place, problems) for place, item in items.items()),
-        {key: _item(item, f"{where}.kwargs.{key}", problems) for key, item in named.items()},
+        {key: _item(item, f"input.kwargs.{key}", problems) for key, item in named.items()},
     )
 
 

@@ -45,11 +45,6 @@ def saved_switches() -> Callable[[], None]:
     return _saved((*_SWITCHES.values(), *_fields()))
 
 
-def saved_settings() -> Callable[[], None]:
-    """Return a function that sets torch's global settings and random states to their present values."""
-    return _saved(_SETTINGS)
-
-
 @contextmanager
 def isolated() -> Iterator[None]:
     """Restore torch's global settings, random states, the current folder and sys.path afterwards.
@@ -59,7 +54,7 @@ def isolated() -> Iterator[None]:
     """
     with PROCESS_STATE:
         path, folder = list(sys.path), os.getcwd()  # noqa: PTH109
-        restore_settings, restore_switches = saved_settings(), saved_switches()
+        restore_settings, restore_switches = _saved(_SETTINGS), saved_switches()
         device = torch.get_default_device()
         if folder not in sys.path:
             sys.path.insert(0, folder)

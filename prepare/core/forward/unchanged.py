@@ -31,7 +31,7 @@ from prepare.core.forward.torch_state import isolated
 from prepare.core.model.devices import free_memory
 from prepare.core.model.tensors import is_plain, stored_values
 from prepare.core.utils.signals import held_interrupts
-from prepare.errors import GuardError, GuardWarning, RefusedError
+from prepare.errors import RefusedError
 
 _T = TypeVar("_T")
 # Containers and objects below an attribute of a module; what is deeper belongs to something else.
@@ -84,19 +84,17 @@ def without_gradients(run: Callable[[], _T]) -> _T:
     """Return `run()` in no_grad mode or, if it raises so, with gradients.
 
     A forward that differentiates, as a force field does, raises in no_grad mode. If `run` raises with
-    gradients too, the first error is the model's; but an error or a warning of a guard is raised at once.
+    gradients too, the first error is the model's.
     """
     try:
         with torch.no_grad():
             return run()
-    except (MemoryError, torch.OutOfMemoryError, GuardError, GuardWarning):
+    except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
         try:
             with torch.enable_grad():
                 return run()
-        except (GuardError, GuardWarning):
-            raise
         except Exception:
             raise error from None
 
@@ -143,15 +141,6 @@ class ModelState:
             for holder in self._holders[:holders]:
                 holder.replace(self._swapped)
         self._copy_memory(values)
-
-    def forget(self, *modules: nn.Module) -> None:
-        """Let these modules keep what they will hold themselves; the modules in them are restored."""
-        owners = {id(part) for module in modules for part in (module, *vars(module).values())}
-        tables = [t for m in modules for t in (*m._parameters.values(), *m._buffers.values())]
-        tensors = {id(tensor) for tensor in tables}
-        self._holders = [held for held in self._holders if id(held.owner) not in owners]
-        self._empty = [held for held in self._empty if id(held) not in owners]
-        self._tensors = [held for held in self._tensors if id(held.tensor) not in tensors]
 
     def restore(self) -> None:
         """Write back what has changed.

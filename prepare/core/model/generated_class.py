@@ -1,12 +1,9 @@
 """Classes that are made while the program runs, and are pickled by the function that makes them."""
 
 import copyreg
-from abc import ABCMeta
 from collections.abc import Callable, Mapping
 from functools import cache
 from typing import Any
-
-from torch import nn
 
 _MADE_BY = "_prepare_made_by"
 
@@ -18,23 +15,9 @@ def make_class(
     by: Callable[..., Any],
     *args: Any,
 ) -> Any:
-    """Return a class like the first of `bases`; a pickle of it calls `by(*args)`, which makes it again.
-
-    Neither `__init_subclass__` of the bases runs nor the code of a metaclass, which may keep registries.
-    """
+    """Return a class like the first of `bases`; a pickle of it calls `by(*args)`, which makes it again."""
     kind: Any = type(bases[0])  # a class is hashable, which mypy denies
-    python: Any = ABCMeta if issubclass(kind, ABCMeta) else type
-    with_members = {**members, _MADE_BY: (by, args)}
-    made = python.__new__(_metaclass(kind), name, (_Unnoticed, *bases), with_members)
-    made.__bases__ = bases
-    return made
-
-
-class _Unnoticed(nn.Module):
-    """A first base for as long as a class is made: that of the others does not run."""
-
-    def __init_subclass__(cls, **_: Any) -> None:
-        pass
+    return _metaclass(kind)(name, bases, {**members, _MADE_BY: (by, args)})
 
 
 def made_of(cls: type) -> tuple[Any, ...]:

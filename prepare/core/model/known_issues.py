@@ -22,10 +22,6 @@ from prepare.core.model.issue_sizes import (
 from prepare.core.utils import plain_yaml
 
 FILE = Path(__file__).with_suffix(".yaml")
-# The answers of the doctor on this machine.
-VERDICTS = ("wrong here", "inexact here", "slow here", "lost here", "fine here", "not probed")
-WRONG, INEXACT, SLOW, LOST, FINE, NOT_PROBED = VERDICTS
-FOUND = (WRONG, INEXACT, SLOW, LOST)
 # The step that makes the repairs which entries name.
 REPAIR_STEP = "repair_layout"
 # The modules of a class that an entry is about.
@@ -65,7 +61,6 @@ class Issue:
     arch: tuple[str, ...]
     os: tuple[str | None, ...]
     cure: tuple[tuple[str, str], ...]
-    probe: str
     what: str
     evidence: str
     checked: str

@@ -29,11 +29,6 @@ def is_repair(cls: type) -> bool:
     return vars(cls).get(_MARK) is cls
 
 
-def class_before_repair(cls: type) -> type:
-    """Return the class that modules of `cls` had before a repair; `cls` itself if it is no repair's."""
-    return next(each for each in cls.__mro__ if not each.__module__.startswith(REPAIRS))
-
-
 def reads_contiguous(module: nn.Module) -> bool:
     """Return whether a rewritten convolution reads a contiguous weight, whatever format is requested."""
     return getattr(module, "_reads_contiguous", False) is True

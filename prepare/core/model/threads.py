@@ -2,7 +2,7 @@
 
 At the end of a parallel region every thread waits for the slowest one, and on a busy machine that is a thread
 that is not running. Threads that each take the next piece of work when they are free never wait for one
-another: `benchmarks/prepare_cost.py --busy`.
+another.
 """
 
 import ctypes

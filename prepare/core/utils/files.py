@@ -16,14 +16,13 @@ import os
 import platform
 import secrets
 import stat
-import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from prepare.core.utils.signals import held_interrupts, runs
+from prepare.core.utils.signals import runs
 from prepare.core.utils.suggest import nearest
 from prepare.errors import FileError
 
@@ -77,10 +76,8 @@ def write_bytes(path: str | os.PathLike, data: bytes) -> None:
     The file gets the permissions that `open(path, "w")` would give: those of the file it replaces,
     else what the umask leaves. A symbolic link is replaced, not followed. Raises FileError.
     """
-    try:
-        _put(os.fsdecode(path), data)
-    except (OSError, ValueError) as error:
-        raise _file_error(path, "written", error) from error
+    with new_file(path) as file:
+        file.write(data)
 
 
 def write_text(path: str | os.PathLike, text: str) -> None:
@@ -158,14 +155,14 @@ class NewFile:
         self._prefix = f".{_digest(name)}-{_machine()}-"
         # The name is set before the file exists, so it can be removed after an interrupt at any moment.
         own = f"{self._prefix}{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY}"
-        self._temporary = os.path.join(self._folder, own)
+        self.temporary = os.path.join(self._folder, own)
         self._handle = -1
 
     def open(self) -> None:
         """Create the file."""
         # os.open and not tempfile: mkstemp makes files that only their owner can read.
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-        self._handle = os.open(self._temporary, flags, 0o666)
+        self._handle = os.open(self.temporary, flags, 0o666)
 
     def remove_stale(self) -> None:
         """Remove what killed processes of this machine left when they wrote the same target."""
@@ -175,20 +172,12 @@ class NewFile:
                 if name.endswith(TEMPORARY) and process.isdigit() and not runs(int(process)):
                     os.unlink(os.path.join(self._folder, name))
 
-    def date(self, nanoseconds: int) -> None:
-        """Set the time of the last change; `commit` keeps it."""
-        with contextlib.suppress(OSError):
-            os.utime(self._temporary, ns=(nanoseconds, nanoseconds))
-
     def write(self, data: bytes | memoryview) -> int:
         """Write all of `data` and return its number of bytes."""
         rest = memoryview(data).cast("B")
         while rest:
             rest = rest[os.write(self._handle, rest) :]
         return len(data)
-
-    def flush(self) -> None:
-        """Do nothing, as writes are not buffered; torch.save calls this."""
 
     def close(self) -> None:
         """Flush the file to the disk and close it."""
@@ -201,15 +190,15 @@ class NewFile:
         """Replace the target by this file, if this process may (`checked_writes`)."""
         _CHECK.get()()
         if self._mode is not None:
-            os.chmod(self._temporary, self._mode)
-        os.replace(self._temporary, self._target)
+            os.chmod(self.temporary, self._mode)
+        os.replace(self.temporary, self._target)
 
     def discard(self) -> None:
         """Remove the file, unless it has replaced its target."""
         with contextlib.suppress(OSError):
             self._close()
         with contextlib.suppress(OSError):
-            os.unlink(self._temporary)
+            os.unlink(self.temporary)
 
     def _close(self) -> None:
         handle, self._handle = self._handle, -1
@@ -218,38 +207,20 @@ class NewFile:
 
 
 @contextlib.contextmanager
-def both(path: str | os.PathLike, beside: str | os.PathLike) -> Iterator[tuple[NewFile, NewFile]]:
-    """Yield two new files to write, which replace `path` and `beside` together if the block succeeds.
-
-    `beside` is the small one: its old content is kept, so that both are restored on any failure.
-    A kill between the two renames leaves the new `beside` and the old `path`. Both have the same time, so
-    that a reader can tell the moment between the two. Raises FileError.
-    """
-    new_files: list[NewFile] = []
+def new_file(path: str | os.PathLike) -> Iterator[NewFile]:
+    """Yield a new file to write, which replaces `path` if the block succeeds. Raises FileError."""
     try:
-        old = read_bytes(beside) if os.path.isfile(beside) else None
-        new_files += [NewFile(os.fsdecode(each)) for each in (path, beside)]
-        for file in new_files:
-            file.remove_stale()
+        file = NewFile(os.fsdecode(path))
+        try:
             file.open()
-        yield new_files[0], new_files[1]
-        now = time.time_ns()
-        for file in new_files:
+            yield file
             file.close()
-            file.date(now)
-        with held_interrupts():
-            new_files[1].commit()
-            try:
-                new_files[0].commit()
-            except BaseException:
-                _restore(beside, old)
-                raise
-    except OSError as error:
-        raise _file_error(path, "written", error) from error
-    finally:
-        for file in new_files:
+            file.commit()
+        finally:
             file.discard()
-    _sync_folder(os.path.dirname(path) or os.curdir)
+    except (OSError, ValueError) as error:
+        raise _file_error(path, "written", error) from error
+    _sync_folder(os.path.dirname(os.fsdecode(path)) or os.curdir)
 
 
 def missing_remedy(path: str | os.PathLike) -> str:
@@ -270,26 +241,6 @@ def printable_path(path: str | os.PathLike) -> str:
     """Return a path as it can be printed on one line of any terminal."""
     text = os.fsdecode(path)
     return text if text.isprintable() and text else ascii(text)
-
-
-def _restore(path: str | os.PathLike, old: bytes | None) -> None:
-    if old is None:
-        os.unlink(path)
-    else:
-        _put(os.fsdecode(path), old)
-
-
-def _put(target: str, data: bytes) -> None:
-    file = NewFile(target)
-    try:
-        file.open()
-        file.write(data)
-        file.close()
-        file.commit()
-    except BaseException:
-        file.discard()
-        raise
-    _sync_folder(os.path.dirname(target) or os.curdir)
 
 
 def _digest(text: str) -> str:

@@ -24,7 +24,7 @@ _WORKING, _STEAL = (0, 1, 2, 5, 6), 7
 _SPIN_COUNT = "GOMP_SPINCOUNT"
 _VARIABLES = ("OMP_WAIT_POLICY", _SPIN_COUNT)
 # A compromise: a thread that spins longer takes time from one that works, where other processes are busy;
-# one that sleeps at once must be woken for the next operator: `benchmarks/waiting.py`.
+# one that sleeps at once must be woken for the next operator; docs/benchmarks.md has the figure.
 _SPINS = "1000"
 
 

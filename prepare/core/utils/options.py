@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from prepare.core.utils.suggest import choose, meant
-from prepare.core.utils.taken_out import taken_out
 from prepare.errors import ConfigError, Problem
 
 _SIZE_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -94,10 +93,7 @@ def read_options(
         try:
             read[key] = convert(plain(value), hints[key])
         except ValueError as error:
-            words = value if isinstance(value, list | tuple) else [value]
-            texts = [f"{where}.{key}={word}" for word in words if isinstance(word, str | bool)]
-            gone = taken_out(*texts)
-            problems.append(gone or Problem(f"{where}.{key}", *error.args))
+            problems.append(Problem(f"{where}.{key}", *error.args))
     for key, field in fields.items():
         required = field.default is field.default_factory is dataclasses.MISSING
         if required and key not in options:

@@ -7,15 +7,13 @@ second document are errors, each with its line. Unquoted values have the meaning
 have at most 64 bits.
 
 Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser needs up to 3 s for 1 MiB, so it gets a
-quarter of that; it is used without libyaml, and for escaped surrogates, which libyaml rejects. Nothing
-composes a file that we `record` ourselves: it may be larger, any text may be a key in it, and a text may hold
-`${`.
+quarter of that; it is used without libyaml, and for escaped surrogates, which libyaml rejects.
 """
 
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
@@ -30,8 +28,6 @@ _LONG_ROW = 1_000
 _BLANKS = dict.fromkeys(map(ord, "\t\r\n"), " ")
 MAX_DEPTH = 32
 MAX_VALUES = 5_000
-MAX_RECORDED_VALUES = 100_000
-MAX_RECORDED_BYTES = 1 << 23
 _INTEGERS = range(-(1 << 63), 1 << 64)
 AMBIGUOUS = "means one thing in YAML and another on the command line"
 _SHORTER = "use patterns in place of lists of names"
@@ -67,27 +63,16 @@ class YamlDocument(NamedTuple):
     at: Callable[[tuple], str]
 
 
-def read(
-    text: str | bytes,
-    where: str,
-    *,
-    remedy: str,
-    keys: Collection[str] = (),
-    recorded: bool = False,
-) -> YamlDocument:
-    """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty.
-
-    `keys` are allowed though they begin with `_`; all are in a file that is `recorded`.
-    """
-    most = MAX_RECORDED_BYTES if recorded else MAX_BYTES
-    text = _decoded(text, where, most).removeprefix("\ufeff")
+def read(text: str | bytes, where: str, *, remedy: str) -> YamlDocument:
+    """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty."""
+    text = _decoded(text, where).removeprefix("\ufeff")
     loader = _loader_of(text)
     if loader is _SLOW and len(text) > _MAX_SLOW:
         reason = "has escaped surrogates" if _FAST else "libyaml is missing"
         raise RecipeError(where, f"{reason}, and is larger than {_MAX_SLOW:,} characters", _SHORTER)
     if (run := _blanks_in_a_row(text)) * len(text) > _MOST_BLANKS:
         raise RecipeError(where, f"holds {run:,} blanks in a row, or more", "remove them")
-    reader = _Reader(yaml.parse(text, Loader=loader), text, where, keys, recorded=recorded)
+    reader = _Reader(yaml.parse(text, Loader=loader), text, where)
     return YamlDocument(reader.document(remedy), reader.at)
 
 
@@ -136,17 +121,8 @@ def kind_of(value: object) -> str:
 class _Reader:
     """Build the value of one YAML document from its events; raise RecipeError for all but data."""
 
-    def __init__(
-        self,
-        events: Iterator[yaml.Event],
-        text: str,
-        where: str,
-        keys: Collection[str] = (),
-        *,
-        recorded: bool = False,
-    ) -> None:
-        self.events, self.text, self.where, self.keys = events, text, where, keys
-        self.recorded, self.most = recorded, MAX_RECORDED_VALUES if recorded else MAX_VALUES
+    def __init__(self, events: Iterator[yaml.Event], text: str, where: str) -> None:
+        self.events, self.text, self.where = events, text, where
         self.count = 0
         self.lines: dict[tuple, int] = {}
 
@@ -219,7 +195,7 @@ class _Reader:
         if not isinstance(key, str):
             wrong = f"holds the key {short_repr(event.value)}, which is {kind_of(key)}"
             self.refuse(event, wrong, "put quotes around it")
-        if not self.recorded and key not in self.keys and (wrong := _key_trouble(key)):
+        if wrong := _key_trouble(key):
             self.refuse(event, wrong, "remove it")
         return key
 
@@ -234,11 +210,11 @@ class _Reader:
         if event.tag is not None:
             self.refuse(event, f"holds the tag {short_repr(event.tag)}", "write plain data")
         self.count += 1
-        if self.count > self.most:
-            self.refuse(event, f"is past the first {self.most:,} keys and values", _SHORTER)
+        if self.count > MAX_VALUES:
+            self.refuse(event, f"is past the first {MAX_VALUES:,} keys and values", _SHORTER)
 
     def scalar(self, event: yaml.ScalarEvent) -> object:
-        if not self.recorded and "${" in event.value:
+        if "${" in event.value:
             self.refuse(
                 event, f"holds '${{' in {short_repr(event.value)}", "write the value itself"
             )
@@ -323,14 +299,6 @@ def _scalar(text: str) -> object:
     return number
 
 
-def is_plain_text(text: str) -> bool:
-    """Return whether an unquoted scalar is read as this text."""
-    try:
-        return _scalar(text) == text
-    except ValueError:
-        return False
-
-
 def _integer(text: str) -> int:
     # Python raises its own ValueError for more than 4,300 decimal digits.
     digits = text[2:].lstrip("0") if text[1:2] in ("o", "x") else text
@@ -346,10 +314,10 @@ def _key_trouble(key: str) -> str:
     return "holds the merge key '<<'" if key == "<<" else ""
 
 
-def _decoded(text: str | bytes, where: str, most: int) -> str:
+def _decoded(text: str | bytes, where: str) -> str:
     """Decode a recipe; raise RecipeError if it is too large, not UTF-8, or holds unprintable characters."""
-    if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > most:
-        raise RecipeError(where, f"is larger than {most:,} bytes", _SHORTER)
+    if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_BYTES:
+        raise RecipeError(where, f"is larger than {MAX_BYTES:,} bytes", _SHORTER)
     if isinstance(text, bytes):
         data = text
         try:

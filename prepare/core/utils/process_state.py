@@ -1,4 +1,4 @@
-"""Guard what all threads of the process share: random numbers, warnings, patches, the garbage collector."""
+"""Hold what all threads of the process share: random numbers, warnings, patches, the garbage collector."""
 
 import gc
 import math

@@ -14,7 +14,6 @@ from prepare.core.forward.autocast import Amp, read_amp
 from prepare.core.forward.nested import arguments
 from prepare.core.forward.torch_state import isolated
 from prepare.core.forward.unchanged import unchanged
-from prepare.core.forward.workload import for_each_size
 from prepare.core.utils.signals import held_interrupts, interruptible
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from prepare.stages.bench.records import Comparison, Progress
 
 
-@for_each_size("batch")
 def compare(
     variants: Mapping[str, Call],
     batch: Any,
@@ -69,12 +67,11 @@ def compare(
         variants: distinct models, or functions that are called like a model; functions may share a
             model, to compare ways to call it (autocast). The order of the mapping is kept.
         batch: a tensor, a tuple of positional arguments, a mapping of named arguments, an Example, or a
-            function that returns a new one of these on each call; or a Workload, to time every size of it.
+            function that returns a new one of these on each call.
         baseline: the variant that ratios are relative to; the first by default.
         train: if True, time zero_grad, forward and backward in training mode, with random gradients of
             the outputs; otherwise the forward in evaluation mode without gradients.
-        budget: seconds for everything, of a Workload for each size. Three calls of each variant and one
-            round always run.
+        budget: seconds for everything. Three calls of each variant and one round always run.
         within_budget: if three rounds do not fit into `budget`, raise RefusedError instead of running
             over; the budget is then exceeded by one call at most.
         longest: with `settle`, seconds in place of `budget` until the first look, for calls so slow that

@@ -22,10 +22,8 @@ from prepare.core.document import (
     ReportContext,
     Table,
     Text,
-    Where,
     columns,
 )
-from prepare.core.forward.workload import verdicts_text
 from prepare.core.utils.machine import disturbed_times
 from prepare.core.utils.numbers import (
     digits,
@@ -64,7 +62,6 @@ def bench_document(shown: ReportContext) -> Document | None:
     if isinstance(bench, Comparison):
         return comparison_document(bench)
     wrong, busy = is_wrong(verification), bench.busy
-    wrong_text = "; but its outputs are wrong" if wrong else ""
     return Document(
         name=_SECTION,
         title=FASTER,
@@ -73,11 +70,6 @@ def bench_document(shown: ReportContext) -> Document | None:
         head="faster",
         answers=(_answer(bench, busy, wrong=wrong),),
         advice=tuple(_advice(bench)),
-        rows=tuple(
-            (FASTER.lower(), case_sentence(each) + (wrong_text if each.comparison else ""))
-            for c in bench.cases
-            for each in (c, *c.sizes.values())
-        ),
         notes=(
             *((busy,) if busy and busy.partition(";")[0] not in _row_line(bench) else ()),
             *_repeats(bench),
@@ -111,7 +103,6 @@ def comparison_document(comparison: Comparison) -> Document:
         head="compared",
         parts=lambda: (
             table,
-            *_sizes(comparison.as_bench().cases[0], "terminal"),
             *(Text(text=f"note: {note}", where="terminal") for note in comparison.notes),
             *_on_page(comparison.as_bench(), None),
         ),
@@ -121,8 +112,6 @@ def comparison_document(comparison: Comparison) -> Document:
 def case_sentence(case: Case) -> str:
     """Return one sentence: `inference 1.2x faster, 38.1 instead of 46.0 ms (95 % interval: ...)`."""
     row, what = case.row, case.what
-    if case.sizes:
-        what += f" {where}; all sizes" if (where := _where_mixed(case)) else ", all sizes"
     if case.comparison is None or row.ratio is None:
         return printable(f"{what} {doubt(row.verdict)}: {row.reason}")
     text = _speed(case, _confidence(case))
@@ -168,8 +157,6 @@ def is_wrong(verification: Verification | None) -> bool:
 def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
     """Return whether it is faster; that of a wrong model is not a success."""
     row, comparison = bench.headline, bench.cases[0].comparison
-    if text := _where_mixed(bench.cases[0]):
-        return _by_size(bench.cases[0], text, busy, wrong=wrong)
     if row.ratio is None or comparison is None:
         kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", NOT_MEASURED)
         remark, sentence, line = row.reason, f"Speed {answer.lower()}", ""
@@ -186,44 +173,6 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
         sentence = _SAYS.get(row.verdict, answer)
         sentence += f". {capitalized(busy)}" if busy else ""
     return Answer(FASTER, kind, answer, remark, sentence=sentence, line=line)
-
-
-def _where_mixed(case: Case) -> str:
-    """Return at which sizes it is faster, if their verdicts differ; else an empty text."""
-    rows = {size: each.row for size, each in case.sizes.items()}
-    return verdicts_text(rows) if len({row.verdict for row in rows.values()}) > 1 else ""
-
-
-def _by_size(case: Case, text: str, busy: str, *, wrong: bool) -> Answer:
-    """Return at which sizes it is faster, as `text` says; the whole is the remark."""
-    row = case.row
-    remark = f"{speed_text(row.verdict, row.ratio, row.ratio_interval)} for all sizes together"
-    slower = any(s.weight and c.row.verdict == "slower" for s, c in case.sizes.items())
-    return Answer(
-        FASTER,
-        "plain" if wrong else "warn" if slower else _KINDS.get(row.verdict, "plain"),
-        capitalized(text),
-        f"{remark}; but the outputs are wrong" if wrong else remark,
-        sentence=f"{capitalized(text)}. {capitalized(busy)}" if busy else "",
-        line=text,
-    )
-
-
-def _sizes(case: Case, where: Where) -> Iterator[Part]:
-    """Yield a table with the rows of each size of a workload; empty for one size."""
-    rows = [
-        (each_size.name, f"{each_size.weight:g}", *row[1:6])
-        for each_size, each in case.sizes.items()
-        for row in _rows(each)
-    ]
-    title = f"{capitalized(case.what)} by size; the whole counts each as often as its weight says"
-    titles = columns(
-        "Size head, Weight number, Model text, Time number, Interval number, Speed text, Interval text"
-    )
-    if rows:
-        yield Table(
-            label=title, title=title, columns=titles, rows=rows, most=len(rows), where=where
-        )
 
 
 def _remark(row: VariantResult) -> str:
@@ -262,8 +211,6 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
         "Items/s number, Peak memory number"
     )
     rows = [row for case in bench.cases for row in _rows(case)]
-    for case in bench.cases:
-        yield from _sizes(case, "page")
     parts: list[Part] = [Table(label="Times", columns=titles, rows=rows)]
     if charts:
         compared = [case.comparison for case in bench.cases if case.comparison]

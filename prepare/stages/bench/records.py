@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
 
-from prepare.core.forward.workload import Size  # noqa: TC001  read at run time
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
-from prepare.core.utils.machine import busy_sentence, disturbance
+from prepare.core.utils.machine import busy_sentence
 from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
-from prepare.stages.bench.statistics import Estimate
 
 # The names of the two variants that a job times.
 UNPREPARED, PREPARED = "unprepared", "prepared"
@@ -26,9 +23,7 @@ VERDICTS = (
     "failed",
     "not compared",  # the baseline itself failed, or nothing was timed; `reason` says why
 )
-# The verdict of earlier versions for what is now `no difference` or `unclear`.
-_OLD_VERDICT = "no significant difference"
-# The settings that reports read; older records have less.
+# The settings that reports read.
 _SETTINGS = {
     "train": bool | None,
     **dict.fromkeys(("threads", "batch_size", "cores_available"), int | None),
@@ -76,7 +71,7 @@ class Control:
     noise: float | None
 
     @classmethod
-    def of(cls, ratio: Estimate) -> Control:
+    def of(cls, ratio: statistics.Estimate) -> Control:
         """Return the control with this ratio."""
         return cls(ratio=ratio.value, interval=ratio.interval, noise=statistics.noise(ratio))
 
@@ -99,9 +94,6 @@ class Comparison(Readable):
     `repeats` is the number of rounds, and `seconds` includes the warm-up. `aa` is the A/A control, None
     if the baseline failed. `settings` hold how it was measured, `environment` where, and `notes` what
     limits the result.
-
-    Of a workload it is the weighted whole, see `bench.combine_sizes`: times and ratios of all calls
-    together. `sizes` are then the comparisons of each `size`.
     """
 
     rows: tuple[VariantResult, ...]
@@ -112,13 +104,6 @@ class Comparison(Readable):
     settings: dict[str, Any]
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()
-    size: Size | None = field(default=None, metadata={"late": True})
-    sizes: tuple[Comparison, ...] = field(default=(), metadata={"late": True})
-
-    @classmethod
-    def merged(cls, found: Sequence[tuple[Size, Comparison]]) -> Comparison:
-        """Return the weighted whole of the comparisons of all sizes."""
-        return combine_sizes(found)
 
     @property
     def noise(self) -> float | None:
@@ -165,13 +150,6 @@ class Case:
     reason: str = ""
 
     @property
-    def sizes(self) -> dict[Size, Case]:
-        """The case of each size of a workload, named by it; empty for one size."""
-        each = self.comparison.sizes if self.comparison else ()
-        cases = ((c.size, f"{self.what}, {c.size.name}", c) for c in each if c.size)
-        return {size: replace(self, what=what, comparison=c) for size, what, c in cases}
-
-    @property
     def row(self) -> VariantResult:
         """The row of the prepared model; a row with the reason if nothing was compared."""
         if self.comparison is None:
@@ -205,16 +183,6 @@ class Bench(JsonRecord, Readable):
     seconds: float
     cases: tuple[Case, ...]
 
-    @classmethod
-    def merged(cls, found: Sequence[tuple[Size, Bench]]) -> Bench:
-        """Return one bench for those of all sizes: each kind of call as a weighted whole."""
-        cases: dict[str, list[tuple[Size, Case]]] = {}
-        for size, bench in found:
-            for case in bench.cases:
-                cases.setdefault(case.what, []).append((size, case))
-        first, seconds = found[0][1], sum(bench.seconds for _, bench in found)
-        return replace(first, seconds=seconds, cases=tuple(map(_merged, cases.values())))
-
     @property
     def headline(self) -> VariantResult:
         """The one row to show in a summary: that of the first case."""
@@ -226,37 +194,16 @@ class Bench(JsonRecord, Readable):
         compared = (case.comparison for case in self.cases if case.comparison)
         return next(filter(None, (busy_sentence(c.settings, c.noise) for c in compared)), "")
 
-    def as_read(self) -> Self:
-        return replace(self, cases=tuple(map(_updated, self.cases)))
-
     def check(self) -> None:
         if not self.cases:
             raise ValueError("it has no cases")
         for case in self.cases:
             if case.comparison is None:
                 continue
-            for comparison in (case.comparison, *case.comparison.sizes):
-                check_comparison(comparison)
-                known = VERDICTS if comparison.size else (*VERDICTS, _OLD_VERDICT)
-                for row in comparison.rows:
-                    if row.verdict not in known:
-                        raise ValueError(f"{row.verdict!r} is not a verdict")
-
-
-def _merged(found: Sequence[tuple[Size, Case]]) -> Case:
-    """Return the weighted whole of one kind of call; a size that was not compared is a row of it."""
-    known = next((case.comparison for _, case in found if case.comparison), None)
-    if known is None:
-        size, case = found[0]
-        return replace(case, reason=f"at {size.name}: {case.reason}")
-    compared = [(size, case.comparison or _without(known, case.row)) for size, case in found]
-    return replace(found[0][1], comparison=Comparison.merged(compared), reason="")
-
-
-def _without(known: Comparison, row: VariantResult) -> Comparison:
-    """Return the comparison of a size at which nothing was compared, under the conditions of another one."""
-    rows = (VariantResult(name=known.baseline, verdict="baseline"), row)
-    return replace(known, rows=rows, aa=None, repeats=0, seconds=0.0, notes=())
+            check_comparison(case.comparison)
+            for row in case.comparison.rows:
+                if row.verdict not in VERDICTS:
+                    raise ValueError(f"{row.verdict!r} is not a verdict")
 
 
 def check_comparison(comparison: Comparison) -> None:
@@ -277,105 +224,3 @@ def check_ratios(*ratios: float | None) -> None:
     for ratio in ratios:
         if ratio is not None and ratio <= 0:
             raise ValueError(f"{ratio} is not a ratio of times")
-
-
-def _updated(case: Case) -> Case:
-    """Replace the verdict of earlier versions."""
-    if case.comparison is None:
-        return case
-    rows = tuple(
-        replace(row, verdict=statistics.verdict(Estimate(row.ratio, row.ratio_interval), None))
-        if row.verdict == _OLD_VERDICT and row.ratio is not None
-        else row
-        for row in case.comparison.rows
-    )
-    return replace(case, comparison=replace(case.comparison, rows=rows))
-
-
-def combine_sizes(found: Sequence[tuple[Size, Comparison]]) -> Comparison:
-    """Return the comparison of all calls together, each size as often as its weight says."""
-    counted = [(size, comparison) for size, comparison in found if size.weight]
-    compared = [comparison for _, comparison in counted]
-    first = next((each for each in compared if disturbance(each.settings)), compared[0])
-    control = _control(counted)
-    names = set.intersection(*({row.name for row in each.rows} for each in compared))
-    notes = {f"at {size.name}: {note}": None for size, each in found for note in each.notes}
-    return replace(
-        first,
-        rows=tuple(_row(counted, row.name, control) for row in first.rows if row.name in names),
-        aa=control,
-        repeats=min(each.repeats for each in compared),
-        seconds=sum(each.seconds for _, each in found),
-        settings={**first.settings, "batch_size": None},
-        notes=tuple(notes),
-        sizes=tuple(replace(each, size=size) for size, each in found),
-    )
-
-
-def combined(estimates: Sequence[Estimate], amounts: Sequence[float]) -> Estimate:
-    """Return the ratio of all calls together, from those of the sizes and the baseline's time in each.
-
-    The interval adds up those of the sizes: if these are independent it is wider than needed.
-    """
-    parts = [amount / sum(amounts) for amount in amounts]
-
-    def total(values: Sequence[float]) -> float:
-        return sum(part * value for part, value in zip(parts, values, strict=True))
-
-    known = [each.interval for each in estimates if each.interval]
-    interval = None
-    if len(known) == len(estimates):
-        interval = (total([low for low, _ in known]), total([high for _, high in known]))
-    return Estimate(total([each.value for each in estimates]), interval)
-
-
-def _row(
-    counted: Sequence[tuple[Size, Comparison]], name: str, control: Control | None
-) -> VariantResult:
-    rows = [each.row(name) for _, each in counted]
-    missing = next((row for row in rows if row.seconds is None or row.ratio is None), None)
-    reasons = [
-        f"at {size.name}: {row.reason}"
-        for (size, _), row in zip(counted, rows, strict=True)
-        if row.reason and (missing is None or row is missing)
-    ]
-    peaks = [row.peak_bytes for row in rows if row.peak_bytes is not None]
-    result = VariantResult(
-        name=name,
-        verdict=missing.verdict if missing else rows[0].verdict,
-        device=rows[0].device,
-        peak_bytes=max(peaks, default=None),
-        reason=next(iter(reasons), ""),
-        repeats=next((row.repeats for row in rows if row.repeats), ""),
-    )
-    if missing:
-        return result
-    times = [Estimate(row.seconds or 0.0, row.seconds_interval) for row in rows]
-    spent = combined(times, [size.weight for size, _ in counted])
-    result = replace(result, seconds=spent.value, seconds_interval=spent.interval)
-    if result.verdict == "baseline":
-        return replace(result, ratio=1.0)
-    ratios = [Estimate(row.ratio or 0.0, row.ratio_interval) for row in rows]
-    ratio = combined(ratios, _amounts(counted))
-    verdict = statistics.verdict(ratio, control.noise if control else None)
-    few = result.reason or "the intervals of the sizes together are too wide"
-    return replace(
-        result,
-        verdict=verdict,
-        ratio=ratio.value,
-        ratio_interval=ratio.interval,
-        reason=few if verdict == "unclear" else "",
-    )
-
-
-def _control(counted: Sequence[tuple[Size, Comparison]]) -> Control | None:
-    controls = [each.aa for _, each in counted if each.aa]
-    if len(controls) < len(counted):
-        return None
-    ratios = [Estimate(each.ratio, each.interval) for each in controls]
-    return Control.of(combined(ratios, _amounts(counted)))
-
-
-def _amounts(counted: Sequence[tuple[Size, Comparison]]) -> list[float]:
-    """Return the time of the baseline in each size."""
-    return [size.weight * (each.row(each.baseline).seconds or 0.0) for size, each in counted]

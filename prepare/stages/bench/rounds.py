@@ -10,7 +10,7 @@ _Player = TypeVar("_Player")
 
 
 class Rounds:
-    """The rounds of a bench, of a race of recipes, or of a case of the doctor; `count` are over.
+    """The rounds of a bench, of a race of recipes, or of a rewrite; `count` are over.
 
     What is slow for a while slows all turns of a round, so times are compared within rounds. The caller says
     who is in play, and may add and drop players between two rounds.

@@ -61,8 +61,7 @@ class BenchStage(Stage):
         from prepare.stages.bench.time_prepared import time_limit
 
         is_short = self.level == "short" and self.seconds is None
-        steps = work.step_seconds()
-        return sum(time_limit(self.budget, step) if is_short else self.budget for step in steps)
+        return time_limit(self.budget, work.step_seconds()) if is_short else self.budget
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None:
@@ -75,7 +74,7 @@ class BenchStage(Stage):
         with work.progress("timing it against the unprepared model") as tell:
             found = time_models(
                 Models(unprepared=reference, prepared=work.model, pipeline=work.pipeline),
-                work.workload,
+                work.example,
                 level=self.level,
                 mode=work.settings.mode,
                 took=work.took,
@@ -103,8 +102,6 @@ class BenchStage(Stage):
         for case in bench.cases:
             start = "" if case is bench.cases[0] else f"{case.what.replace(' ', '_')}_"
             found |= _figures(case, start)
-            for size, each in case.sizes.items():
-                found |= _figures(each, f"{start}{size.key}_")
         return found
 
     @classmethod

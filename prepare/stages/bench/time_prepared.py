@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.forward.autocast import Amp, device_of
 from prepare.core.forward.call import Call, call_of
-from prepare.core.forward.workload import for_each_size
 from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.utils.text import first_line, plural
 from prepare.core.utils.user_code import is_out_of_memory
@@ -60,14 +59,13 @@ class _Alone:
     rest: str
 
 
-@for_each_size("example", "took")
 def time_models(
     models: Models,
     example: Any,
     *,
     level: Level,
     mode: Mode,
-    took: Any = 0.0,
+    took: float = 0.0,
     seconds: float | None = None,
     amp: Amp = "none",
     tell: Callable[[str], object] = lambda _: None,
@@ -76,15 +74,13 @@ def time_models(
 
     Args:
         models: apart from that move, both are left unchanged.
-        example: the arguments of the unprepared model, an Example or a Call; None for none; or a Workload, of
-            which every size is timed, each as long as one example.
+        example: the arguments of the unprepared model, an Example or a Call; None for none.
         level: `short` times inference or, in mode `train`, a training step, until the verdict is settled,
             within 10 seconds; slow calls for 8 rounds, within 120 seconds. If three rounds do not fit into
             that, nothing is compared, and the reason says so. `full` times inference, inference of one
             sample and a training step for a minute each, however long a call takes.
         mode: the use of the model; its case comes first.
-        took: the time in seconds of a forward of the prepared model, for a first estimate; of a
-            Workload that of each size.
+        took: the time in seconds of a forward of the prepared model, for a first estimate.
         seconds: the time for each case in place of the level's own; with it no call is too long.
         amp: the autocast of the forwards of both.
         tell: called at intervals with a line on the progress.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.document import (
     Advice,
@@ -23,7 +23,9 @@ from prepare.core.utils.text import plural, printable, size
 from prepare.core.utils.wording import as_python, words
 from prepare.errors import PrepareError
 from prepare.stages.export.exporter import EXPORTERS
-from prepare.stages.export.records import ARTEFACT, Export, TakenOut
+
+if TYPE_CHECKING:
+    from prepare.stages.export.records import Export, TakenOut
 
 
 def export_document(shown: ReportContext) -> Document | None:
@@ -40,8 +42,7 @@ def export_document(shown: ReportContext) -> Document | None:
         head="exported",
         answers=(_answer(export),),
         advice=tuple(_advice(export)),
-        rows=(("exported", export_sentence(export)), *_size_rows(export)),
-        details=(("inputs", _layouts(export)), *(("taken out", text) for text in taken_out)),
+        rows=(("exported", export_sentence(export)),),
         parts=lambda: tuple(_parts(export, taken_out)),
         lead=tuple(_code(export)),
     )
@@ -78,21 +79,6 @@ def export_sentence(export: Export) -> str:
     if export.status != "fail" and (worst := export.worst) is not None:
         text += f"; largest error {worst.error:.2g}, tolerance {worst.allowed:.2g}"
     return f"{text}; {export.reason}" if export.reason else text
-
-
-def _size_rows(export: Export) -> Iterator[tuple[str, str]]:
-    """Yield a row for each size of a workload; none for one size."""
-    times = {
-        each.size.name: each for each in (export.time.sizes if export.time else ()) if each.size
-    }
-    for check in export.checks:
-        if check.size:
-            text = f"{check.size} {doubt(check.answer)}"
-            text += f", error {small(check.error)}" if check.error is not None else ""
-            if check.size in times:
-                row = times[check.size].row(ARTEFACT)
-                text += f"; {verdict_text(row.verdict, row.ratio, row.ratio_interval)}"
-            yield "exported", text
 
 
 def _answer(export: Export) -> Answer:
@@ -165,12 +151,11 @@ def _parts(export: Export, taken_out: tuple[str, ...]) -> Iterator[Part]:
     yield _table("Inputs that it takes", "Name Shape Type Strides", inputs)
     times = [
         (
-            f"{row.name}, {each.size.name}" if each.size else row.name,
+            row.name,
             "" if row.seconds is None else seconds(row.seconds),
             verdict_text(row.verdict, row.ratio, row.ratio_interval),
         )
-        for each in ((export.time, *export.time.sizes) if export.time else ())
-        for row in each.rows
+        for row in (export.time.rows if export.time else ())
     ]
     yield _table("Time of one call", "Variant #Time #Against", times)
     yield Items(texts=taken_out, title="Steps that do not go along", kind="note", where="page")

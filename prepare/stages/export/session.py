@@ -16,7 +16,6 @@ import torch
 
 from prepare import recipe
 from prepare.core.forward.call import Call, call_of
-from prepare.core.forward.workload import each_of, sizes_of
 from prepare.core.model.deep_copy import CopyError, deep_copy
 from prepare.core.utils.environment import environment
 from prepare.core.utils.packages import version_of
@@ -153,11 +152,7 @@ def _session(
 ) -> ExportSession:
     if problem := exporter.missing():
         raise ConfigError.of([problem])
-    workload = each_of(batch, lambda each: call_of(each).map(contiguous))
-    sizes = sizes_of(workload)
-    call = max(sizes, key=lambda each: each[0].elements)[1]
-    if sizes[1:]:
-        exporter = replace(exporter, dynamic=_dynamic(exporter, [each for _, each in sizes]))
+    call = call_of(batch).map(contiguous)
     if not call.tensors():
         raise RefusedError("batch", "it holds no tensor", "give the tensors of one call")
     if model.training:
@@ -170,19 +165,7 @@ def _session(
     if device.type != "cpu":
         wrong = f"the prepared model is on {device}, and artefacts are checked on the CPU"
         raise RefusedError("device", wrong, f"prepare it with {argument('device', 'cpu')}")
-    return ExportSession(exporter, model, prepared, pipeline, call, artefact, workload=workload)
-
-
-def _dynamic(exporter: Exporter, sizes: list[Call]) -> tuple[int, ...]:
-    """Return the dimensions that may change, those in which the sizes differ among them."""
-    calls = [call.tensors() for call in sizes]
-    differ = {
-        dimension
-        for tensors in zip(*calls, strict=True)
-        for dimension, lengths in enumerate(zip(*(t.shape for t in tensors), strict=True))
-        if len({*lengths}) > 1
-    }
-    return tuple(sorted({*exporter.dynamic, *differ}))
+    return ExportSession(exporter, model, prepared, pipeline, call, artefact)
 
 
 class _StoppedError(Exception):
@@ -194,7 +177,7 @@ class ExportSession:
     """One export: its models, and what its stages have found so far.
 
     `reference` is the unprepared model, `prepared` the model that the pipeline made of a copy of it. `call`
-    is the one that is captured, `workload` that or all sizes.
+    is the one that is captured.
     """
 
     exporter: Exporter
@@ -203,7 +186,6 @@ class ExportSession:
     pipeline: Pipeline
     call: Call
     artefact: Path
-    workload: Any
     progress: Stage = lambda _: nullcontext()
     stages: list[ExportStage] = field(default_factory=list)
     taken_out: tuple[TakenOut, ...] = ()
@@ -296,9 +278,6 @@ class ExportSession:
     def _compare(self, judge: Reference) -> None:
         dynamic = 0 in self.exporter.dynamic
         cases = list(input_cases(self.call, dynamic_batch=dynamic))
-        for size, call in sizes_of(self.workload):
-            if size.name:
-                cases.append(InputCase(CONTIGUOUS, call, promised=True, size=size.name))
         with self._stage("load") as note:
             calls = [case.call for case in cases]
             answers, stored = load_again(self.exporter, self.artefact, calls)
@@ -337,7 +316,7 @@ class ExportSession:
                     PREPARED: self.prepared,
                     ARTEFACT: lambda *args, **kwargs: loaded(args, kwargs),
                 },
-                self.workload,
+                self.call,
                 budget=budget,
                 settle=True,
                 format={PREPARED: prepared},

@@ -101,7 +101,7 @@ class ExportTask(Stage):
             raise RefusedError(TASK, f"there is no model to compare with: {work.reference}")
         record = export(
             deep_copy(work.model) if work.reference is None else work.reference,
-            work.workload,
+            work.example,
             to=exporter_of(self.options),
             folder=work.folder,
             pipeline=work.pipeline,

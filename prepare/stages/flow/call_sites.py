@@ -82,11 +82,6 @@ class ModuleStack:
     def __bool__(self) -> bool:
         return bool(self._running)
 
-    @property
-    def is_in_convolution(self) -> bool:
-        """Tell whether the code of a convolution runs, whatever operation it runs as."""
-        return bool(self._running) and isinstance(self._running[-1][0], nn.modules.conv._ConvNd)
-
     def name(self, module: nn.Module) -> str | None:
         """Return the dotted name of a module of this model, or None for any other module."""
         return self.names.get(id(module))

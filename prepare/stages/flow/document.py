@@ -28,7 +28,6 @@ from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.stages.flow.causes import breaks_text, event_name, layout_causes, named
 from prepare.stages.flow.pictures import layout_strip, module_tree, style_of, styles_of
-from prepare.stages.flow.published import expectations
 from prepare.stages.flow.records import NOT_ASKED, Event, Flow
 
 if TYPE_CHECKING:
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
 # A sentence names at most so many classes of modules, a page so many notes.
 _NAMED, _NOTES = 3, 50
-# Rows of the terminal's table of modules.
-_MODULES = 20
 # The name for operators outside all submodules.
 _ROOT = "the model itself"
 
@@ -59,11 +56,8 @@ def flow_document(shown: ReportContext) -> Document | None:
         head=f"layout ({flow.mode})",
         answers=(_answer(flow, before),),
         advice=tuple(_advice(flow, before, shown.found.get("bench"))),
-        rows=((LAYOUT.lower(), breaks_sentence(flow)),),
         parts=lambda: (
             *_in_terminal(flow),
-            *([_own_modules(flow)] if shown.ran is not None and shown.audit is None else []),
-            *(() if shown.found.get("bench") else _expected(flow, alone=shown.ran is None)),
             *_on_page(flow, before),
         ),
     )
@@ -204,37 +198,11 @@ def _in_terminal(flow: Flow) -> Iterator[Part]:
     )
 
 
-def _own_modules(flow: Flow) -> Table:
-    """Return the layouts of modules whose forward is not torch's; those in which most is copied first."""
-    copied: Counter[str] = Counter()
-    for copy in flow.copies:
-        if copy.phase == "forward":
-            parts = copy.module.split(".") if copy.module else []
-            copied.update({".".join(parts[:n]): copy.bytes for n in range(len(parts) + 1)})
-    own = [each for each in flow.modules if each.source and each.calls]
-    return Table(
-        label="Modules",
-        columns=columns("module name, in text, out text, copied number"),
-        rows=[
-            (m.name or _ROOT, m.given, m.layout, size(copied[m.name]) if copied[m.name] else "")
-            for m in sorted(own, key=lambda each: -copied[each.name])
-        ],
-        most=_MODULES,
-        noun="module",
-        where="terminal",
-    )
-
-
 def _break(event: Event) -> tuple[str, str, str, int, str]:
     cause = event_name(event) + ("" if event.phase == "forward" else ", backward")
     operand = event.operand.rpartition("; ")[2] if "; " in event.operand else ""
     place = ", ".join(filter(None, (event.source, operand)))
     return event.module or _ROOT, cause, place, event.count, size(event.bytes)
-
-
-def _expected(flow: Flow, *, alone: bool) -> Iterator[Part]:
-    """Yield what others measured on a GPU, where the flow is for one; a run's terminal has it as a note."""
-    yield Items(texts=tuple(expectations(flow)), kind="note", where="" if alone else "page")
 
 
 def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
@@ -276,7 +244,7 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
         notes = [*notes[:_NOTES], f"{more}; flow.json has them all."]
     yield Items(texts=tuple(notes), kind="note")
     yield module_tree(flow)
-    yield _events(flow)
+    yield _events(flow, before)
     yield _copies(flow)
     yield _convolutions(flow)
 
@@ -307,20 +275,26 @@ def _compared(before: Flow, after: Flow) -> list[tuple[str, str, str]]:
     return list(zip(titles, figures(before), figures(after), strict=True))
 
 
-def _events(flow: Flow) -> Folded:
+def _events(flow: Flow, before: Flow | None) -> Folded:
     titles = (
         "Event word, Phase text, Module name, Type text, Operation code, Cause text, Times number, "
         "Output number, Shape number, Operands prose, Called at text"
     )
     kinds = {"break": "lost", "regain": "regained"}
+    listed = [(kinds.get(e.kind, e.kind), e) for e in flow.events]
+    if before is not None:
+        lost = {(e.module, e.source, e.operation) for e in flow.events if e.kind == "break"}
+        breaks = [e for e in before.events if e.kind == "break"]
+        kept = [e for e in breaks if (e.module, e.source, e.operation) not in lost]
+        listed += [("kept by the steps", e) for e in kept]
     rows = [
         (
-            *(kinds.get(e.kind, e.kind), e.phase, e.module or _ROOT, e.type, e.operation, e.cause),
+            *(kind, e.phase, e.module or _ROOT, e.type, e.operation, e.cause),
             *(f"{e.count:,}", size(e.bytes), e.shape, e.operand, e.source),
         )
-        for e in flow.events
+        for kind, e in listed
     ]
-    return _folded("Layout lost or regained", titles, rows)
+    return _folded("Layout lost, regained or kept", titles, rows)
 
 
 def _copies(flow: Flow) -> Folded:

@@ -31,7 +31,6 @@ class FlowBuilder:
         self._given: dict[str, Counter[str]] = defaultdict(Counter)
         self._calls: Counter[str] = Counter()
         self._notes: dict[str, None] = {}
-        self._work: Counter[str] = Counter()
 
     def add_event(self, kind: str, phase: str, site: CallSite, output: Tensor) -> None:
         """Count a break or regain at `site`, where `output` is the result of the operation."""
@@ -52,11 +51,6 @@ class FlowBuilder:
     ) -> None:
         """Count one call of a convolution; `tensors` are its input, weight and output."""
         self._counts[Convolution][site.module, site.type, *map(layout_of, tensors), backend] += 1
-
-    def add_work(self, kind: str, multiplications: int) -> None:
-        """Count the multiplications of a convolution or product; `kind` is empty for other operators."""
-        if kind:
-            self._work[kind] += multiplications
 
     def add_module_call(self, name: str, output_layouts: list[str]) -> None:
         """Count one call of a module, and the layouts of its outputs."""
@@ -97,7 +91,6 @@ class FlowBuilder:
             ),
             notes=tuple(self._notes),
             device=self.device,
-            work=dict(self._work),
         )
 
     def _rows(self, cls: type[Any]) -> Iterator[Any]:

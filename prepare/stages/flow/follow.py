@@ -22,7 +22,7 @@ from prepare.core.forward.stand_ins import (
     stand_ins_for,
 )
 from prepare.core.forward.unchanged import unchanged, without_gradients
-from prepare.core.model.doctor_findings import CallIssues, describe
+from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.forward_code import forward_code
 from prepare.core.model.module_kinds import is_rewritten, operation_of
 from prepare.core.utils.signals import held_interrupts, interruptible

@@ -1,14 +1,13 @@
-"""Dispatch modes that record each operation of a forward and backward, or its casts alone."""
+"""A dispatch mode that records each operation of a forward and backward."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,7 +21,6 @@ from prepare.stages.flow.torch_operators import (
     cudnn_format,
     hidden_copies,
     is_convolution,
-    multiplications,
     takes_values,
 )
 
@@ -100,11 +98,6 @@ class OperatorWatcher(TorchDispatchMode):
         if backend and phase == "forward":
             tensors = arguments["input"], arguments["weight"], output
             self.builder.add_convolution(site, tensors, backend)
-        if phase == "forward":
-            kind, count = multiplications(func, arguments, args, kwargs, output)
-            if kind == "product" and self.stack.is_in_convolution:
-                kind = "convolution"  # it was rewritten
-            self.builder.add_work(kind, count)
         operation = Operation(name, site, phase, backend, _is_view(func))
         for operand, tensor, layout in hidden_copies(name, arguments, memory_format):
             why = f"{operand} is {describe_layout(tensor)}, and the kernel works on {layout}"
@@ -153,44 +146,6 @@ class OperatorWatcher(TorchDispatchMode):
         self.builder.add_copy(phase, operation.site, tensor, why)
 
 
-class CastSite(NamedTuple):
-    """A module, the line of code that casts (empty if a module of torch does), and both dtypes."""
-
-    module: str
-    source: str
-    dtypes: str
-
-
-class CastWatcher(TorchDispatchMode):
-    """While entered, counts the casts in forward; it must be entered outside of other dispatch modes."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.counts: Counter[CastSite] = Counter()
-        self._stack = ModuleStack(model)
-
-    def __enter__(self) -> Self:
-        self._stack.__enter__()
-        super().__enter__()
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        super().__exit__(*raised)
-        self._stack.__exit__(*raised)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and self._stack:
-            before, after = args[0].dtype, output.dtype
-            if before != after and before.is_floating_point and _is_activation(args[0], output):
-                site = self._stack.call_site()
-                dtypes = f"{before} to {after}".replace("torch.", "")
-                self.counts[CastSite(site.module, site.source, dtypes)] += 1
-        return output
-
-
 def is_followed(value: Any) -> bool:
     """Return True if a value is a strided tensor of floating-point or complex numbers."""
     return (
@@ -237,8 +192,3 @@ def _is_reordered(source: Tensor, output: Tensor) -> bool:
     before, after = dimension_order(source), dimension_order(output)
     # An expanded tensor must be copied in any order.
     return len(before) == len(after) and before != after
-
-
-def _is_activation(before: Tensor, after: Tensor) -> bool:
-    is_float = after.is_floating_point() and torch._C._current_autograd_node() is None
-    return is_float and not isinstance(before, nn.Parameter)

@@ -106,8 +106,7 @@ class Flow(JsonRecord, Readable):
     is in the order of the tree; `notes` are sentences about what could not be followed or is risky.
     One of them is NOT_ASKED if nothing was asked of the layout, so that no break says nothing.
     `remedy` was tried by prediction; None if nothing was found, or nothing tried. `device` is the device
-    that the flow is for, which a prediction may not have had; empty in older files. `work` counts the
-    multiplications of the forward by kind: `convolution`, `grouped`, `depthwise` and `product`.
+    that the flow is for, which a prediction may not have had; empty in older files.
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.flow", 1, "a flow", "a flow.json", FlowError)
@@ -123,7 +122,6 @@ class Flow(JsonRecord, Readable):
     notes: tuple[str, ...]
     remedy: Remedy | None = field(default=None, metadata={"late": True})
     device: str = field(default="", metadata={"late": True})
-    work: dict[str, int] = field(default_factory=dict, metadata={"late": True})
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -12,16 +12,12 @@ from prepare.stages.registry import stage, stages_of
 from prepare.stages.stage import Stage, StageContext, Task, key
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import nn
 
     from prepare.core.document import Document, ReportContext
     from prepare.stages.flow.records import Flow
 
 Level = Literal["none", "predict", "observe"]
-# Written by `task=flow` alone.
-_SARIF = "flow.sarif"
 
 
 @stage("flow")
@@ -50,10 +46,6 @@ class FlowStage(Stage):
 
         return {"flow.json": Flow, "flow_before.json": Flow}
 
-    @classmethod
-    def files_in(cls, folder: Path) -> Iterable[str]:
-        return (*super().files_in(folder), _SARIF)
-
     def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
         if config.get("task") == "flow" and self.level == "none":
             wrong = "task=flow cannot run without a flow"
@@ -66,20 +58,11 @@ class FlowStage(Stage):
         return why_not_kept(found.get("flow"))
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
-        if work.settings.task != "flow":
-            return self._follow(work)
-        from prepare.stages.flow.sarif import write_sarif
-
-        records = self._follow(_with_steps(work))
-        if "flow" in records:
-            write_sarif(records["flow"], work.folder / _SARIF)
-        return records
-
-    def _follow(self, work: StageContext) -> Mapping[str, Any]:
+        if work.settings.task == "flow":
+            work = _with_steps(work)
         if self.level == "none" or not work.formatted:
             return {}
         from prepare.stages import flow
-        from prepare.stages.flow.published import expectations
 
         with work.progress("following the layout of activations"):
             follow: Any = flow.predict if self.level == "predict" else flow.observe
@@ -87,8 +70,6 @@ class FlowStage(Stage):
                 follow = partial(flow.predict, device="cuda")
             record = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
             work.notes += _batch_notes(work, record)
-            if work.settings.task == "flow":
-                work.notes[:0] = expectations(record, training=work.training)  # shown first
             if not work.pipeline.steps:
                 return {"flow": record}
             records = {"flow": _with_remedy(work, record)}
@@ -180,7 +161,7 @@ def _with_remedy(work: StageContext, flow: Flow) -> Flow:
         return flow
     from prepare.stages.flow.find_remedy import find_remedy
 
-    bare = bare_tree(work, "runtime")  # a compiled model calls the original
+    bare = _bare(work, "runtime")  # a compiled model calls the original
     left = {s for name in stages_of(work.settings.task) for s in work.stages[name].leaves_out()}
     remedy = find_remedy(
         bare,
@@ -198,10 +179,10 @@ def _without_repairs(work: StageContext) -> nn.Module | None:
     structure = [step for step in work.pipeline.steps.values() if step.phase == "structure"]
     if not any(step.only_layouts and step.can_undo() for step in structure):
         return None
-    return bare_tree(work, "structure", "runtime")
+    return _bare(work, "structure", "runtime")
 
 
-def bare_tree(work: StageContext, *phases: str) -> nn.Module:
+def _bare(work: StageContext, *phases: str) -> nn.Module:
     """Return a copy of the model that shares its tensors, without the steps of some phases."""
     from prepare.core.model.module_tree import copy_tree
 

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._prims_common import suggest_memory_format
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count
 
 # The inputs that an operator makes contiguous inside its kernel, where no dispatch shows it. Read from
 # the nested profiler events of torch 2.13 on CPU; a test compares the table with the profiler.
@@ -74,27 +73,6 @@ def takes_values(name: str, operand: str) -> bool:
 def is_convolution(name: str) -> bool:
     """Return True if the operator is torch's general convolution, forward or backward."""
     return name in ("convolution", "_convolution", "convolution_backward")
-
-
-def multiplications(
-    func: Any, arguments: Mapping[str, Any], args: tuple, kwargs: Mapping[str, Any], output: Any
-) -> tuple[str, int]:
-    """Return the kind of a convolution or product in forward, and how many multiplications it takes.
-
-    The kind is `convolution`, `grouped`, `depthwise` or `product`; empty for any other operator.
-    """
-    name = func._schema.name.partition("::")[2]
-    if "scaled_dot_product" in name:
-        return "product", sdpa_flop_count(*(tensor.shape for tensor in args[:3])) // 2
-    if (formula := flop_registry.get(func.overloadpacket)) is None:
-        return "", 0
-    count = formula(*args, **kwargs, out_val=output) // 2
-    if not is_convolution(name):
-        return "product", count
-    groups, channels = arguments["groups"], arguments["input"].shape[1]
-    return (
-        "convolution" if groups == 1 else "depthwise" if groups == channels else "grouped"
-    ), count
 
 
 def returns_parameter_gradient(name: str, index: int) -> bool:

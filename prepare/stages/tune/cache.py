@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.forward.call import call_of
 from prepare.core.forward.torch_state import read_switch
-from prepare.core.forward.workload import Size, sizes_of
 from prepare.core.model.module_tree import structure
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.accelerator import differences
@@ -55,7 +54,7 @@ def conditions(
     steps = json.dumps([candidate.steps for candidate in candidates], sort_keys=True)
     return {
         "structure": structure(model),
-        "inputs": [text for size, example in sizes_of(batch) for text in _described(size, example)],
+        "inputs": list(map(_describe, call_of(batch).tensors())),
         "candidates": hashlib.sha256(steps.encode("utf-8", "surrogatepass")).hexdigest(),
         "mode": mode,
         "amp": amp,
@@ -152,13 +151,6 @@ def age(made: str) -> str:
     seconds = max(passed, timedelta(0)).total_seconds()
     size, unit = next((each for each in _UNITS if seconds >= each[0]), _UNITS[-1])
     return f"{plural(int(seconds // size), unit)} ago"
-
-
-def _described(size: Size, example: Any) -> Iterator[str]:
-    """Yield each tensor of an example in words, and before them the weight of a size of a workload."""
-    if size.name:
-        yield f"weight {size.weight:g}"
-    yield from map(_describe, call_of(example).tensors())
 
 
 def _describe(tensor: torch.Tensor) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from operator import mul
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,11 +32,10 @@ _MIN_CHECK_MEMORY, _MIN_CHECK_SECONDS, _MEMORY_PART = 4 * 2**30, 30.0, 0.5
 
 
 class PreparedCandidate:
-    """A copy of the tuned model, prepared by a candidate; `turn` times it on one of the inputs of each size.
+    """A copy of the tuned model, prepared by a candidate; `turn` times it on one of the inputs.
 
-    `tuning` is the `TuningSession`, which imports this file; `pools` are the inputs of each size. With
-    `like`, a turn times as many calls in a row as one of that candidate. `parts` are the seconds of a call
-    of each size, in the last turn.
+    `tuning` is the `TuningSession`, which imports this file; `pool` are the inputs. With `like`, a turn
+    times as many calls in a row as one of that candidate.
 
     Raises:
         CandidateError: the candidate cannot be prepared, or does not run.
@@ -47,11 +45,11 @@ class PreparedCandidate:
         self,
         tuning: Any,
         candidate: Candidate,
-        pools: list[list[Any]],
+        pool: list[Any],
         *,
         like: PreparedCandidate | None = None,
     ) -> None:
-        self._tuning, self._pools, train = tuning, pools, tuning.mode == "train"
+        self._tuning, self._pool, train = tuning, pool, tuning.mode == "train"
         with _as_candidate_error(None), ignored_warnings():
             self.pipeline = Pipeline.from_config(candidate.steps)
             self.model = tuning.copied()
@@ -61,13 +59,10 @@ class PreparedCandidate:
         self._before = ModelState(self.model)
         self._before.begin()
         formatter = user_formatter(self.pipeline)
-        # One for each size: the gradients of outputs are made once, for their shape.
-        self._variants = [
-            Variant(candidate.name, self.model, formatter=formatter, train=train, amp=tuning.amp)
-            for _ in pools
-        ]
-        self.parts = tuple[float, ...]()
-        with _as_candidate_error(self._variants[0]), ignored_warnings():
+        self._variant = Variant(
+            candidate.name, self.model, formatter=formatter, train=train, amp=tuning.amp
+        )
+        with _as_candidate_error(self._variant), ignored_warnings():
             self._warm_up(like)
         # The unprepared model stays: all others are compared with it, and it may win.
         most = None if candidate.name == UNPREPARED else tuning.max_memory
@@ -76,18 +71,12 @@ class PreparedCandidate:
             raise CandidateError(reason)
 
     def turn(self, number: int) -> float:
-        """Return the seconds of one call, with its share of the first one if the number of calls is known.
-
-        Of a workload it is the mean of all calls.
-        """
-        calls, clock, weights = self._tuning.options.calls, self._tuning.clock, self._tuning.weights
+        """Return the seconds of one call, with its share of the first one if the number of calls is known."""
+        calls = self._tuning.options.calls
         share = self.first_seconds / calls if calls else 0.0
-        with _as_candidate_error(self._variants[0]):
-            self.parts = tuple(
-                share + variant.sample(pool[number % len(pool)], clock)
-                for variant, pool in zip(self._variants, self._pools, strict=True)
-            )
-        return sum(map(mul, weights, self.parts)) / sum(weights)
+        with _as_candidate_error(self._variant):
+            batch = self._pool[number % len(self._pool)]
+            return share + self._variant.sample(batch, self._tuning.clock)
 
     def check(self, exact: dict[Any, Any]) -> CheckResult:
         """Verify the prepared copy, with all its values as they were before it was timed.
@@ -109,8 +98,6 @@ class PreparedCandidate:
                     memory=max(_MIN_CHECK_MEMORY, int(_MEMORY_PART * free)),
                     _exact_runs=exact,
                     amp=tuning.amp,
-                    metric=tuning.limit.metric if tuning.limit else None,
-                    max_drop=tuning.limit.max_drop if tuning.limit else None,
                 )
         except Exception as error:  # out of memory, or a candidate that no check anticipates
             reason = f"it raised {type(error).__name__}: {first_line(error)}"
@@ -121,20 +108,15 @@ class PreparedCandidate:
         return CheckResult(verification.status, verification.reason, *figures)
 
     def _warm_up(self, like: PreparedCandidate | None) -> None:
-        self.first_seconds, self.seconds, clock = 0.0, 0.0, self._tuning.clock
-        for index, (variant, (first, *_)) in enumerate(
-            zip(self._variants, self._pools, strict=True)
-        ):
-            self.first_seconds += variant.first_call(first, clock)
-            variant.warm_up(first, clock)
-            variant.warm = variant.call_seconds < _WARM_BELOW
-            if like is not None:
-                # The first call in a row finds colder caches.
-                other = like._variants[index]
-                variant.calls, variant.warm = other.calls, other.warm
-            self.seconds += variant.call_seconds * (variant.calls + variant.warm)
-        peaks = [each.peak_bytes for each in self._variants if each.peak_bytes is not None]
-        self.peak = max(peaks, default=None)
+        variant, first, clock = self._variant, self._pool[0], self._tuning.clock
+        self.first_seconds = variant.first_call(first, clock)
+        variant.warm_up(first, clock)
+        variant.warm = variant.call_seconds < _WARM_BELOW
+        if like is not None:
+            # The first call in a row finds colder caches.
+            variant.calls, variant.warm = like._variant.calls, like._variant.warm
+        self.seconds = variant.call_seconds * (variant.calls + variant.warm)
+        self.peak = variant.peak_bytes
 
 
 def capacity(model: nn.Module, device: torch.device) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.numbers import verdict_text
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 # Ratios that are closer than this count as equal, and the simpler recipe wins.
 PRECISION = 0.02
-# By more than this the recipe for a workload may not be slower than the best one at a size.
-TOLERANCE = 0.03
 # The confidence with which one recipe is slower than another. To keep the wrong one of two recipes that
 # are both faster than the unprepared model costs little, and an elimination leaves time for the others.
 _RIVAL_CONFIDENCE = 0.8
@@ -50,18 +47,16 @@ class CheckResult:
 class Contestant:
     """A candidate in the race, with its time in each round.
 
-    `runner` is its `PreparedCandidate` while it is in the race. `parts` are those of each size of a
-    workload. `seconds` is the shortest time of a turn so far. `status` is empty while it can still win;
-    then `reason` says why it lost, and `eliminated_by` is the faster contestant, if it lost to one. Its
-    times count from the round `since` on, the one in which it came back because its elimination may have
-    been noise. `kept` are the modules that were found to need float32.
+    `runner` is its `PreparedCandidate` while it is in the race. `seconds` is the shortest time of a turn so
+    far. `status` is empty while it can still win; then `reason` says why it lost, and `eliminated_by` is the
+    faster contestant, if it lost to one. Its times count from the round `since` on, the one in which it came
+    back because its elimination may have been noise. `kept` are the modules that were found to need float32.
     """
 
     candidate: Candidate
     runner: Any = None
     seconds: float = 0.0
     times: dict[int, float] = field(default_factory=dict)
-    parts: dict[int, tuple[float, ...]] = field(default_factory=dict)
     checked: CheckResult | None = None
     status: str = ""
     reason: str = ""
@@ -76,28 +71,17 @@ class Contestant:
         """The name of the candidate."""
         return self.candidate.name
 
-    def timed(self, size: int | None) -> dict[int, float]:
-        """Return its time in each round that counts: of one call of a size, or of the whole."""
-        if size is None:
-            return {n: time for n, time in self.times.items() if n >= self.since}
-        return {n: parts[size] for n, parts in self.parts.items() if n >= self.since}
+    def counted(self) -> dict[int, float]:
+        """Return its time in each round that counts."""
+        return {n: time for n, time in self.times.items() if n >= self.since}
 
 
 @dataclass(frozen=True, slots=True)
 class Standings:
-    """All contestants, the unprepared model first; `control` is its second run in each round (A/A).
-
-    `weights` are those of the sizes of a workload; empty for one size.
-    """
+    """All contestants, the unprepared model first; `control` is its second run in each round (A/A)."""
 
     contestants: list[Contestant]
     control: Contestant
-    weights: tuple[float, ...] = ()
-
-    @property
-    def sizes(self) -> list[int]:
-        """The sizes that count."""
-        return [index for index, weight in enumerate(self.weights) if weight]
 
     @property
     def base(self) -> Contestant:
@@ -125,12 +109,9 @@ class Standings:
         """Estimate the ratio of the unprepared model to itself."""
         return self._ratio(self.control, self.base, CONFIDENCE)
 
-    def ratio(self, contestant: Contestant, size: int | None = None) -> Estimate:
-        """Estimate the ratio of a contestant's time to the unprepared model's; inf if it was not timed.
-
-        It is that of the whole, or of one size.
-        """
-        return self._ratio(contestant, self.base, self.confidence, size)
+    def ratio(self, contestant: Contestant) -> Estimate:
+        """Estimate the ratio of a contestant's time to the unprepared model's; inf if it was not timed."""
+        return self._ratio(contestant, self.base, self.confidence)
 
     def final_ratio(self, contestant: Contestant, winner: Contestant) -> Estimate:
         """Estimate the ratio to the unprepared model at the end of the race.
@@ -139,7 +120,7 @@ class Standings:
         its own few early rounds may not be representative, but in these it was compared with others.
         """
         to_winner = self._ratio(contestant, winner, self.confidence)
-        early = 0 < len(contestant.timed(None)) < len(winner.timed(None))
+        early = 0 < len(contestant.counted()) < len(winner.counted())
         if self.base in (winner, contestant) or not early or to_winner == _UNKNOWN:
             return self.ratio(contestant)
         value, interval = self.ratio(winner).value, to_winner.interval
@@ -170,7 +151,7 @@ class Standings:
 
     def _may_be_disturbed(self, contestant: Contestant, ratio: Estimate) -> bool:
         """Return whether an interval of few rounds is not trusted: a disturbance may last longer."""
-        return ratio.value < _DISTURBED and len(contestant.timed(None)) < _EXACT_ROUNDS
+        return ratio.value < _DISTURBED and len(contestant.counted()) < _EXACT_ROUNDS
 
     def _surely(self, contestant: Contestant, best: Contestant) -> Estimate:
         """Compare with high confidence, through the unprepared model if both ran in too few rounds."""
@@ -185,10 +166,10 @@ class Standings:
         """Return the median ratio to the unprepared model's time: the lower, the faster."""
         return self.ratio(contestant).value
 
-    def is_better(self, contestant: Contestant, size: int | None = None) -> bool:
-        """Return whether it is significantly faster than the unprepared model, of a workload at a size."""
+    def is_better(self, contestant: Contestant) -> bool:
+        """Return whether it is significantly faster than the unprepared model."""
         noise = statistics.noise(self.control_ratio())
-        return statistics.verdict(self.ratio(contestant, size), noise) == "faster"
+        return statistics.verdict(self.ratio(contestant), noise) == "faster"
 
     def is_slower(self, contestant: Contestant, best: Contestant) -> bool:
         """Return whether it is probably slower; if it is the simpler recipe, by more than 2 %."""
@@ -199,47 +180,7 @@ class Standings:
             return False
         simpler = best is not self.base and contestant.candidate.cost < best.candidate.cost
         slower = ratio.interval is not None and ratio.interval[0] > 1
-        slower = slower and (ratio.value > 1 + PRECISION or not simpler)
-        return slower and not self._is_spared(contestant, best)
-
-    def _is_spared(self, contestant: Contestant, best: Contestant) -> bool:
-        """Return whether it may be needed at a size, or in place of a best that is too slow at one."""
-        at_sizes = [self._ratio(contestant, best, _RIVAL_CONFIDENCE, size) for size in self.sizes]
-        if any(not r.interval or r.interval[0] < 1 / (1 + TOLERANCE) for r in at_sizes):
-            return True
-        return bool(self._lags(best)) and not self._lags(contestant)
-
-    def _lags(self, contestant: Contestant, confidence: float = _RIVAL_CONFIDENCE) -> list[int]:
-        """Return the sizes at which another one is faster by more than 3 %."""
-        slower = []
-        for size in self.sizes:
-            ratio = self._ratio(contestant, self.leader(size), confidence, size)
-            if ratio.value > 1 + TOLERANCE and ratio.interval and ratio.interval[0] > 1:
-                slower.append(size)
-        return slower
-
-    def leader(self, size: int) -> Contestant:
-        """Return the fastest at a size, among the live contestants and the unprepared model."""
-        return min((self.base, *self.live()), key=lambda each: self.ratio(each, size).value)
-
-    def second(self, winner: Contestant) -> Contestant | None:
-        """Return the one that makes the whole fastest beside a winner that is too slow at a size."""
-        leaders = []
-        for size in self._lags(winner, self.confidence):
-            leader = self.leader(size)
-            leader = leader if self.is_better(leader, size) else self.base
-            if self.ratio(leader, size).value < self.ratio(winner, size).value:
-                leaders.append(leader)
-        return min(leaders, key=lambda each: self._together(winner, each), default=None)
-
-    def _together(self, *recipes: Contestant) -> float:
-        """Return the time of the whole if each size runs with the faster of the recipes."""
-        return sum(
-            self.weights[size]
-            * median(self.base.timed(size).values())
-            * min(self.ratio(each, size).value for each in recipes)
-            for size in self.sizes
-        )
+        return slower and (ratio.value > 1 + PRECISION or not simpler)
 
     def is_clear(self) -> bool:
         """Return whether all live contestants are compared so precisely that more rounds add nothing."""
@@ -248,31 +189,23 @@ class Standings:
         others = [each for each in {*live, self.base} if each is not best]
         if any(len(_ratios(each, best)) < _EXACT_ROUNDS for each in others):
             return False
-        at_sizes = (
-            self._ratio(each, best, _RIVAL_CONFIDENCE, size).precision <= TOLERANCE
-            for each in others
-            for size in self.sizes
-        )
-        whole = all(self.compared(each, best).precision <= PRECISION for each in others)
-        return whole and all(at_sizes)
+        return all(self.compared(each, best).precision <= PRECISION for each in others)
 
     def simplest(self) -> Contestant:
         """Return the unprepared model while it is live, else the simplest within 2 % of the fastest.
 
-        It is one of those that are significantly faster than the unprepared model, and of a workload of those
-        that are not slower than another one at a size, if there is one.
+        It is one of those that are significantly faster than the unprepared model.
         """
         live = [each for each in self.live() if self.is_better(each)]
         if not self.base.status or not live:
             return self.base
-        live = [each for each in live if not self._lags(each)] or live
         fastest = min(map(self.speed, live))
         near = [each for each in live if self.speed(each) <= fastest * (1 + PRECISION)]
         return min(near, key=lambda each: (each.candidate.cost, self.speed(each)))
 
     def summary(self) -> str:
         """Say which live contestant is ahead; empty before the first round."""
-        timed = [each for each in self.live() if each.timed(None)]
+        timed = [each for each in self.live() if each.counted()]
         if not timed:
             return ""
         return f"{self.best_text(min(timed, key=self.speed))}, "
@@ -285,31 +218,25 @@ class Standings:
         speed = verdict_text("faster" if ratio.value < 1 else "slower", *ratio)
         return f"best so far {best.name} ({speed})"
 
-    def _ratio(
-        self,
-        contestant: Contestant,
-        other: Contestant,
-        confidence: float,
-        size: int | None = None,
-    ) -> Estimate:
+    def _ratio(self, contestant: Contestant, other: Contestant, confidence: float) -> Estimate:
         """Estimate the median ratio of their times; from few rounds, with the scatter of all ratios."""
         if contestant is other and contestant.times:
             return Estimate(1.0, None)
-        ratios = _ratios(contestant, other, size)
+        ratios = _ratios(contestant, other)
         if not ratios:
             return _UNKNOWN
-        if _FEW_ROUNDS <= len(ratios) < _EXACT_ROUNDS and (scatter := self._scatter(size)):
+        if _FEW_ROUNDS <= len(ratios) < _EXACT_ROUNDS and (scatter := self._scatter()):
             return statistics.estimate_of_few(ratios, confidence, scatter)
         return statistics.estimate(ratios, confidence)
 
-    def _scatter(self, size: int | None) -> Scatter | None:
+    def _scatter(self) -> Scatter | None:
         """Return how ratios to the unprepared model scatter between rounds, over all contestants."""
         others = (self.control, *self.contestants[1:])
-        return statistics.scatter([_ratios(each, self.base, size) for each in others])
+        return statistics.scatter([_ratios(each, self.base) for each in others])
 
 
-def _ratios(contestant: Contestant, other: Contestant, size: int | None = None) -> list[float]:
+def _ratios(contestant: Contestant, other: Contestant) -> list[float]:
     """Return the ratio in each round that both ran in: what slows a round down cancels out."""
-    times = [each.timed(size) for each in (contestant, other)]
+    times = [each.counted() for each in (contestant, other)]
     both = [number for number in times[0] if number in times[1]]
     return statistics.ratios(*([each[number] for number in both] for each in times))

@@ -27,10 +27,8 @@ from prepare.core.document import (
     ReportContext,
     Table,
     Text,
-    Where,
     columns,
 )
-from prepare.core.forward.workload import place
 from prepare.core.utils.machine import busy_sentence, disturbed_times
 from prepare.core.utils.numbers import (
     doubt,
@@ -44,7 +42,7 @@ from prepare.core.utils.numbers import (
     verdict_text,
 )
 from prepare.core.utils.text import capitalized, plural, printable, size
-from prepare.stages.tune.records import UNPREPARED, CandidateResult, SizeTime, Tuning
+from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 
 _MARKS = {"winner": "better", "wrong": "wrong"}
 _KINDS = {"faster": "good", "slower": "bad"}
@@ -91,10 +89,9 @@ def tune_document(shown: ReportContext) -> Document | None:
         head=f"tune ({_step(tuning)})",
         answers=(_faster(tuning), _right(tuning)),
         advice=tuple(_advice(tuning)),
-        parts=lambda: (*_in_terminal(tuning, shown), *_on_page(tuning)),
+        parts=lambda: (*_in_terminal(tuning), *_on_page(tuning)),
         # As many bars as fit on the first screen; the section has them all.
         lead=(Charts(charts=tuple(replace(c, rows=c.rows[:_BARS]) for c in _bars(tuning))),),
-        is_whole=True,
     )
 
 
@@ -117,15 +114,6 @@ def cached_text(tuning: Tuning) -> str:
     return f"from the cache, measured on {day} at {time[:5]}" if tuning.from_cache else ""
 
 
-def better_text(tuning: Tuning) -> str:
-    """Return the two recipes with the sizes that each is for: `unprepared at batch 1; half at batch 4`."""
-    every = sorted(tuning.sizes, key=lambda size: size.elements)
-    return "; ".join(
-        f"{each.recipe} {place([size for size in every if size.name in each.sizes], every)}"
-        for each in tuning.better
-    )
-
-
 def kept_rows(tuning: Tuning) -> list[KeptRow]:
     """Return a row for each module that stays in float32; recipes of one dtype keep the same modules."""
     rows_by_module: dict[tuple[str, str], KeptRow] = {}
@@ -142,10 +130,7 @@ def kept_rows(tuning: Tuning) -> list[KeptRow]:
 
 def _faster(tuning: Tuning) -> Answer:
     row, sentence, line = tuning.row(tuning.winner), "", ""
-    if tuning.better:
-        kind, answer = "warn", f"Two recipes are better: {better_text(tuning)}"
-        remark, line = f"the best alone is {tune_sentence(tuning)}", answer
-    elif row.name == UNPREPARED and not tuning.is_clear:
+    if row.name == UNPREPARED and not tuning.is_clear:
         kind, answer, remark = "warn", UNCLEAR, "no recipe was shown to be correct and faster"
         sentence = "Speed unclear"
     elif row.name == UNPREPARED or row.ratio is None:
@@ -158,7 +143,7 @@ def _faster(tuning: Tuning) -> Answer:
     if cached := cached_text(tuning):
         line = f"{line or f'{answer.lower()}: {remark}'}; {cached}"
         remark = f"{remark}; {cached}"
-    if (busy := busy_sentence(tuning.environment, tuning.noise)) and not tuning.better:
+    if busy := busy_sentence(tuning.environment, tuning.noise):
         sentence = f"{sentence or answer}. {capitalized(busy)}"
     return Answer(FASTER, kind, answer, remark, sentence=sentence, line=line)
 
@@ -186,7 +171,7 @@ def _advice(tuning: Tuning) -> Iterator[Advice]:
         yield Advice(90, "plain", "Leave the model as it is", "no correct recipe is faster")
 
 
-def _in_terminal(tuning: Tuning, shown: ReportContext) -> Iterator[Part]:
+def _in_terminal(tuning: Tuning) -> Iterator[Part]:
     ranked = [row for row in _ranked(tuning) if row.ratio is not None]
     compiled = any(row.first_seconds is not None for row in ranked)
     places = [[title for title, _ in _COLUMNS].index(title) for title in _SHORT][: 6 + compiled]
@@ -197,9 +182,6 @@ def _in_terminal(tuning: Tuning, shown: ReportContext) -> Iterator[Part]:
         most=len(ranked),
         where="terminal",
     )
-    yield from _by_size(tuning, "terminal")
-    if tuning.better:
-        yield Text(text=f"two recipes are better: {better_text(tuning)}", where="terminal")
     reasons: dict[str, list[str]] = {}
     for row in tuning.rows:
         if row.status in _EXPLAINED:
@@ -211,8 +193,6 @@ def _in_terminal(tuning: Tuning, shown: ReportContext) -> Iterator[Part]:
     yield Text(text=_measured(tuning), where="terminal")
     for note in tuning.notes:
         yield Text(text=f"note: {note}", where="terminal")
-    if shown.folder:
-        yield Text(text=f"details are in {shown.file('tune.json')}", where="terminal")
 
 
 def _on_page(tuning: Tuning) -> Iterator[Part]:
@@ -226,7 +206,6 @@ def _on_page(tuning: Tuning) -> Iterator[Part]:
     text = "A whisker is the interval of the ratio; together they have 95 % confidence. Recipes that were "
     note = Text(text=text + "eliminated early ran fewer rounds.", kind="note")
     yield Folded(title="Pictures of all recipes", parts=(Charts(charts=(*bars, *charts[1:])), note))
-    yield from _by_size(tuning, "page")
     title = "Modules that have to stay in float32, with the largest error of their results alone and the "
     yield Table(
         label="Modules in float32",
@@ -240,31 +219,6 @@ def _on_page(tuning: Tuning) -> Iterator[Part]:
     yield Folded(title="Why the other recipes lost", parts=(Items(texts=texts, kind="note"),))
     notes = (_measured(tuning), *tuning.notes)
     yield Items(texts=notes, kind="note", where="page")
-
-
-def _by_size(tuning: Tuning, where: Where) -> Iterator[Part]:
-    """Yield a table of the recipes that were timed at each size of a workload; none for one size."""
-    if not tuning.sizes:
-        return
-    rows = [
-        (row.name, *(_at_size(row, each, tuning) for each in row.sizes))
-        for row in _ranked(tuning)
-        if row.ratio is not None
-    ]
-    titles = [(f"{size.name}, weight {size.weight:g}", "text") for size in tuning.sizes]
-    title = "Each size against the unprepared model"
-    table = Table(label=title, title=title, columns=(("Recipe", "head"), *titles), rows=rows)
-    yield replace(table, most=len(rows), where=where)
-
-
-def _at_size(row: CandidateResult, at_size: SizeTime, tuning: Tuning) -> str:
-    """Return `1.2x faster (1.16x to 1.25x)`; of the unprepared model its time."""
-    if row.name == UNPREPARED or at_size.ratio is None:
-        return "" if at_size.seconds is None else seconds(at_size.seconds)
-    verdict = tuning.verdict(at_size)
-    text = verdict_text(verdict, at_size.ratio, at_size.ratio_interval)
-    between = interval_text(at_size.ratio_interval, verdict)
-    return f"{text} ({between})" if between else text
 
 
 def tune_charts(tuning: Tuning) -> list[Chart]:

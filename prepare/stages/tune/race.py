@@ -46,9 +46,7 @@ class Race:
     The first candidate is the unprepared model. It runs twice in every round, as the reference of the
     others and as their control, and needs no verification. `start` prepares a candidate and makes its
     first calls; `check` verifies one that runs; `correct` may return a recipe that is right in place of one
-    whose verification failed. `weights` are those of the sizes of a workload, none for one size. `second` is
-    then the better recipe for some of them, if none is as good as the best at all. At most `capacity`
-    candidates run at a time, but at least three.
+    whose verification failed. At most `capacity` candidates run at a time, but at least three.
     """
 
     def __init__(
@@ -63,12 +61,10 @@ class Race:
         seed: int = 0,
         progress: Stage = lambda _: nullcontext(),
         correct: KeepInFloat32 | None = None,
-        weights: tuple[float, ...] = (),
     ) -> None:
         self.contestants = [Contestant(candidate) for candidate in candidates]
-        self.standings = Standings(self.contestants, Contestant(candidates[0]), weights)
+        self.standings = Standings(self.contestants, Contestant(candidates[0]))
         self.rounds = Rounds(clock, seed)
-        self.second: Contestant | None = None
         self._start, self._check, self._capacity = start, check, max(capacity, 3)
         self._budget, self._progress = budget, progress
         self._start_order = StartOrder(self.standings, budget * _COMPILE_PART)
@@ -143,7 +139,7 @@ class Race:
 
     def _extend_budget_for(self, contestant: Contestant) -> None:
         """Leave enough rounds to a contestant whose compilation or verification took long."""
-        needed = statistics.min_values(self.standings.confidence) + 1 - len(contestant.timed(None))
+        needed = statistics.min_values(self.standings.confidence) + 1 - len(contestant.counted())
         seconds = needed * self._start_order.round_seconds()
         self._budget = max(self._budget, self._budget - self._left() + seconds)
 
@@ -161,8 +157,6 @@ class Race:
         assert runner is not None
         try:
             contestant.times[number] = runner.turn(number)
-            if self.standings.weights:
-                contestant.parts[number] = runner.parts
             contestant.seconds = min(contestant.seconds, self.rounds.seconds() - began)
         except CandidateError as error:
             if contestant.candidate is self.standings.base.candidate:
@@ -284,11 +278,10 @@ class Race:
         self._eliminate_slower()
         while True:
             winner = self.standings.simplest()
-            self.second = self.standings.second(winner)
-            if self._passes(winner) and (self.second is None or self._passes(self.second)):
+            if self._passes(winner):
                 break
         for each in self.standings.live():
-            if each not in (winner, self.second):
+            if each is not winner:
                 ratio = self.standings.compared(each, winner)
                 why = "simpler" if each.candidate.cost > winner.candidate.cost else "faster so far"
                 reason = f"{pace_text(*ratio)} than {winner.name}, which is {why}"
@@ -297,14 +290,11 @@ class Race:
 
     def _conclude(self) -> Contestant:
         for each in self.standings.live():
-            if not each.timed(None):
+            if not each.counted():
                 each.since = 0  # it came back, and there was no time for it
             if each is not self.standings.base and not each.times:
                 self._eliminate(each, "not measured", "no time was left to time it")
         winner = self._settle()
-        if self.second and not self.second.status:
-            reason = f"better than {winner.name} at some sizes, and not on the whole"
-            self._eliminate(self.second, "not faster", reason)
         for each in self.standings.waiting():
             # A contestant that has times was eliminated once, and then restored.
             again = " again, after the recipe that had eliminated it was dropped"
@@ -390,7 +380,7 @@ class StartOrder:
             each
             for each in self.standings.contestants
             if each.candidate.eager == contestant.candidate.eager
-            and each.timed(None)
+            and each.counted()
             and not each.candidate.compiles
         )
         return next(map(self.standings.speed, eager_twins), 1.0)

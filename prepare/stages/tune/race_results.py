@@ -1,9 +1,8 @@
-"""Records of what a race found: the row of each recipe, the recipes for some sizes, and notes."""
+"""Records of what a race found: the row of each recipe, and notes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.machine import busy_sentence
@@ -11,10 +10,9 @@ from prepare.core.utils.numbers import finite
 from prepare.core.utils.text import plural
 from prepare.core.utils.wording import words
 from prepare.stages.bench import statistics
-from prepare.stages.tune.records import CandidateResult, ForSizes, SizeTime
+from prepare.stages.tune.records import CandidateResult
 
 if TYPE_CHECKING:
-    from prepare.core.forward.workload import Size
     from prepare.stages.tune.compare_candidates import Contestant
     from prepare.stages.tune.race import Race
 
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 def row_of(race: Race, winner: Contestant, contestant: Contestant) -> CandidateResult:
     """Return what a race found of one of its contestants."""
     ratio = race.standings.final_ratio(contestant, winner)
-    times, checked = list(contestant.timed(None).values()), contestant.checked
+    times, checked = list(contestant.counted().values()), contestant.checked
     error, allowed = (checked.error, checked.allowed) if checked else (None, None)
     return CandidateResult(
         name=contestant.name,
@@ -40,27 +38,7 @@ def row_of(race: Race, winner: Contestant, contestant: Contestant) -> CandidateR
         error=0.0 if contestant is race.standings.base else error,
         allowed=allowed,
         kept=contestant.kept,
-        sizes=tuple(
-            _at_size(race, contestant, index) for index in range(len(race.standings.weights))
-        ),
     )
-
-
-def _at_size(race: Race, contestant: Contestant, size: int) -> SizeTime:
-    times, ratio = contestant.timed(size).values(), race.standings.ratio(contestant, size)
-    seconds = median(times) if times else None
-    return SizeTime(seconds, finite(ratio.value), ratio.interval)
-
-
-def better_for_sizes(race: Race, winner: Contestant, sizes: Sequence[Size]) -> tuple[ForSizes, ...]:
-    """Return the winner and the second recipe with the sizes that each is the faster one for."""
-    if race.second is None:
-        return ()
-    names: dict[str, list[str]] = {winner.name: [], race.second.name: []}
-    for index, size in enumerate(sizes):
-        faster = min((winner, race.second), key=lambda e: race.standings.ratio(e, index).value)
-        names[faster.name].append(size.name)
-    return tuple(ForSizes(name, tuple(own)) for name, own in names.items())
 
 
 def _more_time() -> str:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from prepare.core.forward.workload import Size  # noqa: TC001  read at run time
 from prepare.core.utils.environment import check_environment
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
@@ -46,23 +45,6 @@ class KeptModule:
     time_ratio: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class SizeTime:
-    """The time of a recipe at one size of a workload, and its ratio to that of the unprepared model."""
-
-    seconds: float | None
-    ratio: float | None
-    ratio_interval: Interval = None
-
-
-@dataclass(frozen=True, slots=True)
-class ForSizes:
-    """A recipe, and the names of the sizes that it is the better one for."""
-
-    recipe: str
-    sizes: tuple[str, ...]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keep:
     """The modules that have to stay in float32 in a 16-bit model.
@@ -94,8 +76,7 @@ class CandidateResult:
     is the status of its verification, empty if it was not verified; `error` is the largest error of the
     outputs relative to their scale, and `allowed` the tolerance. `reason` says why it won or lost.
     `first_seconds` is the time of its first call, with a compilation; `seconds` includes a share of it if the
-    tuning was given a number of calls. `kept` are the modules that a search found to need float32. `sizes`
-    are its times at each size of a workload; times and ratios are then those of the whole.
+    tuning was given a number of calls. `kept` are the modules that a search found to need float32.
     """
 
     name: str
@@ -113,7 +94,6 @@ class CandidateResult:
     allowed: float | None = None
     first_seconds: float | None = field(default=None, metadata={"late": True})
     kept: tuple[KeptModule, ...] = field(default=(), metadata={"late": True})
-    sizes: tuple[SizeTime, ...] = field(default=(), metadata={"late": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -124,9 +104,6 @@ class Tuning(JsonRecord, Readable):
     were too few rounds. `conditions` are all that the result depends on; `made` is the time of the
     measurement, and `from_cache` says that it was an earlier call. `notes` say what limits the result.
     `amp` is the autocast of every forward. `from_file` says that it was read, and may be a stranger's.
-
-    `sizes` are those of a workload. `better` are two recipes with the sizes that each is for, if no recipe is
-    as good as the best, up to 3 %, at every size that carries weight; the winner is one of them.
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.tune", 1, "a tuning", "a tune.json", TuneError)
@@ -146,20 +123,17 @@ class Tuning(JsonRecord, Readable):
     notes: tuple[str, ...] = ()
     amp: str = field(default="none", metadata={"late": True})
     from_file: bool = field(default=False, compare=False, metadata={"late": True})
-    sizes: tuple[Size, ...] = field(default=(), metadata={"late": True})
-    better: tuple[ForSizes, ...] = field(default=(), metadata={"late": True})
 
     def row(self, name: str) -> CandidateResult:
         """Return the row of a candidate; raise KeyError if there is no such candidate."""
         return {row.name: row for row in self.rows}[name]
 
-    def verdict(self, row: CandidateResult | SizeTime) -> str:
+    def verdict(self, row: CandidateResult) -> str:
         """Return `faster`, `slower`, `no difference` or `unclear`: a recipe against the unprepared model.
 
-        The unprepared model is the `baseline`, and a recipe that was not timed is `not compared`; a
-        `SizeTime` is that of a recipe.
+        The unprepared model is the `baseline`, and a recipe that was not timed is `not compared`.
         """
-        if isinstance(row, CandidateResult) and row.name == UNPREPARED:
+        if row.name == UNPREPARED:
             return "baseline"
         if row.ratio is None:
             return "not compared"
@@ -212,10 +186,6 @@ class Tuning(JsonRecord, Readable):
         check_ratios(self.noise)
         for row in self.rows:
             check_ratios(row.ratio, *(row.ratio_interval or ()))
-            for each in row.sizes:
-                check_ratios(each.ratio, *(each.ratio_interval or ()))
-            if len(row.sizes) not in (0, len(self.sizes)):
-                raise ValueError(f"{row.name} has not one time for each size")
         if self.made:
             datetime.fromisoformat(self.made)
         if unknown := {row.status for row in self.rows} - {*STATUSES}:

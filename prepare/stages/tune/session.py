@@ -14,7 +14,6 @@ from torch import nn
 from prepare.core.forward.autocast import Amp, device_of
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.torch_state import isolated
-from prepare.core.forward.workload import Workload, head_of, sizes_of
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import MachineWatch
@@ -38,7 +37,7 @@ from prepare.stages.tune.candidates import Candidate, calls_to_keep, candidates
 from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
 from prepare.stages.tune.keep_modules import KeepInFloat32, ModuleError, errors_of
 from prepare.stages.tune.race import Race
-from prepare.stages.tune.race_results import better_for_sizes, notes_on, row_of
+from prepare.stages.tune.race_results import notes_on, row_of
 from prepare.stages.tune.records import (
     STATUSES,
     UNPREPARED,
@@ -51,7 +50,6 @@ from prepare.steps.input_format import InputFormat
 if TYPE_CHECKING:
     from prepare.core.utils.progress import Stage
     from prepare.stages.tune.stage import TuneStage
-    from prepare.stages.verify.metric import Limit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +61,6 @@ class TuningSession:
     options: TuneStage
     mode: Literal["eval", "train"]
     amp: Amp = "none"
-    limit: Limit | None = None
     declared: Mapping[str, Any] = field(default_factory=dict)
     seed: int
     progress: Stage
@@ -101,8 +98,8 @@ class TuningSession:
             raise_problems(ConfigError, unfit)
         candidate = Candidate(dtype, recipe.to_config())
         with isolated():
-            pools = self._pools(candidate)
-            correct = self._corrector(pools, lambda each: PreparedCandidate(self, each, pools))
+            pool = self._pool(candidate)
+            correct = self._corrector(pool, lambda each: PreparedCandidate(self, each, pool))
             try:
                 with self.progress(f"verifying {dtype}"):
                     checked = correct.check(candidate, correct.start(candidate))
@@ -118,33 +115,27 @@ class TuningSession:
         return Keep(dtype=dtype, status=status, reason=reason, kept=corrected.kept)
 
     def _corrector(
-        self, pools: list[list[Any]], start: Callable[[Candidate], PreparedCandidate]
+        self, pool: list[Any], start: Callable[[Candidate], PreparedCandidate]
     ) -> KeepInFloat32:
         exact: dict[Any, Any] = {}
-        head = pools[self.weights.index(max(self.weights))][0]
 
         def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
             return runner.check(exact)
 
         def measure(candidate: Candidate) -> dict[str, ModuleError]:
             try:
-                return errors_of(candidate.steps, self.copied, head, mode=self.mode)
+                return errors_of(candidate.steps, self.copied, pool[0], mode=self.mode)
             except Exception as error:
                 raise explained(self.model, error) from None
 
         return KeepInFloat32(measure, start, check, self.clock, self.progress)
 
     def _calls_to_keep(self) -> tuple[str, ...]:
-        example = make_pool(head_of(self.batch), seed=self.seed)[0]
+        example = make_pool(self.batch, seed=self.seed)[0]
         try:
             return calls_to_keep(self.copied(), example, mode=self.mode, amp=self.amp)
         except PrepareError:
             return ()
-
-    @property
-    def weights(self) -> tuple[float, ...]:
-        """The weight of each size of a workload; of one example that of the only size."""
-        return tuple(size.weight for size, _ in sizes_of(self.batch))
 
     @property
     def max_memory(self) -> int | None:
@@ -189,22 +180,21 @@ class TuningSession:
 
     def _check_again(self, winner: Candidate) -> CheckResult:
         try:
-            return PreparedCandidate(self, winner, self._pools(winner)).check({})
+            return PreparedCandidate(self, winner, self._pool(winner)).check({})
         except CandidateError as error:
             return CheckResult("cannot tell", str(error))
 
     def _race(self, recipes: list[Candidate], under: dict[str, Any]) -> Tuning:
-        began, pools, watch = self.clock(), self._pools(recipes[0]), MachineWatch()
+        began, pool, watch = self.clock(), self._pool(recipes[0]), MachineWatch()
         first: PreparedCandidate | None = None
 
         def start(candidate: Candidate) -> PreparedCandidate:
             nonlocal first
-            runner = PreparedCandidate(self, candidate, pools, like=first)
+            runner = PreparedCandidate(self, candidate, pool, like=first)
             first = first or runner  # the unprepared model
             return runner
 
-        correct = self._corrector(pools, start)
-        sizes = self.batch.sizes if isinstance(self.batch, Workload) else ()
+        correct = self._corrector(pool, start)
         race = Race(
             recipes,
             start=start,
@@ -215,7 +205,6 @@ class TuningSession:
             seed=self.seed,
             progress=self.progress,
             correct=correct,
-            weights=tuple(size.weight for size in sizes),
         )
         stopped: KeyboardInterrupt | None = None
         try:
@@ -244,8 +233,6 @@ class TuningSession:
             conditions=under,
             environment=environment() | machine,
             notes=tuple(notes_on(race, machine)),
-            sizes=sizes,
-            better=better_for_sizes(race, winner, sizes),
         )
         if stopped is not None:
             what = str(stopped) or "stopped by Ctrl-C"
@@ -256,19 +243,16 @@ class TuningSession:
     def _limits(self) -> dict[str, Any]:
         """Return the user's own limits, and the number of calls, as a part of the conditions."""
         limits: dict[str, Any] = {}
-        if self.limit is not None:
-            limits |= {"metric": self.limit.identity, "max_drop": self.limit.max_drop}
         if self.max_memory is not None:
             limits["max_memory"] = self.max_memory
         if self.options.calls is not None:
             limits["calls"] = self.options.calls
         return limits
 
-    def _pools(self, base: Candidate) -> list[list[Any]]:
-        """Return inputs of each size, on the device of the model: no timing has their transfer."""
+    def _pool(self, base: Candidate) -> list[Any]:
+        """Return inputs on the device of the model: no timing has their transfer."""
         to_device = InputFormat(device=str(_device(base, self.model)))
-        pools = (make_pool(example, seed=self.seed) for _, example in sizes_of(self.batch))
-        return [[to_device.format(batch) for batch in pool] for pool in pools]
+        return [to_device.format(batch) for batch in make_pool(self.batch, seed=self.seed)]
 
 
 def _check_model(model: nn.Module) -> None:

@@ -81,20 +81,18 @@ class TuneStage(Stage):
         from prepare.stages.tune import tune
         from prepare.stages.tune.records import StoppedTuning
 
-        settings, verify = work.settings, work.stages["verify"]
+        settings = work.settings
         work.needed_example()
         try:
             found = tune(
                 work.model,
-                work.workload,
+                work.example,
                 allow=self.allow,
                 mode=settings.mode,
                 amp=work.amp,
                 budget=self.budget,
                 declared={**settings.steps, **_chosen_options(work)},
                 cache=self.cache,
-                metric=verify.located(work.locate),
-                max_drop=verify.max_drop,
                 max_memory=self.max_memory,
                 calls=self.calls,
                 seed=settings.seed,
@@ -115,14 +113,11 @@ class TuneStage(Stage):
         tuning = found.get("tune")
         if tuning is None:
             return {}
-        values = {
+        return {
             "winner": tuning.winner,
             "tune_rounds": tuning.rounds,
             "winner_time_ratio": finite(tuning.row(tuning.winner).ratio),
         }
-        if tuning.better:
-            values["second_recipe"] = tuning.better[1].recipe
-        return values
 
     @classmethod
     def document(cls, shown: ReportContext) -> Document | None:

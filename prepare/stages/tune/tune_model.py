@@ -14,7 +14,6 @@ from prepare.errors import RefusedError
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.stages.tune.session import TuningSession
 from prepare.stages.tune.stage import TuneStage
-from prepare.stages.verify.metric import limit_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,8 +33,6 @@ def tune(
     budget: float = 60.0,
     declared: Mapping[str, Any] | None = None,
     cache: bool | str | Path = True,
-    metric: Callable[[nn.Module, Any], float] | None = None,
-    max_drop: float | None = None,
     max_memory: int | str | None = None,
     calls: int | None = None,
     seed: int = 0,
@@ -59,22 +56,16 @@ def tune(
 
     Args:
         model: on the device where it will run, not compiled and not wrapped (DDP).
-        batch: a tensor, a tuple of positional arguments, a mapping of named arguments, or an Example; or a
-            Workload: the winner is then the best for the weighted whole among the recipes that are nowhere
-            slower than the best by more than 3 %, or two are better, see
-            `prepare.stages.tune.records.Tuning`.
+        batch: a tensor, a tuple of positional arguments, a mapping of named arguments, or an Example.
         allow: what may be tried besides float32 without a compiler: `bfloat16`, `half`, `compile`
             (inductor; in `eval` also with freezing).
         mode: `eval` times the forward and verifies outputs; `train` times forward and backward, and
             verifies gradients as well.
         amp: run the forward of every candidate under `torch.autocast` to this dtype.
-        budget: seconds, for all sizes together. A compilation or verification that has begun is finished, and
+        budget: seconds. A compilation or verification that has begun is finished, and
             the winner is always verified.
         declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
         cache: whether the result is cached, or the folder for it. A cached winner is verified again.
-        metric: a function of (model, batch) to a number, more is better, as for `verify`. A recipe whose
-            metric is lower than the unprepared model's by more than `max_drop` is wrong.
-        max_drop: the limit for `metric`.
         max_memory: bytes, or a text as `8GiB`. A recipe whose call needs more, without model and input, is
             dropped; the unprepared model is not.
         calls: how often the model will be called in one process. Each call then takes its share of the first
@@ -88,8 +79,8 @@ def tune(
 
     Raises:
         ConfigError: an argument is invalid; one problem for each.
-        RefusedError: `mode` or `amp` is unknown, one of `metric` and `max_drop` is missing, or the model
-            cannot be copied or prepared in its present state.
+        RefusedError: `mode` or `amp` is unknown, or the model cannot be copied or prepared in its present
+            state.
         ModelError: the unprepared model itself does not run.
         KeyboardInterrupt: the tuning was stopped; after the first round `error.tuning` is what was measured.
 
@@ -115,7 +106,6 @@ def tune(
         options=_options(mode, options),
         mode=mode,
         amp=amp,
-        limit=limit_of(metric, max_drop),
         declared=dict(declared or {}),
         seed=seed,
         progress=progress,
@@ -132,8 +122,6 @@ def keep_in_float32(
     dtype: Literal["float16", "bfloat16"] = "bfloat16",
     mode: Literal["eval", "train"] = "eval",
     budget: float = 60.0,
-    metric: Callable[[nn.Module, Any], float] | None = None,
-    max_drop: float | None = None,
     seed: int = 0,
     progress: Stage = lambda _: nullcontext(),
     build: Callable[[], nn.Module] | None = None,
@@ -145,8 +133,7 @@ def keep_in_float32(
     changed.
 
     Raises:
-        RefusedError: `mode` is unknown, one of `metric` and `max_drop` is missing, or the model cannot be
-            copied or prepared in its present state.
+        RefusedError: `mode` is unknown, or the model cannot be copied or prepared in its present state.
         ConfigError: `dtype` or `budget` is invalid, or float16 is to be trained.
         ModelError: the model itself does not run.
     """
@@ -155,7 +142,6 @@ def keep_in_float32(
         batch=batch,
         options=_options(mode, {"budget": budget, "cache": False}),
         mode=mode,
-        limit=limit_of(metric, max_drop),
         seed=seed,
         progress=progress,
         build=build,

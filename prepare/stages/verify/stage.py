@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.numbers import finite, part_of_tolerance
-from prepare.core.utils.options import as_written, read_size
-from prepare.errors import Problem
+from prepare.core.utils.options import read_size
 from prepare.stages.registry import stage
 from prepare.stages.stage import (
     Level,
     Memory,
-    RunSettings,
     Seconds,
     Stage,
     StageContext,
@@ -51,8 +48,7 @@ class VerifyStage(Stage):
             return 0.0
         from prepare.stages.verify.budget import SECONDS, time_limit
 
-        steps = work.step_seconds()
-        return sum(self.seconds or time_limit(SECONDS[self.level], step) for step in steps)
+        return self.seconds or time_limit(SECONDS[self.level], work.step_seconds())
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None or not work.example:

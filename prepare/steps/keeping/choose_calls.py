@@ -42,13 +42,9 @@ _RUNS: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class ChosenCalls:
-    """The calls to replace, what each saves, and the flows without and with them.
-
-    `saved` are the copied bytes and the breaks that come back if this call alone is not replaced.
-    """
+    """The calls to replace, and the flows without and with them."""
 
     calls: tuple[CodeCall, ...]
-    saved: tuple[tuple[int, int], ...]
     before: Flow
     after: Flow
 
@@ -80,7 +76,7 @@ def choose_calls(
     tried_together = False
     for _ in range(_ROUNDS):
         seen = {*chosen, *refused}
-        at_places = calls_at_places(bare, after, seen)
+        at_places = _calls_at_places(bare, after, seen)
         groups, is_near = at_places or calls_in_methods(bare, after, seen), not at_places
         if not groups and refused and not tried_together:
             # A call may only move a break to another of its method: a sum before a `.contiguous()`.
@@ -91,20 +87,16 @@ def choose_calls(
         accepted, after = _accepted(flow_with, list(chosen), groups, after, strictly=is_near)
         refused.update(call.name for group in groups for call in group)
         chosen.update((call.name, call) for call in accepted)
-    saved: dict[str, tuple[int, int]] = dict.fromkeys(chosen, (0, 0))
     backwards = list(chosen)[::-1]
     views_last = sorted(backwards, key=lambda name: chosen[name].operator == "view")
     for name in views_last if prune else ():
         if _is_needed(chosen[name], chosen.values()):
             continue
         without = flow_with(each for each in chosen if each != name)
-        if _is_worse(without, after):
-            (copied, breaks), (copied_less, breaks_less) = cost_of(without), cost_of(after)
-            saved[name] = (copied - copied_less, breaks - breaks_less)
-        else:
+        if not _is_worse(without, after):
             del chosen[name]
             after = without
-    return ChosenCalls(tuple(chosen.values()), tuple(saved[name] for name in chosen), before, after)
+    return ChosenCalls(tuple(chosen.values()), before, after)
 
 
 def kept(model: nn.Module, names: Iterable[str]) -> nn.Module:
@@ -166,12 +158,12 @@ def cost_of(flow: Flow) -> tuple[int, int]:
     return (total["copied_bytes"] + backward["copied_bytes"], total["breaks"] + backward["breaks"])
 
 
-def calls_at_places(model: nn.Module, flow: Flow, seen: Container[str]) -> list[list[CodeCall]]:
+def _calls_at_places(model: nn.Module, flow: Flow, seen: Container[str]) -> list[list[CodeCall]]:
     """Return groups of the calls that run the operators of the breaks and copies of a flow."""
     found: dict[str, CodeCall] = {}
     for place in _places(flow):
         calls = [*calls_of(model.get_submodule(place.module))]
-        for call in calls_of_place(model, place):
+        for call in _calls_of_place(model, place):
             group = (each for each in calls if group_of(each) == group_of(call))
             found.update((each.name, each) for each in group)
     return _grouped(found.values(), seen)
@@ -198,7 +190,7 @@ def calls_in_methods(
     return _grouped(found.values(), seen, key)
 
 
-def calls_of_place(model: nn.Module, place: Event | Copy) -> Iterator[CodeCall]:
+def _calls_of_place(model: nn.Module, place: Event | Copy) -> Iterator[CodeCall]:
     """Yield the calls that may be at the line of an event or a copy."""
     operator = place.operation.removeprefix("aten.")
     for call in find_calls(type(model.get_submodule(place.module))):

@@ -38,7 +38,6 @@ class SwapClass(Repair):
         for keeping in swaps.values():
             keeping.forward = _dispatched(keeping)
             keeping.__prepare_scriptable__ = _refusing_script(self.step)  # type: ignore[attr-defined]
-            keeping.qconfig = property(_get, self._set, _delete)  # type: ignore[attr-defined]
 
     def concerns(self, module: nn.Module) -> bool:
         cls: Any = type(module)  # a class is hashable, which mypy denies
@@ -88,14 +87,6 @@ class SwapClass(Repair):
         wrong = f"{cls.__qualname__} was derived from the class of a repaired module"
         raise RefusedError(self.step, wrong, "undo first what gave the module this class")
 
-    def _set(self, module: nn.Module, qconfig: Any) -> None:
-        """Undo the repair of a module that torch.ao.quantization will replace: it looks for the class."""
-        if qconfig is None:
-            vars(module)["qconfig"] = None
-        else:
-            self.undo(module)
-            module.qconfig = qconfig
-
 
 @cache
 def subclass_of(own: Any, keeping: Any) -> Any:
@@ -140,16 +131,6 @@ def _dispatched(keeping: Any) -> Callable[..., Any]:
 
     dispatched.__module__ = __name__
     return dispatched
-
-
-def _get(module: nn.Module) -> Any:
-    if "qconfig" not in vars(module):
-        raise AttributeError("qconfig")
-    return vars(module)["qconfig"]
-
-
-def _delete(module: nn.Module) -> None:
-    del vars(module)["qconfig"]
 
 
 def _refusing_script(step: str) -> Callable[[nn.Module], None]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +15,6 @@ from torch import Tensor, nn
 from prepare.core.forward.autocast import Amp, autocast, device_of
 from prepare.core.forward.nested import arguments
 from prepare.core.forward.torch_state import isolated
-from prepare.core.forward.workload import sizes_of
 from prepare.core.model.module_kinds import reads_contiguous
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.text import first_line, plural
@@ -43,19 +41,12 @@ _FEW, _MUCH = 3, 0.9
 
 @dataclass
 class _Recorded:
-    """A call of a convolution: its input, how often it came at which size, and the seconds that it took."""
+    """A call of a convolution: its input, how often it came, and the seconds that it took."""
 
     x: Tensor
     needs_grad: bool
-    size: int = 0
     times: int = 0
-    weight: float = 1.0
     seconds: float = 0.0
-
-    @property
-    def count(self) -> float:
-        """The calls of this kind in the whole of a workload."""
-        return self.times * self.weight
 
 
 @dataclass
@@ -98,8 +89,7 @@ def choose_rewrites(
     """Return the rewrites that are faster beyond noise for the calls of `example`; changes no module.
 
     `model` is prepared but for this step. Calls of the same sizes of the same kind of convolution are timed
-    once; the longest come first, until the time is over. With a Workload a rewrite has to be faster for the
-    weighted whole, and slower at none of its sizes.
+    once; the longest come first, until the time is over.
     """
     start = time.perf_counter()
     if not tried:
@@ -117,7 +107,7 @@ def choose_rewrites(
             return RewriteChoice(failure=f"the example cannot be run: {first_line(error)}")
         limit = start + _SECONDS + _CALLS * seconds
         timer, choice = _Timer(formats, limit, backward, amp), RewriteChoice()
-        order = sorted(calls, key=lambda name: -sum(c.seconds * c.count for c in calls[name]))
+        order = sorted(calls, key=lambda name: -sum(c.seconds * c.times for c in calls[name]))
         for name in order:
             module = model.get_submodule(name)
             best = timer.best_of(module, calls[name], tried[name])
@@ -160,22 +150,15 @@ def unserved_calls(
 def _record(
     model: nn.Module, example: Any, names: Mapping[str, Any], *, backward: bool, amp: Amp
 ) -> tuple[dict[str, list[_Recorded]], float]:
-    """Return the calls of the named convolutions in a call of the model with each size, and its seconds."""
-    found: dict[str, list[_Recorded]] = {}
-    seconds = 0.0
-    for number, (size, batch) in enumerate(sizes_of(example)):
-        calls: dict[str, dict[Any, _Recorded]] = {}
-        args, kwargs = arguments(batch)
-        cast = autocast(amp, device_of([model]))
-        with _recording(model, names, calls), torch.set_grad_enabled(backward), cast:
-            start = time.perf_counter()
-            model(*args, **kwargs)
-        seconds += time.perf_counter() - start
-        for name, by_kind in calls.items():
-            for call in by_kind.values():
-                call.size, call.weight = number, size.weight
-                found.setdefault(name, []).append(call)
-    return found, seconds
+    """Return the calls of the named convolutions in a call of the model, and its seconds."""
+    calls: dict[str, dict[Any, _Recorded]] = {}
+    args, kwargs = arguments(example)
+    cast = autocast(amp, device_of([model]))
+    with _recording(model, names, calls), torch.set_grad_enabled(backward), cast:
+        start = time.perf_counter()
+        model(*args, **kwargs)
+        seconds = time.perf_counter() - start
+    return {name: list(by_kind.values()) for name, by_kind in calls.items()}, seconds
 
 
 @contextmanager
@@ -187,14 +170,14 @@ def _recording(model: nn.Module, names: Mapping[str, Any], calls: dict[str, Any]
 
         def recorded(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             key = (tuple(x.shape), x.stride(), x.dtype, x.requires_grad)
-            by_size = calls.setdefault(name, {})
-            if key not in by_size:
-                by_size[key] = _Recorded(x.detach().clone(), x.requires_grad)
+            by_kind = calls.setdefault(name, {})
+            if key not in by_kind:
+                by_kind[key] = _Recorded(x.detach().clone(), x.requires_grad)
             start = time.perf_counter()
             y = run(x, weight, bias)
             _wait(x.device)
-            by_size[key].times += 1
-            by_size[key].seconds = time.perf_counter() - start
+            by_kind[key].times += 1
+            by_kind[key].seconds = time.perf_counter() - start
             return y
 
         return recorded
@@ -223,7 +206,6 @@ class _Timer:
     ) -> tuple[Rewrite | None, float, float] | None:
         """Return the best rewrite or None, with the seconds before and after; None if no time is left."""
         totals = dict.fromkeys(rewrites, 0.0)
-        lost: dict[Rewrite, dict[int, float]] = {each: defaultdict(float) for each in rewrites}
         before = 0.0
         for call in calls:
             key = (*map(str, _signature(module, call)), *(each.name for each in rewrites))
@@ -232,13 +214,11 @@ class _Timer:
                     return None
                 self.known[key] = self.timed(module, call, rewrites)
             seconds, ratios = self.known[key]
-            before += call.count * seconds
+            before += call.times * seconds
             for rewrite in rewrites:
-                ratio = ratios[rewrite.name]
-                totals[rewrite] += call.count * seconds * ratio
-                lost[rewrite][call.size] += call.times * seconds * (ratio - 1)
-        best = min(rewrites, key=lambda rewrite: (max(lost[rewrite].values()) > 0, totals[rewrite]))
-        is_faster = totals[best] < _LEAST * before and max(lost[best].values()) <= 0
+                totals[rewrite] += call.times * seconds * ratios[rewrite.name]
+        best = min(rewrites, key=totals.__getitem__)
+        is_faster = totals[best] < _LEAST * before
         return (best if is_faster else None), before, totals[best]
 
     def timed(

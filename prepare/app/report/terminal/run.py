@@ -1,65 +1,52 @@
-"""Terminal output of a single job: its answers, with `--verbose` all of it, or one line for each error."""
+"""Terminal output of a single job: its answers, or one line for each error."""
 
 from __future__ import annotations
 
 import os
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from prepare.app.report.documents import advice, advice_in, shown_of, stage_documents
-from prepare.app.report.plan_changes import changes_table
 from prepare.app.report.sentences import (
-    by_remedy,
     bytes_text,
     changes_text,
-    convolutions_text,
     declared_text,
     missed_notes,
-    outputs_sentence,
     title_text,
 )
 from prepare.app.report.terminal.console import console, has_width
-from prepare.app.report.terminal.document import part_lines, show_document
 from prepare.app.report.training_code import one_line
 from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Advice, Answer, Document, Row
-from prepare.core.utils.text import line, output, plural, printable, size
+from prepare.core.utils.text import line, output, plural, printable
 from prepare.core.utils.wording import step
-from prepare.stages.registry import ordered_stages
-from prepare.stages.stage import Stage
 
 if TYPE_CHECKING:
     from prepare.app.job.outcome import Outcome
     from prepare.app.job.results import Results
-    from prepare.audit import Audit
-    from prepare.core.forward.run_example import LayoutCount
     from prepare.pipeline import Pipeline
 
-# The width of the longest label: of the answers, and with `--verbose`.
-_LABEL, _LABELS = 8, 12
+# The width of the longest label.
+_LABEL = 8
 _ORDER = (LAYOUT, RIGHT, FASTER)
 # A remark that begins so goes on with the sentence of an advice.
 _JOINED = ("or", "and", "as", "in", "with", "without", "best")
 
 
 class RunOutput:
-    """The output of a single run: each line as soon as it is known.
+    """The output of a single run, each line as soon as it is known: a title and a line for each answer."""
 
-    A result has a title and a line for each answer; with `verbose` also all that the answers rest on.
-    """
-
-    def __init__(self, folder: Path, *, verbose: bool = False) -> None:
-        self._folder, self._verbose = shown_folder(folder), verbose
+    def __init__(self, folder: Path) -> None:
+        self._folder = shown_folder(folder)
         self._shown: list[Row] = []
 
     def show(self, results: Results) -> None:
         """Print what these results add to those that were shown."""
         if results.audit is not None:
-            documents = self._documents(results)
-            self._show_answers(self._document(results, documents, ended=False), documents)
+            self._show_answers(results, self._documents(results), ended=False)
 
     def end(self, outcome: Outcome) -> None:
         """Print the rest, or the errors of the run."""
@@ -81,90 +68,36 @@ class RunOutput:
     def _path(self, name: str) -> str:
         return os.path.join(self._folder, name)  # noqa: PTH118  for reading, not for use
 
-    def _document(
-        self, results: Results, documents: Sequence[Document], *, ended: bool = True
-    ) -> Document:
-        """Return what is shown of the run: a title, its answers as rows, and what follows them."""
-        audit, steps = results.audit, results.pipeline.to_config()
-        rows = _answer_rows(documents, ended=ended)
-        details = [(NEXT.lower(), text) for text in self._advice(results, documents) if ended]
-        notes = [*results.notes, *(note for each in documents for note in each.notes)]
-        if audit is not None:
-            title = title_text(results.model, steps, audit, results.amp)
-            missed = (r for r in audit.rows if self._verbose or r.status == "ineffective")
-            notes = [*missed_notes(missed), *notes]
-            if self._verbose:
-                counted = convolutions_text(audit.summary["convolutions"], steps)
-                rows = [
-                    ("convolutions", counted),
-                    *(row for each in documents for row in each.rows),
-                ]
-                details += _detail_rows(results, audit, documents)
-        else:
-            device = (steps.get("device") or {}).get("device")
-            devices = [device] if device else []
-            title = declared_text(results.model, steps, devices, results.amp)
-            if results.found:
-                title, rows = f"{title} is not prepared", [] if self._verbose else rows
-            else:
-                plan = results.plan.summary()
-                changes, rows = _plan_rows(plan, verbose=self._verbose)
-                title = f"{title}: {changes}, and nothing was changed"
-                details = [(NEXT.lower(), "leave out task=plan to prepare it")]
-        return Document(
-            name="run",
-            line=title,
-            rows=tuple(rows),
-            details=tuple(details),
-            notes=tuple(notes),
-            parts=lambda: () if audit or results.found else (changes_table(results.plan.tensors),),
-        )
-
-    def _show_answers(self, document: Document, documents: Sequence[Document]) -> None:
+    def _show_answers(
+        self, results: Results, documents: Sequence[Document], *, ended: bool
+    ) -> None:
+        """Print the title, and the answers that were not shown yet."""
+        title, rows = _title_and_rows(results, documents, ended=ended)
         if not self._shown:
-            for each in documents:
-                if self._verbose and each.is_whole:  # ran before the model was prepared
-                    show_document(each)
-            line(printable(document.line))
+            line(printable(title))
         # A stage that ends later may stand before one that was shown.
-        _show_rows([row for row in document.rows if row not in self._shown], width=self._width)
-        self._shown = list(document.rows) or [("", "")]
+        _show_rows([row for row in rows if row not in self._shown])
+        self._shown = rows or [("", "")]
         sys.stdout.flush()
 
-    @property
-    def _width(self) -> int:
-        return _LABELS if self._verbose else _LABEL
-
     def _show_rest(self, results: Results) -> None:
-        """Print the answers that are missing, what to do, notes and warnings, and the folder.
-
-        Without `verbose` that is the first warning or note, with it all of them, and the documents.
-        """
-        documents, is_prepared = self._documents(results), results.audit is not None
-        document = self._document(results, documents)
-        self._show_answers(document, documents if is_prepared else ())
-        if not self._verbose:
-            _show_rows(document.details, width=_LABEL)
-            _show_first([f"warning: {text}" for text in results.warnings], document.notes)
-            _show_last("details", self._path("report.html"), width=_LABEL)
-            return
-        rows = [*document.details, *(("note", text) for text in document.notes)]
-        _show_rows(rows, width=_LABELS)
-        _show_last("details", self._folder, width=_LABELS)
-        for table in document.shown("terminal"):
-            if texts := list(part_lines(table)):
-                for text in ("", *texts, "plan.json has them all"):
-                    line(text)
-        _show_warnings(results.warnings)
-        before = {cls.name for cls in ordered_stages() if cls.choose is not Stage.choose}
-        for each in documents:
-            if not is_prepared or (each.is_whole and each.name not in before):
-                show_document(each)
+        """Print the answers that are missing, what to do, the first warning or note, and the page."""
+        documents = self._documents(results)
+        self._show_answers(results, documents, ended=True)
+        _show_rows([(NEXT.lower(), text) for text in self._advice(results, documents)])
+        rows = results.audit.rows if results.audit else ()
+        missed = missed_notes(row for row in rows if row.status == "ineffective")
+        notes = [*missed, *results.notes, *(note for each in documents for note in each.notes)]
+        _show_first([f"warning: {text}" for text in results.plan.warnings], notes)
+        # Users copy the path, so do not wrap it.
+        line(f"  {'details'.ljust(_LABEL)}  {printable(self._path('report.html'))}")
 
     def _advice(self, results: Results, documents: Iterable[Document]) -> list[str]:
         """Return what to do as one sentence; for a recipe to use, the call and the words that apply it."""
         if results.stopped:
             return []
+        if results.audit is None and not results.found:
+            return ["leave out task=plan to prepare it"]
         plan, found = results.plan, advice(results, documents)
         text = f"{found.answer[0].lower()}{found.answer[1:]}"
         if found.section == "reproduce":
@@ -179,8 +112,8 @@ class RunOutput:
             if results.amp != "none":
                 note += f"; call it under torch.autocast to {results.amp}"
             return [f"{call}, or by command recipe={path}{note}"]
-        said = [text for each in documents for _, text in each.rows]
-        said += [each.remark for document in documents for each in document.answers]
+        given = [each for document in documents for each in document.answers]
+        said = [text for each in given for text in (each.remark, each.line)]
         if not found.remark or any(
             found.answer[1:] in each or found.remark in each for each in said
         ):
@@ -204,8 +137,24 @@ def show_report(title: str, documents: Sequence[Document], default: Iterable[Adv
         answer = f"{found.answer[0].lower()}{found.answer[1:]}"
         rows.append((NEXT.lower(), "; ".join(filter(None, (answer, found.remark)))))
     line(printable(title))
-    _show_rows(rows, width=_LABEL)
+    _show_rows(rows)
     _show_first([], [note for each in documents for note in each.notes])
+
+
+def _title_and_rows(
+    results: Results, documents: Iterable[Document], *, ended: bool
+) -> tuple[str, list[Row]]:
+    """Return the title of a run, and a row for each answer."""
+    steps, rows = results.pipeline.to_config(), _answer_rows(documents, ended=ended)
+    if results.audit is not None:
+        return title_text(results.model, steps, results.audit, results.amp), rows
+    device = (steps.get("device") or {}).get("device")
+    title = declared_text(results.model, steps, [device] if device else [], results.amp)
+    if results.found:
+        return f"{title} is not prepared", rows
+    plan = results.plan.summary()
+    title = f"{title}: {changes_text(plan)}, and nothing was changed"
+    return title, [("memory", bytes_text(plan, "now"))]
 
 
 def _answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
@@ -236,26 +185,14 @@ def _line(answer: Answer) -> str:
 def _show_first(warnings: Sequence[str], notes: Sequence[str]) -> None:
     """Print the first warning with its remedy, or the first note, and how many more there are."""
     more = len(warnings) + len(notes) - 1
-    rest = (
-        f"and {plural(more, 'more warning' if not notes else 'more note')}, with --verbose"
-        if more
-        else ""
-    )
+    noun = "more warning" if not notes else "more note"
+    rest = f"and {plural(more, noun)} on the page" if more else ""
     for text in warnings[:1]:
         line(printable(text), errors=True)
         if rest:
             line(f"  {rest}", errors=True)
     if notes and not warnings:
-        _show_rows([("note", text) for text in filter(None, (notes[0], rest))], width=_LABEL)
-
-
-def _show_warnings(warnings: Iterable[str]) -> None:
-    """Print the warnings, and each advice once, after the warnings that share it."""
-    for remedy, texts in by_remedy(warnings).items():
-        for text in texts:
-            line(printable(f"warning: {text}"), errors=True)
-        if remedy:
-            line(printable(f"  {remedy}"), errors=True)
+        _show_rows([("note", text) for text in filter(None, (notes[0], rest))])
 
 
 def shown_folder(folder: Path) -> str:
@@ -266,46 +203,9 @@ def shown_folder(folder: Path) -> str:
     return printable(folder.absolute() if outside else relative)
 
 
-def _plan_rows(plan: Mapping[str, Any], *, verbose: bool) -> tuple[str, list[Row]]:
-    """Return what a plan would change in a few words, and rows on it."""
-    memory = ("memory", bytes_text(plan, "now"))
-    if not verbose:
-        return changes_text(plan), [memory]
-    rows = [("to change", changes_text(plan).removesuffix(" would change"))]
-    rows += [("wanted by", f"{name}: {count}") for name, count in plan["by_step"].items()]
-    return "would be prepared", [*rows, memory, ("written", size(plan["bytes_written"]))]
-
-
-def _detail_rows(results: Results, audit: Audit, documents: Sequence[Document]) -> Iterator[Row]:
-    """Yield what was prepared, and what came of it."""
-    summary = audit.summary
-    dtypes = ", ".join(f"{count} {name}" for name, count in summary["dtypes"].items())
-    yield "tensors", f"{summary['tensors']:,} parameters and buffers: {dtypes}"
-    yield "memory", bytes_text(summary)
-    if results.example is None:
-        yield "example", "not run; give one with input.shape=[...]"
-    else:
-        yield "example", f"{results.example.inputs} -> {results.example.outputs}"
-        ineffective = summary["convolutions"].get("ineffective", 0)
-        for count in results.example.convolutions:
-            yield "outputs", _outputs(count, ineffective)
-    for document in documents:
-        yield from document.details
-
-
-def _outputs(count: LayoutCount, ineffective: int) -> str:
-    text = outputs_sentence(
-        format=count.format, gave=count.gave, of=count.of, ambiguous=count.ambiguous
-    )
-    if ineffective and count.gave == count.of:
-        # Both lines are true: torch takes the layout of the input, and converts the weight in each call.
-        text += f"; their inputs decide that, also for the {ineffective} ineffective"
-    return text
-
-
-def _show_rows(rows: Sequence[Row], *, width: int) -> None:
+def _show_rows(rows: Sequence[Row]) -> None:
     """Print rows of label and text; in a pipe a line ends at a space only, as calls are copied."""
-    width = max([width, *(len(label) for label, _ in rows)])
+    width = max([_LABEL, *(len(label) for label, _ in rows)])
     room = max(console().width - width - 4, 20)
     last = ""
     for label, text in rows:
@@ -317,8 +217,3 @@ def _show_rows(rows: Sequence[Row], *, width: int) -> None:
             line(f"  {begin.ljust(width)}  {part}".rstrip())
             begin = ""
         last = label
-
-
-def _show_last(label: str, text: str, *, width: int) -> None:
-    # Users copy the folder, so do not wrap it.
-    line(f"  {label.ljust(width)}  {printable(text)}")

@@ -26,13 +26,10 @@ _SECONDS, _SHARE = 1.0, 50
 
 
 class SweepProgress:
-    """Watch the folder of a sweep from `start` to `stop`, independent of the launcher of its jobs.
+    """Watch the folder of a sweep from `start` to `stop`, independent of the launcher of its jobs."""
 
-    With `verbose` a pipe gets a line for each job too.
-    """
-
-    def __init__(self, folder: Path, manifest: SweepManifest, *, verbose: bool = False) -> None:
-        self._folder, self._manifest, self._verbose = folder, manifest, verbose
+    def __init__(self, folder: Path, manifest: SweepManifest) -> None:
+        self._folder, self._manifest = folder, manifest
         self._seen: dict[Path, int] = {}
         self._statuses: dict[int, str] = {}
         self._running, self._kept = 0, 0
@@ -76,7 +73,7 @@ class SweepProgress:
             text = f"#{number} {' '.join(job.overrides)}: {result.status}, {result.seconds:.1f} s"
             if self._status:
                 self._status.console.print(printable(text), soft_wrap=True)
-            elif self._verbose or result.status in _FAILED:
+            elif result.status in _FAILED:
                 line(f"{printable(text)} ({self._counts()})", errors=True)
         if self._status:
             self._status.update(self._counts())

@@ -1,1 +1,0 @@
-"""Change the lines of a model's code that lose a layout: choose them, and write them as a patch."""
