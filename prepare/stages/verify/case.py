@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,14 @@ from prepare.core.forward.float32_calls import same_casts
 from prepare.core.model.tensors import name_of
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.text import plural
-from prepare.stages.verify.deviations import Deviation, compare, is_finite, largest, sensitivity
+from prepare.stages.verify.deviations import (
+    Deviation,
+    compare,
+    is_finite,
+    largest,
+    rounding_step,
+    sensitivity,
+)
 from prepare.stages.verify.inputs import format_call, jittered, nudged, user_call
 from prepare.stages.verify.modules_alone import MODULE_KINDS, compare_alone
 from prepare.stages.verify.records import ALL_ZERO, Check
@@ -23,9 +30,7 @@ from prepare.stages.verify.runs import (
     KINDS,
     Run,
     cast,
-    changed_outputs,
     compiled_stand_in,
-    repair_convolutions,
     run_model,
     same_stand_in,
 )
@@ -47,10 +52,7 @@ _AMPLIFIED = 30.0
 # The factors of gradients under autocast to float16: that of GradScaler, and smaller ones if they overflow.
 _SCALES = (2.0**16, 2.0**8, 1.0)
 _GRADIENTS, _OF_MODULES = KINDS[1:3], KINDS[2:]
-_RANDOM = (
-    "returns other outputs with every seed: it draws random numbers that cannot be fixed, or is not "
-    "deterministic"
-)
+_RANDOM = "returns other outputs with every seed: its dropout and random numbers cannot be fixed"
 _UNSTABLE = (
     "the prepared model differs between its own calls, as with a race, memory that was not initialised, or a "
     "kernel that depends on threads"
@@ -152,7 +154,7 @@ class Case:
         self.deviations = self._deviations(*runs)
         more = self._other_calls(first, noisy[0], actual)
         if trains and self.unsafe is None and actual.tensors[KINDS[1]]:
-            more += self._with_frozen_inputs(actual)
+            more += self._with_frozen_inputs(*runs)
         is_zero = not any(map(largest, exact.tensors["outputs"].values()))
         if (trains or self.wrong or is_zero or not wide) and not self.compiled:
             names = {c.name for c in actual.calls if not is_under(c.name, self.rewritten)}
@@ -173,47 +175,44 @@ class Case:
 
     # ------------------------------------------------------------------------------------- the runs
 
-    def _prepared(self, call: Call, *, backward: bool, **options: Any) -> Run:
+    def _prepared(self, call: Call, **options: Any) -> Run:
         call = user_call(call, self.prepared, self.pipeline)
         stand_in = compiled_stand_in if self.compiled else same_stand_in
         options |= {"amp": self.amp, "scale": self._scale, "compiled": self.compiled}
         try:
-            return self._run(self.prepared, call, stand_in, backward=backward, **options)
+            return self._run(self.prepared, call, stand_in, **options)
         except Exception as error:
             raise_if_out_of_memory(error)
             raise PreparedError(str(explained(self.prepared, error))) from error
 
-    def _noisy(self, call: Call, *, backward: bool, **options: Any) -> Run:
+    def _noisy(self, call: Call, **options: Any) -> Run:
         """Run the reference in the prepared dtypes or, where torch lacks a kernel, with rounded outputs."""
         call = format_call(call, self.prepared, self.pipeline).map(nudged)
-        options |= {"backward": backward, "scale": self._scale}
+        options |= {"repair": self.dtype, "scale": self._scale}
         if not self._lacks_kernel:
-            repair = {"context": repair_convolutions} if self.dtype == torch.bfloat16 else {}
             given = call.map(lambda tensor: cast(tensor, tensor.dtype))
             try:
                 with same_casts(self.reference, self.prepared):
-                    return self._run(
-                        self.reference, given, self._low, amp=self.amp, **repair | options
-                    )
+                    return self._run(self.reference, given, self._low, amp=self.amp, **options)
             except Exception as error:
                 raise_if_out_of_memory(error)
                 if torch.finfo(self.dtype).bits >= 32:
                     raise
                 self._lacks_kernel = True
-        rounded = partial(changed_outputs, change=lambda t: t.to(self.dtype).to(t.dtype))
-        given = call.map(partial(cast, dtype=torch.float32))
-        options = {"context": rounded} | options
-        return self._run(
-            self.reference, given, lambda t: cast(self._low(t), torch.float32), **options
-        )
+
+        def stand_in(tensor: Tensor) -> Tensor:
+            return cast(self._low(tensor), torch.float32)
+
+        options = {"change": lambda tensor: tensor.to(self.dtype).to(tensor.dtype)} | options
+        return self._run(self.reference, call.map(stand_in), stand_in, **options)
 
     def _low(self, tensor: Tensor) -> Tensor:
         """Cast one of the reference's tensors to the prepared model's dtype and device, contiguous."""
         return cast(tensor, *self._by_id.get(id(tensor), (tensor.dtype, tensor.device)))
 
-    def _exact(self, call: Call, record: str = "") -> Run:
-        convert, wide = partial(cast, dtype=self.exact_dtype), self.exact_dtype == torch.float64
-        options: Any = {"backward": self.backward, "record": record, "wide": wide}
+    def _exact(self, call: Call, **options: Any) -> Run:
+        wide, convert = self.exact_dtype == torch.float64, partial(cast, dtype=self.exact_dtype)
+        options |= {"repair": self.exact_dtype, "wide": wide}
         try:
             return self._run(self.reference, call.map(convert), convert, **options)
         except Exception as error:
@@ -221,21 +220,20 @@ class Case:
             if not wide:
                 raise
             self.exact_dtype = torch.float32  # the model casts to float32 itself
-            return self._exact(call, record)
+            return self._exact(call, **options)
 
-    def _run(
-        self, model: nn.Module, call: Call, stand_in: Callable[[Tensor], Tensor], **options: Any
-    ) -> Run:
-        return run_model(model, call, stand_in, flags=self.flags, graph=self._graph, **options)
+    def _run(self, *what: Any, **options: Any) -> Run:
+        options = {"backward": self.backward, "graph": self._graph, "flags": self.flags} | options
+        return run_model(*what, **options)
 
     def _all_runs(self, call: Call, record: str = "leaves") -> _Runs:
         """Run the exact, the unprepared and the prepared model."""
-        noisy = self._noisy(call, backward=self.backward, record=record)
+        noisy = self._noisy(call, record=record)
         while self._scale > 1.0 and not all(map(is_finite, noisy.tensors[_GRADIENTS[1]].values())):
             self._scale = _SCALES[_SCALES.index(self._scale) + 1]  # a GradScaler skips such a step
-            noisy = self._noisy(call, backward=self.backward, record=record)
-        exact = self._exact(call, record if record == "all" else "")
-        return exact, [noisy], self._prepared(call, backward=self.backward, record=record)
+            noisy = self._noisy(call, record=record)
+        exact = self._exact(call, record=record if record == "all" else "")
+        return exact, [noisy], self._prepared(call, record=record)
 
     def _first_call(self) -> Run:
         """Call the prepared model without a backward: what it takes says whether the others fit."""
@@ -243,7 +241,7 @@ class Case:
             first = self._prepared(self.call, backward=False, seed=1)
         except PreparedError:
             self._graph = True  # a forward that differentiates, as that of a force field
-            self._noisy(self.call, backward=False)  # it is no fault if the reference raises too
+            self._exact(self.call)  # it is no fault if the reference raises too
             first = self._prepared(self.call, backward=False, seed=1)
         self.budget.extend(first.seconds * (3 if self.mode == "train" else 1))
         reason = self._refusal(first, torch.float32)
@@ -292,11 +290,9 @@ class Case:
             return
         moved = self.call.map(partial(jittered, seed=1))
         exact, noisy, actual = self._all_runs(moved)
-        shake = partial(jittered, seed=2, fraction=torch.finfo(self.dtype).eps)
-        perturbed = self._noisy(
-            moved, backward=self.backward, context=partial(changed_outputs, change=shake)
-        )
-        again, names = self._deviations(exact, [*noisy, perturbed], actual), self._wrong_modules()
+        shake = partial(jittered, seed=2, fraction=rounding_step(self.dtype))
+        noisy.append(self._noisy(moved, change=shake))
+        again, names = self._deviations(exact, noisy, actual), self._wrong_modules()
         if names:
             again |= compare_alone(self, actual, names)[0]
         wrong = {(i.kind, i.name) for items in again.values() for i in items if i.exceeds}
@@ -364,18 +360,20 @@ class Case:
 
         def moved(one: Run, other: Run) -> list[Deviation]:
             items = self._compare("outputs", one.tensors["outputs"], [], other.tensors["outputs"])
-            return [i for i in items if i.exceeds and not i.error <= allowed.get(i.name, 0.0)]
+            return [i for i in items if i.exceeds]
 
+        if not self.compiled and moved(noisy, self._noisy(self.call, backward=False, seed=1)):
+            raise CannotTellError(f"the reference itself {_RANDOM}")
         end, other = self.budget.spent() * (1 + _PART) + _SECONDS, first
         is_garbage = any(item.is_garbage for item in self.deviations["outputs"])
         for number in range(0 if is_garbage else _CALLS):
-            for item in moved(actual, other)[:1]:
+            items = [i for i in moved(actual, other) if not i.error <= allowed.get(i.name, 0.0)]
+            for item in items:
                 if item.note:
                     note = f"in one of its calls {item.name} {item.note}"
                     return [self._check("outputs", "fail", worst=item.name, note=note)]
-                if self.compiled or moved(noisy, self._noisy(self.call, backward=False, seed=1)):
-                    whose = "the compiled model" if self.compiled else "the reference itself"
-                    raise CannotTellError(f"{whose} {_RANDOM}")
+                if self.compiled:
+                    raise CannotTellError(f"the compiled model {_RANDOM}")
                 off = f"{item.name} by {item.error:.2g} of its scale"
                 raise CannotTellError(f"{_UNSTABLE}: {off}")
             if number > 1 and self.budget.spent() > end:
@@ -386,27 +384,26 @@ class Case:
             return [self._check("batch", "fail", worst=min(changed), note=note)]
         return []
 
-    def _with_frozen_inputs(self, actual: Run) -> list[Check]:
+    def _with_frozen_inputs(self, *runs: Any) -> list[Check]:
         """Run the prepared model as training does, on inputs without gradients: are the others the same?"""
-        options: Any = {"backward": True, "frozen": True}
-        frozen, (_, kind) = self._prepared(self.call, **options), _GRADIENTS
+        exact, noisy, actual = runs
+        frozen, kind = self._prepared(self.call, frozen=True), _GRADIENTS[1]
         given: Any = {"inputs": "inputs without gradients"}
         if frozen.unsafe is not None:
             self.unsafe, note = frozen.unsafe, f"{_unsafe_text(frozen)}, so it was not run"
             return [self._check(kind, "fail", note=note, **given)]
-        allowed = {item.name: item.allowed for item in self.deviations[kind]}
 
-        def moved(one: Run) -> dict[str, Deviation]:
-            items = self._compare(kind, one.tensors[kind], [], frozen.tensors[kind])
-            return {
-                i.name: i for i in items if i.exceeds and not i.error <= allowed.get(i.name, 0.0)
-            }
+        def wrong(right: Run) -> dict[str, Deviation]:
+            named = [run.tensors[kind] for run in (right, *noisy, frozen)]
+            items = self._compare(kind, named[0], named[1:-1], named[-1])
+            return {item.name: item for item in items if item.exceeds}
 
+        found = wrong(exact)
         # A checkpoint, or code of the model, may give no gradient for such inputs in both models.
-        if (found := moved(actual)) and (own := moved(self._noisy(self.call, **options))):
-            found = {name: item for name, item in found.items() if name in own}
-            return [self._described("fail", item, **given) for item in [*found.values()][:1]]
-        return []
+        for right in (actual, self._noisy(self.call, frozen=True)) if found else ():
+            others = wrong(right)
+            found = {name: item for name, item in found.items() if name in others}
+        return [self._described("fail", item, **given) for item in [*found.values()][:1]]
 
     # --------------------------------------------------------------------------------- the judgement
 

@@ -5,7 +5,8 @@ number, or that of its module for a parameter's gradient and a buffer. Allowed i
 
 * FACTOR times the noise: the error of the unprepared model in the same dtypes, in the contiguous format;
 * FLOOR * eps * sqrt(depth): rounding errors of so many layers add up like a random walk;
-* for a gradient, LEAST * eps of the largest gradient of all.
+* for a gradient, LEAST * eps of the largest gradient of all, and of a module alone more for each number that
+  is a sum of many.
 
 Noise of several times the largest number is ignored: garbage does not excuse garbage. Whole numbers must be
 equal, and a gradient of zeros is wrong wherever the noise alone is smaller than the exact gradient.
@@ -88,7 +89,8 @@ def compare(
     scales = _by_module(exact, sizes) if kind in _BY_MODULE else sizes
     most = max((size for size in scales.values() if math.isfinite(size)), default=0.0)
     floor = _FLOOR.get(dtype, 64.0) * eps * math.sqrt(max(depth, 1))
-    least = _LEAST.get(dtype, 16.0) * eps * most if gradients else 0.0
+    step = rounding_step(dtype) * most if gradients else 0.0
+    longest = max((tensor.numel() for tensor in exact.values()), default=1)
     found = []
     for name in dict.fromkeys((*exact, *actual)):
         right, given = exact.get(name), actual.get(name)
@@ -102,6 +104,9 @@ def compare(
         assert right is not None
         assert given is not None
         scale = scales.get(name, 0.0) or most or 1.0
+        # The gradient of a module's parameter is a sum, and may cancel.
+        terms = longest / max(right.numel(), 1) if kind == "module gradients" else 1.0
+        least = step * math.sqrt(terms)
         noise = max((distance(right, run[name]) for run in noisy if name in run), default=0.0)
         garbage = not noise <= GARBAGE * most
         allowed = max(0.0 if garbage else FACTOR * noise, floor * scale, least)
@@ -116,6 +121,11 @@ def compare(
         factor = gradients and error > allowed and _is_factor(right, given)
         found.append(Deviation(kind, name, *parts, note=note, is_factor=factor))
     return found
+
+
+def rounding_step(dtype: torch.dtype) -> float:
+    """Return the error that one module may add, as a fraction of its output."""
+    return _LEAST.get(dtype, 16.0) * torch.finfo(dtype).eps
 
 
 def sensitivity(items: Iterable[Deviation], *, by_module: bool) -> tuple[float, str] | None:

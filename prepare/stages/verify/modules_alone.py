@@ -25,7 +25,7 @@ from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line
 from prepare.stages.verify.deviations import Deviation, compare, is_finite
-from prepare.stages.verify.runs import ModuleCall, Named, Run, cast
+from prepare.stages.verify.runs import ModuleCall, Named, Run, cast, repaired
 from prepare.stages.verify.same_numbers import SameNumbers, make_deterministic
 
 if TYPE_CHECKING:
@@ -51,7 +51,8 @@ def compare_alone(
         calls.setdefault(call.name, []).append(call)
     in_float64 = unchanged(case.reference, stand_in=partial(cast, dtype=torch.float64))
     quiet = ignored_warnings("the tensors in a .* stay as they are")
-    with quiet, in_float64, same_casts(case.reference, case.prepared):
+    casts = same_casts(case.reference, case.prepared)
+    with quiet, in_float64, casts, repaired(case.reference, case.dtype):
         make_deterministic(case.reference, case.flags)
         modules = case.reference.modules()
         owners = Counter(id(p) for m in modules for p in m._parameters.values())
@@ -91,10 +92,11 @@ def _compare(
     # Another module that holds the same Parameter adds to its gradient.
     own = {head + n: n for n, p in module.named_parameters() if owners[id(p)] == 1}
     buffers = {head + n: n for n, _ in module.named_buffers()}
-    outputs, gradients = run.tensors["buffers"], run.tensors.get("parameter gradients", {})
+    gradients = run.tensors.get("parameter gradients", {})
     actual = {
-        "module outputs": {buffers[n]: t for n, t in outputs.items() if n in buffers},
+        "module outputs": Named(),
         "module gradients": {own[n]: t for n, t in gradients.items() if n in own},
+        "buffers": {buffers[n]: t for n, t in run.tensors["buffers"].items() if n in buffers},
     }
     for index, call in enumerate(calls):
         for kind, tensors in zip(MODULE_KINDS, (call.outputs, call.input_gradients), strict=True):
@@ -106,7 +108,10 @@ def _compare(
         if all(map(is_finite, right.values())):
             given = {n: t for n, t in actual[kind].items() if n in right}
             depth = _DEPTH.get(case.dtype, _DEPTH_DEFAULT)
-            found += compare(kind, right, [noisy[kind]], given, dtype=case.dtype, depth=depth)
+            items = compare(kind, right, [noisy[kind]], given, dtype=case.dtype, depth=depth)
+            found += [
+                i if kind in MODULE_KINDS else replace(i, kind=MODULE_KINDS[0]) for i in items
+            ]
     return found
 
 
@@ -131,7 +136,9 @@ def _run_alone(
         with autocast(amp, device_of([module], given.tensors())):
             result = functional_call(module, weights, given.args, given.kwargs)
         places = {
-            f"{index}.{place}": leaf for place, leaf in enumerate(leaves) if call.needs[place]
+            f"{index}.{place}": leaf
+            for place, leaf in enumerate(leaves)
+            if place in call.input_gradients or (call.needs and call.needs[place])
         }
         wanted = places | {name: tensor for name, tensor in weights.items() if tensor.requires_grad}
         roots: list[Any] = []
@@ -147,4 +154,4 @@ def _run_alone(
                     known = gradients.get(name)
                     gradients[name] = gradient if known is None else known + gradient
     buffers = {name: weights[name] for name, _ in module.named_buffers()}
-    return {"module outputs": outputs | buffers, "module gradients": gradients}
+    return {"module outputs": outputs, "module gradients": gradients, "buffers": buffers}

@@ -13,12 +13,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from prepare.core.forward.autocast import autocast, device_of
 from prepare.core.forward.call import Call
 from prepare.core.forward.nested import named_tensors_in, tensors_in
 from prepare.core.forward.stand_ins import copy_of, real_stand_in
 from prepare.core.forward.unchanged import unchanged
+from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.tensors import is_plain
 from prepare.core.model.unsafe_backward import UnsafeCalls
 from prepare.core.utils.process_state import ignored_warnings
@@ -32,6 +35,7 @@ KINDS = ("outputs", "input gradients", "parameter gradients", "buffers")
 _QUIET = (
     r"The \.grad attribute of a Tensor that is not a leaf|None of the inputs have requires_grad"
 )
+_NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
 # The known issue that `backward_exceeds_memory` finds.
 _SMALL = "conv3d_bfloat16_small_cpu"
 
@@ -42,7 +46,7 @@ Named = dict[str, Tensor]
 class ModuleCall:
     """A call of a module: its outputs and their gradients, its arguments and their gradients, by place.
 
-    `needs` says which arguments need a gradient, `tracked` which outputs.
+    `needs` says which arguments must get a gradient, `tracked` which outputs need one.
     """
 
     name: str
@@ -96,14 +100,16 @@ def run_model(
     scale: float = 1.0,
     compiled: bool = False,
     frozen: bool = False,
-    context: Callable[[nn.Module], Any] = lambda _: contextlib.nullcontext(),
+    change: Callable[[Tensor], Tensor] | None = None,
+    repair: torch.dtype | None = None,
 ) -> Run:
     """Run a model forward, and backward from fixed random gradients; restore the model and all else.
 
     `stand_in` replaces each tensor of the model. `record` keeps the calls of `leaves`, or of `all` modules. A
     compiled model has its own random numbers and dropout. With `frozen` the inputs need no gradient, as in
     most training. The gradients are multiplied by `scale`, as a GradScaler does, and the results divided by
-    it. `graph`: the forward needs a graph even without a backward.
+    it. `change` replaces the outputs of leaves, and `repair` avoids torch's own faults in this dtype.
+    `graph`: the forward needs a graph even without a backward.
     """
     result, start, leaves = Run(), time.perf_counter(), Named()
     with held_interrupts(), unchanged(model, call.args, call.kwargs, stand_in=stand_in):
@@ -111,7 +117,8 @@ def run_model(
         with (
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(backward or graph),
-            context(model),
+            changed_outputs(model, change) if change else contextlib.nullcontext(),
+            repaired(model, repair) if repair else contextlib.nullcontext(),
             ignored_warnings(_QUIET),
             contextlib.nullcontext() if compiled else SameNumbers(wide=wide),
         ):
@@ -183,11 +190,35 @@ def changed_outputs(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Ite
         yield
 
 
-def repair_convolutions(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Repair the convolutions whose backward may overwrite memory; only for a model that is restored."""
-    for module in filter(REPAIR.fits, model.modules()):
-        REPAIR.repair(module, {})
-    return contextlib.nullcontext()
+@contextlib.contextmanager
+def repaired(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Avoid torch's own faults inside the block; only for a model that is restored afterwards.
+
+    Norms get contiguous inputs and gradients, since torch misreads others, and in bfloat16 the convolutions
+    are repaired whose backward may overwrite memory.
+    """
+
+    def contiguous(tensor: Any) -> Any:
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+            return tensor
+        exact = tensor.stride() == canonical_stride(tensor.shape, "contiguous")
+        return tensor if exact else tensor.clone(memory_format=torch.contiguous_format)
+
+    def before(_module: nn.Module, args: Any) -> Any:
+        return tuple(map(contiguous, args))
+
+    def after(_module: nn.Module, _args: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(contiguous)
+
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, _NORMS):
+                stack.callback(module.register_forward_pre_hook(before).remove)
+                stack.callback(module.register_forward_hook(after).remove)
+            if dtype == torch.bfloat16 and REPAIR.fits(module):
+                REPAIR.repair(module, {})
+        yield
 
 
 def is_leaf(module: nn.Module) -> bool:
@@ -199,7 +230,7 @@ def is_leaf(module: nn.Module) -> bool:
 @contextlib.contextmanager
 def _hooks(model: nn.Module, result: Run, record: str) -> Iterator[None]:
     """Record the calls of modules, their sizes, and the first one whose backward is not safe."""
-    running: dict[str, list[ModuleCall]] = {}
+    running: dict[str, list[tuple[ModuleCall, list[tuple[Tensor, int]]]]] = {}
     calls = UnsafeCalls()
 
     def look(name: str) -> None:
@@ -214,11 +245,13 @@ def _hooks(model: nn.Module, result: Run, record: str) -> Iterator[None]:
         is_whole = record == "leaves"
         call = ModuleCall(name, given.map(_copy) if is_whole else given)
         call.needs = tuple(tensor.requires_grad for tensor in given.tensors())
-        running.setdefault(name, []).append(call)
+        passed: list[tuple[Tensor, int]] = []
+        running.setdefault(name, []).append((call, passed))
 
         def view(tensor: Tensor) -> Tensor:
             # A hook of the tensor itself would get the gradients of all its uses.
             seen = tensor.view_as(tensor) if tensor.requires_grad else tensor
+            passed.append((seen, seen._version))
             return _watched(seen, call.input_gradients, next(place))
 
         given = given.map(view) if is_whole else given
@@ -235,7 +268,10 @@ def _hooks(model: nn.Module, result: Run, record: str) -> Iterator[None]:
         tensors = list(tensors_in(output))
         result.numbers += sum(tensor.numel() for tensor in tensors) if is_leaf(module) else 0
         if running.get(name):
-            call = running[name].pop()
+            call, passed = running[name].pop()
+            # The gradient of what a module writes in place may go another way.
+            intact = [tensor._version == version for tensor, version in passed]
+            call.needs = tuple(map(all, zip(call.needs, intact, strict=False)))
             call.tracked = tuple(tensor.requires_grad for tensor in tensors)
             for index, tensor in enumerate(tensors):
                 call.outputs[index] = _copy(_watched(tensor, call.output_gradients, index))
