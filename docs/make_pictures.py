@@ -25,12 +25,10 @@ ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 NETWORK = ["model=unet3d", "model.norm=instance"]
 LAST, REPAIR = "memfmt=channels_last_3d", "+steps.repair_layout={}"
-SMALL = ["model=unet2d", "model.width=16", "model.norm=instance"]
 RUNS = {
     "before": [*NETWORK, LAST],
     "after": [*NETWORK, LAST, REPAIR],
     "tune": ["task=tune", *NETWORK, "tune.budget=60", "tune.cache=false"],
-    "sweep": ["-m", *SMALL, "memfmt=contiguous,channels_last", "precision=float32,bfloat16", REPAIR],
 }  # fmt: skip
 # Its page is the example of the site, and what it prints the picture at the top of it.
 EXAMPLE = [*NETWORK, LAST, REPAIR, "bench=none"]  # what it says holds on every machine
@@ -41,8 +39,6 @@ SCREENSHOTS = {
     "verify-section": ("after", "verify", 620),
     "timing-section": ("after", "bench", 620),
     "tune-page": ("tune", None, 900),
-    "sweep-page": ("sweep", None, 1000),
-    "diff-page": ("diff", None, 760),
 }
 WIDTH, LIMIT = 1000, 150_000
 COLUMNS = 92
@@ -54,14 +50,10 @@ CHROMIUM = [
 
 
 def make_runs(folder: Path) -> None:
-    """Run every job anew, each in its folder, and compare the first two."""
+    """Run every job anew, each in its folder."""
     for name, words in RUNS.items():
         shutil.rmtree(folder / name, ignore_errors=True)
-        key = "hydra.sweep.dir" if words[0] == "-m" else "hydra.run.dir"
-        prepare([*words, f"{key}={name}"], folder)
-    shutil.rmtree(folder / "diff", ignore_errors=True)
-    (folder / "diff").mkdir()
-    prepare(["diff", "before", "after", "--page", "diff/report.html"], folder)
+        prepare([*words, f"hydra.run.dir={name}"], folder)
 
 
 def prepare(words: list[str], folder: Path) -> None:
@@ -70,8 +62,7 @@ def prepare(words: list[str], folder: Path) -> None:
 
 
 def make_charts(folder: Path) -> None:
-    """Take the picture of the first run, and draw the strips of both one above the other."""
-    shutil.copy(folder / "before" / "flow.svg", PICTURES / "flow-before.svg")
+    """Draw the strips of both runs one above the other."""
     before, after = (Flow.load(folder / name / "flow.json") for name in ("before", "after"))
     (PICTURES / "flow-strips.svg").write_text(strips(before, after))
 

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from prepare.pipeline.shortcut import prepare
     from prepare.registry import register
     from prepare.stages.bench import compare
-    from prepare.stages.export import export
     from prepare.stages.flow import observe, predict
     from prepare.stages.tune import tune
     from prepare.stages.verify import verify
@@ -29,7 +28,6 @@ _HOMES = {
     "audit": "audit",
     "calling": "core.forward.calling",
     "compare": "stages.bench",
-    "export": "stages.export",
     "observe": "stages.flow",
     "predict": "stages.flow",
     "prepare": "pipeline.shortcut",
@@ -48,7 +46,6 @@ __all__ = [
     "audit",
     "calling",
     "compare",
-    "export",
     "observe",
     "predict",
     "prepare",

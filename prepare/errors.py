@@ -19,7 +19,6 @@
     ├── VerificationError         a file that is not a verification
     ├── BenchError                a file that is not a bench
     ├── TuneError                 a file that is not a tuning
-    ├── ExportError               a file that is not an export
     ├── SweepError                the launcher of a sweep stopped before its end
     └── FileError                 a file could not be written or read
 
@@ -197,10 +196,6 @@ class BenchError(PrepareError):
 
 class TuneError(PrepareError):
     """A file that is not a tuning."""
-
-
-class ExportError(PrepareError):
-    """A file that is not an export; the message says what it is, or what is missing."""
 
 
 class VerificationError(PrepareError):

@@ -44,9 +44,8 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
         builtin: Callable[[], Iterable[str]],
         noun: str,
         place: str,
-        unknown: type[ConfigError],
     ) -> None:
-        self._kinds, self._noun, self._place, self._unknown = kinds, noun, place, unknown
+        self._kinds, self._noun, self._place = kinds, noun, place
         self._group, self._builtin = group, builtin
         self._classes: dict[str, type[_Registered]] = {}
         self._entry_points: dict[str, metadata.EntryPoint] | None = None
@@ -55,7 +54,7 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
         """Add a class, and return it; make it a frozen, keyword-only dataclass if needed."""
         if not self._is_one(cls):
             kinds = ", ".join(kind.__name__ for kind in self._kinds)
-            wrong = f"{cls!r} is not {_a(self._noun)}"
+            wrong = f"{cls!r} is not a {self._noun}"
             raise StepError(f"{self._noun} {name!r}", wrong, f"subclass one of {kinds}")
         if "__dataclass_params__" not in vars(cls):
             # Without slots this changes `cls` in place and returns it.
@@ -72,7 +71,7 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
         if name not in self._classes and name in declared:
             self._load(declared[name])
         if name not in self._classes:
-            raise self._unknown.of([self.problem(name)])
+            raise UnknownStepError.of([self.problem(name)])
         return self._classes[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -113,7 +112,7 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
             raise StepError(self._where(point.name), wrong, remedy) from error
         if point.name not in self._classes:
             if not self._is_one(loaded):
-                wrong = f"{point.value} is not {_a(self._noun)}"
+                wrong = f"{point.value} is not a {self._noun}"
                 raise StepError(self._where(point.name), wrong)
             self.register(point.name, loaded)
 
@@ -128,11 +127,11 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
         return ConfigError(self._where(name), wrong, "rename one")
 
 
-def modules_of(package: str) -> Iterator[str]:
-    """Yield the names of the public modules of a package."""
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+def _step_modules() -> Iterator[str]:
+    """Yield the names of the public modules of `prepare.steps`."""
+    for module in pkgutil.iter_modules(importlib.import_module("prepare.steps").__path__):
         if not (module.ispkg or module.name.startswith("_")):
-            yield f"{package}.{module.name}"
+            yield f"prepare.steps.{module.name}"
 
 
 def owner(cls: type) -> str:
@@ -140,15 +139,10 @@ def owner(cls: type) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def _a(noun: str) -> str:
-    return f"an {noun}" if noun[0] in "aeiou" else f"a {noun}"
-
-
 STEPS: Registry[Step] = Registry(
     _KINDS,
     group=ENTRY_POINTS,
-    builtin=lambda: modules_of("prepare.steps"),
+    builtin=_step_modules,
     noun="step",
     place="steps.{}",
-    unknown=UnknownStepError,
 )

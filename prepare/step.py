@@ -92,7 +92,7 @@ class Step:
     added_by: ClassVar[str] = ""
     """The shorter word of the command line that adds it: `precision=half`."""
     only_layouts: ClassVar[bool] = False
-    """True if without it the model computes the same in other layouts; an export may then `undo` it."""
+    """True if without it the model computes the same in other layouts."""
     measures: ClassVar[bool] = False
     """True if `for_example` times something: then rank 0 of a process group chooses for all ranks."""
     complexity: ClassVar[int] = 3

@@ -18,15 +18,15 @@ import warm_process
 from hydra_cache import use_hydra_cache
 from prepare.core.utils.packages import switch_off_telemetry
 from prepare.registry import STEPS, register
-from prepare.stages.export.exporter import EXPORTERS
 
 # `nohup`, and `&` in a script, let a process and its children ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 # One thread, so that parallel test processes do not fight over cores.
 torch.set_num_threads(1)
-# A test may import OpenVINO itself, to see whether it is there.
 switch_off_telemetry()
+# OpenVINO reports each import to its makers; without this package it does not.
+sys.modules.setdefault("openvino_telemetry", None)
 # The processes that tests start refuse the network too: they import `sitecustomize` from there.
 NO_NETWORK = str(Path(__file__).parent / "support" / "no_network")
 REFUSED = Path(tempfile.mkdtemp(prefix="prepare-tests-")) / "refused"
@@ -79,10 +79,8 @@ def _nothing_is_sent():
 
 @pytest.fixture
 def plugin():
-    """`register`, for steps and exporters of one test only."""
-    registries = STEPS, EXPORTERS
-    before = [{name: each[name] for name in each} for each in registries]
+    """`register`, for steps of one test only."""
+    before = {name: STEPS[name] for name in STEPS}
     yield register
-    for each, classes in zip(registries, before, strict=True):
-        each._classes.clear()
-        each._classes.update(classes)
+    STEPS._classes.clear()
+    STEPS._classes.update(before)

@@ -16,7 +16,6 @@ from prepare.app.sweep.summary import UNENDED
 from prepare.audit import STATUSES as AUDIT_STATUSES
 from prepare.registry import STEPS
 from prepare.stages.bench.records import VERDICTS
-from prepare.stages.export.records import STATUSES as EXPORT_STATUSES
 from prepare.stages.flow.torch_operators import CAUSES
 from prepare.stages.registry import tasks
 from prepare.stages.tune.records import STATUSES as TUNE_STATUSES
@@ -74,7 +73,7 @@ def constants(folder: str, keyword: str) -> set[str]:
 
 def test_every_status_and_verdict_is_explained_on_its_page():
     statuses = {*JOB_STATUSES, *UNENDED, *AUDIT_STATUSES, *VERIFY_STATUSES, *TUNE_STATUSES}
-    statuses |= {*VERDICTS, SHARED, *EXPORT_STATUSES, "wrong"}
+    statuses |= {*VERDICTS, SHARED, "wrong"}
     assert sorted(statuses - listed("output.md")) == []
 
 
@@ -84,13 +83,6 @@ def test_every_check_of_a_verification_is_explained_on_its_page():
     assert sorted(checks - listed("output.md")) == []
 
 
-def test_every_answer_of_an_artefact_is_explained_on_its_page():
-    answers = constants("prepare/stages/export", "answer") | {"right", "wrong"}
-    assert len(answers) > 4
-    text = (ROOT / "docs" / "output.md").read_text()
-    assert [answer for answer in sorted(answers) if f"`{answer}`" not in text] == []
-
-
 def test_every_cause_of_a_break_is_in_the_glossary():
     assert {"odd_stride", "conv3d_reference", "clone"} <= set(CAUSES)
     assert sorted(set(CAUSES) - listed("output.md")) == []
@@ -98,8 +90,7 @@ def test_every_cause_of_a_break_is_in_the_glossary():
 
 def test_every_file_of_a_run_is_explained_on_its_page():
     text = (ROOT / "docs" / "output.md").read_text()
-    written = {file for file in shown_files() if not file.endswith(".onnx.data")}
-    assert [file for file in sorted(written) if f"`{file}`" not in text] == []
+    assert [file for file in sorted(shown_files()) if f"`{file}`" not in text] == []
 
 
 def keys(values: dict, above: str = "") -> set[str]:
@@ -115,12 +106,11 @@ def test_every_group_key_and_task_is_on_the_configuration_page():
     whole = {
         key: config[key] for key in config if key not in ("defaults", "hydra", "steps", "input")
     }
-    for group in ("verify", "bench", "export"):
+    for group in ("verify", "bench"):
         for file in (CONF / group).glob("*.yaml"):
             whole |= {f"{group}.{key}": 0 for key in yaml.safe_load(file.read_text())}
-    whole |= {f"export.{key}": 0 for key in yaml.safe_load((CONF / "artefact.yaml").read_text())}
     words = {*group_names(), *tasks(), *keys(whole)}
-    words -= {"verify.level", "bench.level", "export.defaults"}  # verify=short, bench=short
+    words -= {"verify.level", "bench.level"}  # verify=short, bench=short
     assert sorted(words - listed("configuration.md")) == []
 
 

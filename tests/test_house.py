@@ -22,7 +22,7 @@ CEILINGS = Path(__file__).with_name("house.toml")
 STAGES = sorted(path.parent.name for path in ROOT.glob("stages/*/stage.py"))
 PUBLIC = (
     "audit", "checkpoint", "errors", "frameworks/hydra", "patterns", "pipeline", "pipeline/distributed",
-    "recipe", "registry", "stages/bench", "stages/export", "stages/flow",
+    "recipe", "registry", "stages/bench", "stages/flow",
     "stages/stage", "stages/tune", "stages/verify", "step",
 )  # fmt: skip
 
@@ -189,8 +189,8 @@ def test_importing_what_a_stage_declares_loads_no_torch(name):
     assert loads_torch(paths) == "False"
 
 
-# The three stages that no part outside of their own folder has to know.
-UNNAMED = {"export", "tune"}
+# The stage that no part outside of its own folder has to know.
+UNNAMED = {"tune"}
 
 
 def words_in(part: str, words: set[str]) -> set[str]:

@@ -158,7 +158,7 @@ def test_the_console_script_runs_from_an_empty_folder(installed, tmp_path):
     assert done.returncode == 0
     assert [path.name for path in tmp_path.iterdir()] == ["outputs"]
     (result,) = tmp_path.rglob("result.json")
-    not_here = ("flow_before", "bench", "tune", "export", "model", "log",
+    not_here = ("flow_before", "bench", "tune", "model", "log",
                 "traceback")  # fmt: skip
     usual = {name for name in record.shown_files() if not name.startswith(not_here)}
     assert {path.name for path in result.parent.iterdir()} == {*usual, ".hydra", "prepare.log"}

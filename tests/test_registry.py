@@ -9,7 +9,7 @@ from torch import nn
 
 import example_packages
 from paths import ROOT
-from prepare.errors import ConfigError, StepError, UnknownStepError
+from prepare.errors import ConfigError, StepError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS, Registry, owner, register
 from prepare.step import Step, TensorStep
@@ -82,7 +82,7 @@ def test_an_entry_point_with_a_taken_name_names_both_owners(monkeypatch):
     monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
     registry = Registry(
         STEPS._kinds, group="prepare.steps", builtin=lambda: ["prepare.steps"], noun="step",
-        place="steps.{}", unknown=UnknownStepError,
+        place="steps.{}",
     )  # fmt: skip
     registry._classes = {"half": STEPS["half"]}
     with pytest.raises(ConfigError, match="prepare.steps.half.Half and by someone.else:Half"):

@@ -1,4 +1,4 @@
-"""Documents of records, as plain data: answers, rows, tables, charts. Three renderers draw it."""
+"""Documents of records, as plain data: answers, rows, tables, charts. Two renderers draw it."""
 
 from __future__ import annotations
 
@@ -76,10 +76,8 @@ class Plane:
 
 Chart = Bars | Plane
 
-# The kinds of answers; a page gives each a colour and an icon.
-KINDS = ("good", "bad", "warn", "plain")
-# Where a part is shown: everywhere, on pages (and in notebooks), in the terminal, or in its file only.
-Where = Literal["", "page", "terminal", "file"]
+# Where a part is shown: everywhere, on pages, or in the terminal.
+Where = Literal["", "page", "terminal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,8 +156,8 @@ class Table:
 
     `label` names it for screen readers, `title` heads it. `file` has all rows, if there are too many. `most`
     is the number of rows that a terminal prints, `noun` what a row is; `links` are the addresses of the rows,
-    empty for none. `form` is empty, `narrow`, `stacked` if a phone shows the cells of a row below each other,
-    or `stacked sides` if two of them are A and B.
+    empty for none. `form` is empty, `narrow`, or `stacked` if a phone shows the cells of a row below each
+    other.
     """
 
     label: str
@@ -180,33 +178,10 @@ def columns(text: str) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A cell of a matrix: a style, a figure, words below it, and a text with the address that it leads to."""
-
-    style: str
-    figure: str
-    words: str = ""
-    text: str = ""
-    link: str = ""
-    is_best: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Matrix:
-    """Coloured cells: a row is a name and its cells, None is no cell; `titles` head names and cells."""
-
-    caption: str
-    titles: tuple[str, ...]
-    rows: tuple[tuple[str, tuple[Cell | None, ...]], ...]
-    where: Where = "page"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
-    """Bars and planes; `file` is the picture of them in the folder of the run."""
+    """Bars and planes."""
 
     charts: tuple[Chart, ...]
-    file: str = ""
     where: Where = "page"
 
 
@@ -224,7 +199,7 @@ class Code:
 class Strip:
     """Coloured parts side by side, over a width of 1000: (style, start, width), and ticks at places.
 
-    `legend` explains styles: (style, letter, meaning). `file` is the picture in the folder of the run.
+    `legend` explains styles: (style, letter, meaning).
     """
 
     title: str
@@ -232,7 +207,6 @@ class Strip:
     parts: tuple[tuple[str, float, float], ...]
     ticks: tuple[int, ...]
     legend: tuple[tuple[str, str, str], ...] = ()
-    file: str = ""
     where: Where = "page"
 
 
@@ -272,7 +246,7 @@ class Folded:
     where: Where = "page"
 
 
-Part = Text | Items | Facts | Table | Matrix | Charts | Code | Strip | Tree | Folded
+Part = Text | Items | Facts | Table | Charts | Code | Strip | Tree | Folded
 Row = tuple[str, str]
 
 

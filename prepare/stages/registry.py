@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar, dataclass_transform
 
-from prepare.errors import StepError, UnknownStepError
+from prepare.errors import StepError
 from prepare.registry import Registry
 from prepare.stages.stage import Stage, Task
 
@@ -67,5 +67,4 @@ STAGES: Registry[Stage] = Registry(
     builtin=_stage_modules,
     noun="stage",
     place="{}",
-    unknown=UnknownStepError,
 )

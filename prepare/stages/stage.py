@@ -120,7 +120,7 @@ class RunSettings(Protocol):
     @property
     def steps(self) -> dict[str, Any]: ...
     @property
-    def input(self) -> dict[str, Any]: ...
+    def choices(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(kw_only=True)
@@ -201,8 +201,6 @@ class Stage:
     """True if a plain run has this stage."""
     tasks: ClassVar[Mapping[str, Task]] = {}
     """The words of `task=` that this stage brings."""
-    files: ClassVar[tuple[str, ...]] = ()
-    """The files that it may leave in the folder of a run, beside its records."""
     columns: ClassVar[tuple[Column, ...]] = ()
     """Columns of the table of a sweep."""
     fails: ClassVar[tuple[str, ...]] = ()
@@ -262,14 +260,6 @@ class Stage:
         """Return what is wrong with the options together, and with the rest of the configuration."""
         return ()
 
-    @classmethod
-    def files_in(cls, folder: Path) -> Iterable[str]:
-        """Return the names of the files in the folder of an earlier run that may be of this stage."""
-        return (*cls.records(), *cls.files)
-
-    def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
-        """Check, before the model is built, what needs imports. Raises PrepareError."""
-
     def choose(self, work: StageContext) -> Pipeline | None:
         """Return another pipeline to apply, found with the unprepared model; None to keep it."""
         return None
@@ -277,10 +267,6 @@ class Stage:
     def needs_reference(self) -> NeedsReference:
         """Return whether this stage compares with a copy of the unprepared model; `short` and `full` do."""
         return _BY_LEVEL.get(getattr(self, "level", ""), "no")
-
-    def leaves_out(self) -> Iterable[str]:
-        """Return the names of the steps that what it makes cannot hold; no run advises to add them."""
-        return ()
 
     def longest(self, work: StageContext) -> float:
         """Return the most seconds that `run` takes; 0 if that is short or not known."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from made import SVG, bench_of, comparison, verification
+from made import bench_of, comparison
 from page_reader import HOSTILE, TEMPLATES, contrast
 from prepare.app.report.charts import (
     MARKS,
@@ -21,7 +21,6 @@ from prepare.app.report.charts import (
     laid_out,
     number,
     scale_over,
-    write_charts,
 )
 from prepare.stages.bench.document import bench_charts
 
@@ -133,57 +132,13 @@ def test_chart_colours_have_enough_contrast_in_light_and_dark(dark):
         assert contrast(colours[mark], colours["paper"]) >= 3
 
 
-def test_each_case_has_a_chart_of_times_and_all_share_memory():
+def test_each_case_has_a_chart_of_times():
     charts = bench_charts(bench_of(comparison(), comparison(1.2, verdict="slower")), None)
-    assert [chart.title for chart in charts] == [
-        *["Time of one inference"] * 2,
-        "Peak memory beyond the model",
-    ]
-    assert [bar.mark for chart in charts[:2] for bar in chart.rows] == [
+    assert [chart.title for chart in charts] == ["Time of one inference"] * 2
+    assert [bar.mark for chart in charts for bar in chart.rows] == [
         "baseline",
         "better",
         "baseline",
         "worse",
     ]
-    assert [bar.label for bar in charts[2].rows] == [f"{name}, inference" for name in ("unprepared", "prepared")] * 2  # fmt: skip
-    bare = [replace(row, peak_bytes=None) for row in comparison().rows]
-    assert len(bench_charts(bench_of(comparison(rows=tuple(bare))), None)) == 1
-
-
-def test_a_chart_file_is_valid_and_the_same_each_time(tmp_path):
-    charts = bench_charts(bench_of(), verification())
-    for name in ("a.svg", "b.svg"):
-        write_charts(charts, tmp_path / name)
-    root = ET.parse(tmp_path / "a.svg").getroot()
-    texts = {element.text for element in root.iter(f"{SVG}text")}
-    assert {chart.title for chart in charts} <= texts
-    assert len(list(root.iter(f"{SVG}svg"))) == 1 + len(charts)
-    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
-
-
-def test_the_charts_of_a_chart_file_do_not_overlap(tmp_path):
-    write_charts([bars(1.0, 2.0), bars(3.0), plane((1, 0))], tmp_path / "a.svg")
-    root = ET.parse(tmp_path / "a.svg").getroot()
-    boxes = []
-    for group in root.findall(f"{SVG}g[@transform]"):
-        left, top = map(int, re.findall(r"\d+", group.get("transform")))
-        chart = group.find(f"{SVG}svg")
-        boxes.append(
-            (left, top - 30, left + int(chart.get("width")), top + int(chart.get("height")))
-        )
-    for one, other in itertools.combinations(boxes, 2):
-        assert one[2] <= other[0] or other[2] <= one[0] or one[3] <= other[1] or other[3] <= one[1]
-    assert max(box[2] for box in boxes) <= int(root.get("width"))
-    assert max(box[3] for box in boxes) <= int(root.get("height"))
-
-
-def test_any_name_can_stand_in_a_chart_file(tmp_path):
-    write_charts([replace(bars(1.0), title=name) for name in HOSTILE], tmp_path / "a.svg")
-    assert len(ET.parse(tmp_path / "a.svg").getroot().findall(f"{SVG}g[@transform]")) == len(
-        HOSTILE
-    )
-
-
-def test_no_charts_give_no_file(tmp_path):
-    write_charts([], tmp_path / "a.svg")
-    assert list(tmp_path.iterdir()) == []
+    assert [bar.label for bar in charts[1].rows] == ["unprepared", "prepared"]

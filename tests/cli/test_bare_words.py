@@ -12,7 +12,7 @@ from prepare.app.job.settings import key_names
 from prepare.registry import STEPS
 from prepare.stages.registry import tasks
 
-GROUPS = ("model", "device", "precision", "memfmt", "input", "export")
+GROUPS = ("model", "device", "precision", "memfmt", "input")
 
 
 def test_diff_says_what_differs_between_two_runs(go):
@@ -21,12 +21,12 @@ def test_diff_says_what_differs_between_two_runs(go):
     assert go("diff", str(one), str(one))[:2] == (0, "no difference\n")
     audits = go("diff", str(one / "audit.json"), str(other / "audit.json"))
     assert audits.code == 0
-    assert "convs.0.weight: stride [27,9,3,1] -> [27,1,9,3]" in audits.out
+    assert re.search(r"convs\.0\.weight +stride \[27,9,3,1\].* +stride \[27,1,9,3\]", audits.out)
     assert audits.out.endswith("1 difference\n")
     runs = go("diff", str(one), str(other))
     assert runs.code == 0
-    assert "  convs.0.weight: stride [27,9,3,1] -> [27,1,9,3]" in runs.out
-    assert "  memfmt: contiguous -> channels_last" in runs.out
+    assert re.search(r"convs\.0\.weight +stride \[27,9,3,1\].* +stride \[27,1,9,3\]", runs.out)
+    assert re.search(r"memfmt +contiguous +channels_last\n", runs.out)
 
 
 def test_steps_lists_every_step_with_its_options_and_its_card(go):
@@ -47,14 +47,14 @@ def test_the_help_is_one_screen_with_every_group_and_every_task(go):
     words = (*GROUPS, *(f"task={word}" for word in tasks()), *cli.COMMANDS, "--multirun", "unet3d")
     assert [word for word in words if word not in ran.out] == []
     assert "monai_* (6)" in ran.out
-    assert "tune.max_memory" not in ran.out
+    assert "tune.calls" not in ran.out
 
 
 def test_the_whole_help_names_every_group_every_key_and_every_word(go):
     ran = go("--help", "all")
     assert ran.code == 0
     words = (*GROUPS, *(f"{key}=" for key in ("task", "mode", "amp", "strict", "seed", "plugins")))
-    words += (*cli.COMMANDS, "--multirun", "monai_unet3d", "tune.max_memory=8GiB")
+    words += (*cli.COMMANDS, "--multirun", "monai_unet3d", "tune.calls=1000")
     assert [word for word in words if word not in ran.out] == []
     assert max(map(len, ran.out.splitlines())) <= 110
     assert "(null)" not in ran.out
@@ -74,13 +74,6 @@ def test_the_help_of_every_key_task_and_step_says_something(go):
         assert (ran.code, ran.err) == (0, ""), topic
         assert topic in ran.out
         assert "Examples" not in ran.out
-
-
-def test_the_help_of_export_lists_the_keys_of_its_formats(go):
-    out = go("--help", "export").out
-    assert "  task=export " in out
-    assert re.search(r"  export.dynamic=\[\] +The dimensions", out)
-    assert re.search(r"  export.opset=null +onnx: The version", out)
 
 
 def test_flags_may_stand_after_the_words(go):

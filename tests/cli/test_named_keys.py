@@ -28,8 +28,6 @@ ANY = {"key", "steps.NAME", "steps.NAME.OPTION", "hydra.callbacks.NAME"}
 OTHERS = {"class", "type", "install", "_target_", "bmodel", "bias"}
 # Arguments of prepare.frameworks, whose packages may be missing.
 OTHERS |= {"module", "network"}
-# An argument of onnxruntime, in code to paste.
-OTHERS |= {"providers"}
 # Our group in another Hydra application.
 OTHERS |= {"prepare/steps"}
 # Python functions whose arguments messages name.
@@ -52,9 +50,7 @@ def keys(composer):
     found |= {
         f"steps.{name}.{key}" for name in STEPS for key in STEPS[name].from_options({}).to_options()
     }
-    for exporter in (CONF / "export").glob("*.yaml"):
-        words = ["model=unet3d", "memfmt=channels_last", "task=export", f"export={exporter.stem}"]
-        nested(composer.compose(words), "", found)
+    nested(composer.compose(["model=unet3d", "memfmt=channels_last"]), "", found)
     more = {"memfmt", "precision", "device", "model._target_", "hydra/launcher", "hydra/sweeper"}
     return found | more
 
@@ -142,6 +138,4 @@ def test_every_option_of_every_group_composes_without_a_mistake(composer, group,
         overrides.insert(0, "model=unet3d")
     if option == "custom":
         overrides.append("model._target_=my_package.nets.build")
-    if group == "export":
-        overrides.append("task=export")
     assert composer.examine([overrides]) == []

@@ -12,15 +12,12 @@ from torch import nn
 import stateful_nets
 from fingerprint import difference, fingerprint, process_state
 from prepare.core.forward import unchanged as module
-from prepare.core.forward.call import Call
 from prepare.core.forward.example_input import Example
 from prepare.core.forward.run_example import own_changes, run_example
 from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.errors import ModelError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare
-from prepare.stages.export.captured import capture
-from prepare.stages.export.reference import outputs_of
 from prepare.stages.flow import observe, predict
 from prepare.stages.verify import verify
 from stateful_nets import STATEFUL, Random
@@ -36,12 +33,6 @@ def run(model, reference, pipeline, x):
     return run_example(model, Example((pipeline.format(x),)))
 
 
-def export(model, reference, pipeline, x):
-    with contextlib.suppress(Exception):  # torch.export refuses most of them
-        outputs_of(model, Call((x,), {}))
-        capture(model, Call((x,), {}), ())
-
-
 CALLS = {
     "run": run,
     "observe": lambda m, r, p, x: observe(m, p.format(x)),
@@ -50,7 +41,6 @@ CALLS = {
     "verify": lambda m, r, p, x: verify(r, m, x, pipeline=p),
     "verify in training": lambda m, r, p, x: verify(r, m, x, pipeline=p, mode="train"),
     "bench": lambda m, r, p, x: compare({"a": r, "b": m}, x, format={"b": p.format}, budget=0.02),
-    "export": export,
 }
 
 
@@ -97,7 +87,7 @@ def fresh(net):
 @pytest.mark.parametrize("part", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(STATEFUL))
 def test_no_kind_of_state_is_changed_by_a_call_of_ours(name, part):
-    others = ["predict", "verify", "bench", "export"]
+    others = ["predict", "verify", "bench"]
     if part:  # another one for each kind
         others = [others[sorted(STATEFUL).index(name) % len(others)]]
 

@@ -1,16 +1,12 @@
 """Advice is tried by prediction before it is given: the steps that remove breaks, and how many remain."""
 
-from types import SimpleNamespace
-
 import torch
 from torch import nn
 
 from keeping_nets import Purposeful, chunked, video
 from prepare.pipeline import Pipeline
-from prepare.stages.export.stage import ExportTask
 from prepare.stages.flow import predict
 from prepare.stages.flow.find_remedy import find_remedy
-from prepare.stages.flow.stage import FlowStage, _with_remedy
 from small_nets import facts
 
 
@@ -27,27 +23,6 @@ def last(model, rank=3):
 def normed():
     layers = [nn.Conv3d(3, 8, 3, padding=1), nn.InstanceNorm3d(8), nn.Conv3d(8, 8, 1)]
     return last(nn.Sequential(*layers))
-
-
-def test_an_export_advises_no_step_that_its_format_does_not_hold():
-    left = {name: {*export({"exporter": name}).leaves_out()} for name in ("onnx", "torch_export")}
-    assert left == {"onnx": {"keep_layout", "repair_layout"}, "torch_export": set()}
-    context = SimpleNamespace(settings=SimpleNamespace(task="export", mode="eval"), training=False)
-    context.model, context.formatted, context.amp = normed(), video(), "none"
-    context.pipeline = Pipeline.from_config({"conv3d_memory_format": {}})
-    flow = predict(context.model, video())
-    for name, found in (("onnx", None), ("torch_export", ("repair_layout",))):
-        context.stages = {
-            "flow": FlowStage(),
-            "verify": FlowStage(),
-            "export": export({"exporter": name}),
-        }
-        remedy = _with_remedy(context, flow).remedy
-        assert (remedy and remedy.steps) == found
-
-
-def export(options):
-    return ExportTask(options=options)
 
 
 def test_a_norm_is_mended_by_repairs():

@@ -17,9 +17,7 @@ from page_reader import READABLE, READABLE_PICTURE, TEMPLATES, contrast
 from prepare.app.report.charts import cut, width_of
 from prepare.app.report.pages.section import section_body
 from prepare.app.report.render import render
-from prepare.app.report.terminal.run import _outputs
 from prepare.core.document import ReportContext, Strip, Tree
-from prepare.core.forward.run_example import LayoutCount
 from prepare.errors import FlowError
 from prepare.stages.flow import Flow, observe, predict
 from prepare.stages.flow.document import flow_document, flow_sentence
@@ -110,13 +108,6 @@ def test_copies_without_a_break_name_their_operation():
     assert flow_sentence(flow) == "no breaks, 2.0 KiB copied per forward inside clone in GroupNorm"
 
 
-def test_outputs_beside_an_ineffective_weight_are_explained():
-    count = LayoutCount(format="channels_last", gave=6, of=6, ambiguous=0)
-    text = "6 of 6 convolutions returned channels_last"
-    assert _outputs(count, 0) == text
-    assert _outputs(count, 1) == f"{text}; their inputs decide that, also for the 1 ineffective"
-
-
 def test_the_table_names_call_sites_lines_and_the_file(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "160")
     net = Net(lambda net, x: net.norm(x) + x, norm=nn.InstanceNorm2d(4))
@@ -139,7 +130,7 @@ def every(nodes):
 
 
 def svg(flow: Flow) -> str:
-    return render("strip.svg", strip=part(flow, Strip), picture="flow", alone=True)
+    return render("strip.svg", strip=part(flow, Strip), picture="flow")
 
 
 def test_the_tree_shows_where_the_layout_is_lost():
@@ -186,7 +177,7 @@ def test_every_flow_is_drawn(flow):
         "rect",
         "path",
     }
-    assert re.findall("https?://[^\"' ]+", svg(flow)) == ["http://www.w3.org/2000/svg"]
+    assert re.findall("https?://[^\"' ]+", svg(flow)) == []
     body = section_body(flow_document(ReportContext(found={"flow": flow})))
     assert "<script>alert" not in body
     assert body.count("<details") == body.count("</details>")

@@ -1,7 +1,6 @@
 """Folders of somebody else: nothing is written outside of them, and nothing waits."""
 
 import os
-from pathlib import Path
 
 import pytest
 from torch import nn
@@ -11,9 +10,7 @@ from made import NET, tuning, write_run
 from prepare import checkpoint
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Record, files_in, leads_out
-from prepare.app.report.compare_runs import read_differences
-from prepare.app.report.pages.page import diff_page, write_page
-from prepare.core.utils.files import write_text
+from prepare.app.report.pages.page import write_page
 from prepare.stages.tune.cache import Cache
 from run_faults import posix, told
 
@@ -35,10 +32,8 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
     first, second = tmp_path / "first", tmp_path / "second"
     for folder in (first, second):
         write_run(folder)
-    differences = read_differences(first, second)
     names = [
-        *files_in(Path()),
-        "diff.html",
+        *files_in(),
         "w.safetensors",
         "w.safetensors.json",
         "tune",
@@ -47,17 +42,16 @@ def test_every_writer_replaces_a_link_and_writes_nothing_outside(tmp_path, outsi
     linked.mkdir()
     for name in names:
         (linked / name).symlink_to(outside / "mine")
-    write_text(linked / "diff.html", diff_page(differences))
     checkpoint.save(nn.Linear(2, 2), linked / "w.safetensors")
     cache, tuned = Cache(str(linked)), tuning()
     cache._path(tuned.conditions).symlink_to(outside / "mine")
     cache.store(tuned)
     assert cache.find(tuned.conditions, budget=1.0) == tuned
     Record(linked).clear()
-    for name in files_in(Path()):
+    for name in files_in():
         (linked / name).symlink_to(outside / "mine")
     write_run(linked)
-    for name in files_in(Path()):
+    for name in files_in():
         if not (linked / name).exists():
             (linked / name).symlink_to(outside / "mine")
     write_page(linked)

@@ -80,7 +80,7 @@ def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, ca
             assert status(where) == "failed"
             assert json.loads((where / "result.json").read_text())["reason"] == "file"
     assert code == 0
-    assert set(names) == set(WRITTEN) < set(record.files_in(folder))
+    assert set(names) == set(WRITTEN) < set(record.files_in())
     # Everything that a run writes has failed once.
     assert set(found) == set(WRITTEN) if step == 1 else len(set(found)) > 2
 

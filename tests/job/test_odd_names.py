@@ -84,11 +84,11 @@ def test_a_plan_and_a_difference_show_names_that_hold_anything(folder, capsys):
     assert cli.run([*ODD, "task=plan", "hydra.run.dir=plan"]) == 0
     assert cli.run([*ODD, "hydra.run.dir=a"]) == 0
     assert cli.run([*ODD, "precision=bfloat16", "memfmt=contiguous", "hydra.run.dir=b"]) == 0
-    assert cli.run(["diff", "--all", "a", "b"]) == 0
+    assert cli.run(["diff", "a", "b"]) == 0
     out, err = capsys.readouterr()
     assert all(line.isprintable() for line in out.splitlines())
-    assert "\\ud800.weight: stride" in out
-    assert "=1+1.weight: stride" in out
+    assert "\\ud800.weight " in out
+    assert "=1+1.weight " in out
     assert told(err) == []
 
 

@@ -1,19 +1,17 @@
 """A run's folder: what is written is read again, and any other file is refused in one line."""
 
 import json
-from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from made import bench_of, comparison, write_run
+from made import bench_of, comparison
 from prepare.app.job.record import STATUSES, Job, Record, Result, files_in
 from prepare.app.job.results import Analyses
 from prepare.audit import Audit, audit
 from prepare.errors import FileError
 from prepare.pipeline import Pipeline
-from prepare.stages.export.records import Export
 
 ALL_OF_IT = Result("failed", "model", "a line\nand another", "Traceback ...", 1.25)
 
@@ -79,23 +77,10 @@ def test_a_file_that_is_no_result_is_an_error_naming_it(record, text):
 
 
 def test_beginning_again_removes_only_files_of_earlier_runs(record):
-    for name in (*files_in(record.folder), "mine.txt"):
+    for name in (*files_in(), "mine.txt"):
         (record.folder / name).write_text("x")
     record.clear()
     assert [path.name for path in record.folder.iterdir()] == ["mine.txt"]
-
-
-def test_beginning_again_removes_an_artefact_of_any_name(record):
-    write_run(record.folder)
-    names = {"mine.onnx": "", "mine.onnx.data": "", "../outside": "", "": "", "/outside": ""}
-    export = Export.load(record.folder / "export.json")
-    for name in ("mine.onnx", "mine.onnx.data", "kept.onnx", "../outside"):
-        (record.folder / name).write_text("x")
-    replace(export, files=names).save(record.folder / "export.json")
-    record.clear()
-    assert (record.folder.parent / "outside").exists()
-    left = {path.name for path in record.folder.iterdir()}
-    assert left == {"kept.onnx"}
 
 
 def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):

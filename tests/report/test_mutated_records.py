@@ -17,22 +17,21 @@ from prepare.app.cli.commands import show_sweep
 from prepare.app.job.headline import headline
 from prepare.app.job.record import used_folder
 from prepare.app.job.results import read_results
-from prepare.app.report.compare_runs import read_differences
-from prepare.app.report.pages.page import diff_page, run_documents, run_page
+from prepare.app.report.compare_runs import differences
+from prepare.app.report.pages.page import run_documents, run_page
 from prepare.app.sweep.manifest import read_sweep_manifest
 from prepare.app.sweep.summary import read_summary
 from prepare.audit import Audit
 from prepare.core.utils.text import output_to
 from prepare.errors import PrepareError
 from prepare.stages.bench.records import Bench
-from prepare.stages.export.records import Export
 from prepare.stages.flow.records import Flow
 from prepare.stages.tune.records import Tuning
 from prepare.stages.verify.records import Verification
 
 LOADERS = {
     "audit.json": Audit.load, "flow.json": Flow.load, "verify.json": Verification.load, "bench.json": Bench.load,
-    "tune.json": Tuning.load, "export.json": Export.load,
+    "tune.json": Tuning.load,
     "recipe.yaml": recipe.load,
 }  # fmt: skip
 
@@ -60,23 +59,15 @@ def read_run(folder: Path, file: str, sound: Path, *, pages: bool) -> list:
     calls = [shown, lambda: used_folder(folder)]
     if pages:
         calls += [lambda: run_page(folder)]
-        calls += [lambda: compare(folder, sound), lambda: compare(sound, folder)]
+        calls += [lambda: differences(folder, sound), lambda: differences(sound, folder)]
     if file in LOADERS:
         calls.append(lambda: show(LOADERS[file](folder / file), sound / file, page=pages))
     return calls
 
 
-def compare(first: Path, second: Path) -> None:
-    differences = read_differences(first, second)
-    list(differences.lines(all_changes=True))
-    diff_page(differences)
-
-
 def show(record, sound: Path, *, page: bool) -> None:
     """Show a record in each way that its class has."""
     repr(record), str(record)
-    if page and hasattr(record, "_repr_html_"):
-        record._repr_html_()
     if isinstance(record, Audit):
         record.diff(Audit.load(sound))
         record.to_csv()

@@ -3,22 +3,16 @@
 import html
 import json
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 
-import made
 from coder_nets import Coder
 from prepare.app.cli import main as cli
 from prepare.app.report.terminal.run import _is_formatted
 from prepare.app.report.training_code import one_line, training_code
-from prepare.core.forward.call import call_of
 from prepare.core.utils.machine import how_threads_waited
 from prepare.pipeline import Pipeline
-from prepare.stages.export.document import _code
-from prepare.stages.export.exporter import EXPORTERS
-from prepare.stages.export.records import ArtefactContract, InputContract
 from sample_nets import wrong_in_training
 
 WRONG = ("model._target_=sample_nets.wrong_in_training", "memfmt=channels_last")
@@ -97,34 +91,3 @@ def test_the_times_of_several_threads_name_their_setting():
     known = {"waiting": "GOMP_SPINCOUNT=1000", "threads": 2}
     assert how_threads_waited(known) == "GOMP_SPINCOUNT=1000"
     assert how_threads_waited({**known, "threads": 1}) == how_threads_waited({}) == ""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["torch_export", "onnx"])
-def test_the_code_of_an_artefact_answers_as_the_model(name, tmp_path, monkeypatch):
-    exporter = EXPORTERS[name]()
-    for package in exporter.packages:
-        pytest.importorskip(package)
-    model, batch = torch.nn.Conv2d(3, 4, 3).eval(), torch.randn(2, 3, 6, 6)
-    path = tmp_path / f"model{exporter.suffix}"
-    exporter.write(exporter.lower(exporter.capture(model, call_of(batch)), {}), path, {})
-    monkeypatch.chdir(tmp_path)
-    names = {"batch": batch}
-    exec(exporter.code(f'"{path.name}"', "[batch]"), names)
-    output = names["output"] if name == "torch_export" else torch.from_numpy(names["outputs"][0])
-    assert torch.allclose(output, model(batch), atol=1e-5)
-
-
-def test_the_code_of_an_artefact_gives_what_its_contract_takes():
-    record = replace(made.exported(), exporter="torch_export")
-    given = [InputContract(name=n, shape=(2,), dtype="bfloat16", strides=(1,)) for n in "xy"]
-    for inputs, needs, formats, said in (
-        (given[:1], {}, True, "model(*[batch])"),
-        (given[:1], {}, False, "model(*[each.to(torch.bfloat16) for each in [batch]])"),
-        (given, {"A": "1"}, True, "# Start your program with A=1.\n# batch is the list [x, y].\n"),
-    ):
-        contract = ArtefactContract(inputs=inputs, formats_inputs=formats, environment=needs)
-        (code,) = _code(replace(record, contract=contract))
-        assert said in code.text
-    assert not [*_code(replace(record, status="fail"))]
-    assert not [*_code(replace(record, exporter="not_installed"))]

@@ -20,14 +20,6 @@ from prepare.core.document import ReportContext
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.stages.bench.time_prepared import INFERENCE
-from prepare.stages.export.records import (
-    ArtefactContract,
-    Export,
-    ExportStage,
-    InputContract,
-    LayoutCheck,
-    TakenOut,
-)
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 from prepare.stages.registry import STAGES
 from prepare.stages.tune.records import CandidateResult, KeptModule, Tuning
@@ -78,9 +70,9 @@ def ran(tmp_path, monkeypatch, capsys, *words):
 def comparison(ratio=0.73, *, verdict="faster", interval=(0.70, 0.76), base=0.04, **more):
     rows = (
         VariantResult(name="unprepared", verdict="baseline", seconds=base, seconds_interval=(0.95 * base, 1.1 * base),
-            ratio=1.0, throughput=50.0, peak_bytes=1 << 26, device="cpu", calls=1, samples=(base,)),
+            ratio=1.0, throughput=50.0, device="cpu", calls=1, samples=(base,)),
         VariantResult(name="prepared", verdict=verdict, seconds=base * ratio, seconds_interval=(0.75 * base * ratio, 1.25 * base * ratio),
-            ratio=ratio, ratio_interval=interval, throughput=50 / ratio, peak_bytes=1 << 25, device="cpu", calls=1),
+            ratio=ratio, ratio_interval=interval, throughput=50 / ratio, device="cpu", calls=1),
     )  # fmt: skip
     settings = {"train": False, "confidence": 0.95, "threads": 2, "batch_size": 2}
     return Comparison(**{"rows": rows, "baseline": "unprepared", "aa": NOISE, "repeats": 20, "seconds": 3.2, "settings": settings,
@@ -102,7 +94,7 @@ def bench(ratio=0.5, *, low=None, high=None, verdict="faster", what="inference",
         settings={"train": what == "training step", "threads": 2, "cores_available": 2, "others": others},
         environment={"cpu": cpu, "platform": "Linux", "torch": "2.13.0", "devices": []},
     )  # fmt: skip
-    rows = [replace(row, peak_bytes=None, throughput=None) for row in found.rows]
+    rows = [replace(row, throughput=None) for row in found.rows]
     case = {"reason": error} if error else {"comparison": replace(found, rows=tuple(rows))}
     return bench_of(cases=(Case(what=what, **case),))
 
@@ -279,23 +271,12 @@ def tuning() -> Tuning:
     kept = KeptModule("0", 0.5, 1e-3, 1.1)
     rows = (
         CandidateResult(name="half", steps={"half": {"dtype": "bfloat16", "keep": []}}, status="winner", reason="half the time", cost=4,
-            seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, peak_bytes=1 << 20, verified="pass", error=1e-3,
+            seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
             allowed=1e-2, first_seconds=1.0, kept=(kept,)),
         CandidateResult(name="unprepared", steps={}, status="slower", reason="twice", cost=0, seconds=0.1, ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
     return Tuning(rows=rows, winner="half", mode="eval", allow=("bfloat16",), budget=60.0, seconds=12.0, rounds=20, noise=1.02,
                   made="2026-01-01T00:00:00+00:00", from_cache=True, conditions={"mode": "eval"}, environment=MACHINE, notes=("a",))  # fmt: skip
-
-
-def exported() -> Export:
-    contract = ArtefactContract(inputs=(InputContract(name="x", shape=(None, 3), dtype="float32", strides=(3, 1)),),
-                                layouts={"contiguous": "right", "channels_last": "wrong"}, environment={"A": "1"})  # fmt: skip
-    check = LayoutCheck(layout="contiguous", batch=2, answer="right", status="pass", error=1e-7, allowed=1e-4, note="a")  # fmt: skip
-    return Export(status="pass", reason="", exporter="onnx", options={"file": "model"}, artefact="model.onnx", sha256="ab", bytes=3,
-                  files={"model.onnx": "ab"}, recipe="a", recipe_inside=True, versions={"torch": "2"}, contract=contract,
-                  taken_out=(TakenOut(step="compile", modules=("0",), reason="a"),),
-                  stages=(ExportStage(name="write", status="pass", seconds=1.0, note="a", error=1.0, allowed=2.0),), checks=(check,),
-                  time=comparison(), seconds=1.0, environment=MACHINE)  # fmt: skip
 
 
 def write_run(folder: Path) -> None:
@@ -309,4 +290,3 @@ def write_run(folder: Path) -> None:
     benched = comparison(environment=MACHINE)
     bench_of(benched).save(folder / "bench.json")
     tuning().save(folder / "tune.json")
-    exported().save(folder / "export.json")

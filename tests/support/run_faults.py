@@ -20,7 +20,7 @@ ROOT = CONF.parent
 
 
 WRITTEN = (
-    "recipe.yaml", "plan.json", "audit.json", "audit.csv", "flow.json", "flow.svg", "verify.json", "report.html",
+    "recipe.yaml", "plan.json", "audit.json", "audit.csv", "flow.json", "verify.json", "report.html",
     "environment.json", "job.json", "result.json",
 )  # fmt: skip
 posix = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")

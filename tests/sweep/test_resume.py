@@ -195,7 +195,7 @@ def test_an_identity_covers_the_packages_of_every_plugin(monkeypatch):
         monkeypatch.setattr(metadata, "entry_points", lambda **wanted: found.select(**wanted))
         return identity_of({}, {})
 
-    for group in ("prepare.steps", "prepare.stages", "prepare.exporters", "torch_dynamo_backends"):
+    for group in ("prepare.steps", "prepare.stages", "torch_dynamo_backends"):
         assert identity(group) != identity() == identity("console_scripts")
 
 

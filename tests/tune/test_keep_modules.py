@@ -135,7 +135,7 @@ def test_a_recipe_keeps_modules_by_their_exact_names():
 class Stub:
     """A candidate that runs; its calls take as long as it keeps modules."""
 
-    peak, seconds, first_seconds = None, 0.0, 0.0
+    seconds, first_seconds = 0.0, 0.0
 
     def __init__(self, candidate):
         self.kept = len(candidate.steps["half"]["keep"]) if "float32" in candidate.name else 1

@@ -13,11 +13,12 @@ from typing import TypeVar
 
 from prepare.app.cli.answer import tell
 from prepare.app.job.outcome import DONE
-from prepare.core.utils.files import write_text
-from prepare.core.utils.text import line, plural, printable
+from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, FileError, PrepareError
 
 _WIDEST = 110
+# A table in the terminal has at most so many rows; --json has them all.
+_ROWS = 100
 _Read = TypeVar("_Read")
 
 
@@ -47,27 +48,18 @@ def _steps(argv: list[str]) -> int:
 
 
 def _diff(argv: list[str]) -> int:
-    parser = _parser()
-    parser.add_argument("--page", nargs="?", const="")
-    parser.add_argument("--all", action="store_true")
-    flags, paths = parser.parse_known_args(argv)
-    _check_count(
-        paths, 2, "diff A B [--all] [--page FILE.html]", "two runs' folders, audits or recipes"
-    )
-    if flags.page == "":
-        raise ConfigError("diff", "--page names no file", "give one: --page FILE.html")
-    from prepare.app.report.compare_runs import read_differences
+    _check_count(argv, 2, "diff A B", "two runs' folders, audits or recipes")
+    require_packages("rich")
+    from prepare.app.report.compare_runs import differences
+    from prepare.app.report.terminal.document import part_lines
+    from prepare.core.document import Table, columns
 
-    differences = _read_named(lambda first: read_differences(first, Path(paths[1])), Path(paths[0]))
-    for text in differences.lines(all_changes=flags.all):
-        line(printable(text))
-    parts = {part.title: list(map(str, part.changes)) for part in differences.parts}
-    tell(differences=parts)
-    if flags.page is not None:
-        from prepare.app.report.pages.page import diff_page
-
-        write_text(Path(flags.page), diff_page(differences))
-        line(f"the page is in {printable(flags.page)}")
+    rows = _read_named(lambda first: differences(first, Path(argv[1])), Path(argv[0]))
+    titles = columns("item name, A text, B text")
+    for text in part_lines(Table(label="Differences", columns=titles, rows=rows, most=_ROWS)):
+        line(text)
+    line(plural(len(rows), "difference") if rows else "no difference")
+    tell(differences=rows)
     return DONE
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 # The bare words, and what each is for.
 USAGES = {
     "steps": "steps [NAME]\n  Show the installed steps, or one, with their options.",
-    "diff": "diff A B [--all] [--page FILE.html]\n  Compare two runs' folders, audits or recipes.",
+    "diff": "diff A B\n  Compare two runs' folders, audits or recipes.",
     "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
 }
 WITH_VALUE = (

@@ -75,7 +75,7 @@ def topic_page(topic: str, width: int, config_dir: str | None = None) -> str:
         return whole_page(width, config_dir)
     if topic == "steps":
         return steps_text(width)
-    parts = [*_group(topic, width, config_dir), *_keys(topic, width, config_dir)]
+    parts = [*_group(topic, width, config_dir), *_keys(topic, width)]
     if topic in STEPS:
         parts.append("\n".join(_step(topic, width)))
     if not parts:
@@ -102,36 +102,15 @@ def _written(group: str) -> str:
     return f"+{group}" if group == ADDED_GROUP else group
 
 
-def _keys(topic: str, width: int, config_dir: str | None) -> Iterator[str]:
-    """Yield the rows of the whole page on a key and the keys below it, or a task, and those of files."""
+def _keys(topic: str, width: int) -> Iterator[str]:
+    """Yield the rows of the whole page on a key and the keys below it, or a task."""
     key = re.compile(rf"  (task={re.escape(topic)} |{re.escape(topic)}[.=])")
     shown = False
-    for row in whole_page(width, config_dir).splitlines():
+    for row in whole_page(width).splitlines():
         # The lines of a row that follow the first begin in the column of its text.
         shown = bool(key.match(row)) or (shown and row.startswith("      "))
         if shown:
             yield row
-    yield from _rows(_file_rows(topic, config_dir), width)
-
-
-def _file_rows(group: str, config_dir: str | None) -> Iterator[tuple[str, str]]:
-    """Yield each key that has a comment in the files of a group, with the options that have it."""
-    options_of: dict[tuple[str, str], list[str]] = {}
-    for option, path in _options(group, config_dir).items():
-        text = path.read_text(encoding="utf-8")
-        files = [
-            path,
-            *(conf_dir() / f"{name}.yaml" for name in re.findall(r"- /(\w+)@_here_", text)),
-        ]
-        # The comment at the top is about the file as a whole.
-        texts = (re.sub(r"\A(#.*\n)+", "", each.read_text(encoding="utf-8")) for each in files)
-        text = "\n".join(texts)
-        for comment, key, value in re.findall(r"((?:^#.*\n)+)^(\w+): (.+)$", text, re.MULTILINE):
-            words = re.sub(r"^# ?", "", comment, flags=re.MULTILINE).split()
-            options_of.setdefault((f"{group}.{key}={value}", " ".join(words)), []).append(option)
-    every = len(_options(group, config_dir))
-    for (key, about), options in sorted(options_of.items(), key=lambda each: -len(each[1])):
-        yield key, about if len(options) == every else f"{', '.join(options)}: {about}"
 
 
 def _filled(name: str, **parts: str) -> str:
@@ -240,9 +219,8 @@ def _options(group: str, config_dir: str | None) -> dict[str, Path]:
 def _sentence(path: Path) -> str:
     """Return the first sentence of the comment at the top of a file."""
     lines = path.read_text(encoding="utf-8").splitlines()
-    heads = ("# @package", "# yaml-language-server")
     comments = [
-        line[1:].strip() for line in lines if line[:1] == "#" and not line.startswith(heads)
+        line[1:].strip() for line in lines if line[:1] == "#" and not line.startswith("# @package")
     ]
     return re.split(r"(?<=[.:])\s+(?=[A-Z]|python )", " ".join(comments), maxsplit=1)[0].rstrip(":")
 

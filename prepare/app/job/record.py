@@ -101,15 +101,15 @@ class Job(JsonRecord):
     model: str = field(default="", metadata=_LATE)
 
 
-def files_in(folder: Path) -> tuple[str, ...]:
-    """Return the names of all files that a job may have left in `folder`, the result last."""
-    found = (name for cls in ordered_stages() for name in cls.files_in(folder))
+def files_in() -> tuple[str, ...]:
+    """Return the names of all files that a job may leave in its folder, the result last."""
+    found = (name for cls in ordered_stages() for name in cls.records())
     return (*_FIRST, *dict.fromkeys(found), *_LAST)
 
 
 def shown_files() -> tuple[str, ...]:
     """Return the names of the files that a user may look for, in the order in which they are written."""
-    records = (name for cls in ordered_stages() for name in (*cls.records(), *cls.files))
+    records = (name for cls in ordered_stages() for name in cls.records())
     return (*_FIRST, *records, "report.html", "environment.json", "job.json", "result.json")
 
 
@@ -124,7 +124,7 @@ class Record:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # The result first: a record that has one is complete.
-            for name in reversed(files_in(self.folder)):
+            for name in reversed(files_in()):
                 files.remove(self.folder / name)
             for left_by_a_kill in self.folder.glob(f".*{files.TEMPORARY}"):
                 files.remove(left_by_a_kill)
@@ -199,7 +199,7 @@ def used_folder(folder: Path, *, begun: bool = False) -> list[Problem]:
     `begun` says that Hydra has written the files of this run already.
     """
     # Not `Path.exists`, which raises if the name is too long.
-    names = files_in(folder) if begun else (*files_in(folder), _HYDRA)
+    names = files_in() if begun else (*files_in(), _HYDRA)
     found = [name for name in names if os.path.lexists(folder / name)]
     if not found:
         return []

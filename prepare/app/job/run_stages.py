@@ -22,7 +22,7 @@ from prepare.app.job.build_model import (
     read_into,
     too_large,
 )
-from prepare.app.job.model_target import locate_named, without_method
+from prepare.app.job.model_target import without_method
 from prepare.app.job.results import ExampleRun, Results, Show
 from prepare.audit import audit
 from prepare.core.forward.call import call_of
@@ -32,8 +32,6 @@ from prepare.core.forward.nested import arguments
 from prepare.core.forward.run_example import count_layouts, own_changes, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.machine import how_threads_wait
-from prepare.core.utils.progress import Stage as Progress
-from prepare.core.utils.progress import stage_if
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import format_steps
@@ -42,6 +40,7 @@ from prepare.stages.stage import Stage, StageContext
 
 if TYPE_CHECKING:
     from prepare.app.job.settings import Settings
+    from prepare.core.utils.progress import Stage as Progress
 
 # A run of more seconds says how long it may take.
 _PATIENCE = 10.0
@@ -66,8 +65,6 @@ def run_stages(
     """
     begun = time.monotonic()
     stages = [settings.stages[name] for name in stages_of(settings.task)]
-    for stage in stages:
-        stage.check_early(settings, locate_named)
     with progress(f"building {settings.model['_target_']}"):
         model = model_of(settings, build, stages)
     work = _begun(settings, model, build, stages, folder=folder, progress=progress)
@@ -94,16 +91,17 @@ def _begun(
 ) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
     applies = tasks()[settings.task].prepares or not stages
-    declared = Pipeline.from_config(settings.steps) if applies else Pipeline([])
+    declared = Pipeline.from_config(settings.steps)
     example = _example(settings)
     batch = call_of(example).batch if example else None
-    with stage_if(applies, progress, "planning"):
+    with progress("planning"):
         plan = plan_of(settings, model, declared, batch)
     # Without `strict` only the errors that are known to give wrong numbers.
-    if errors := [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]:
+    errors = [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]
+    if errors and applies:
         raise combined(errors)
-    if plan.steps != declared.to_config():  # with the repairs of what would end the process
-        declared = Pipeline.from_config(plan.steps)
+    # The plan has the repairs of what would end the process.
+    declared = Pipeline.from_config(plan.steps) if applies else Pipeline([])
     work = StageContext(
         model=model,
         settings=settings,

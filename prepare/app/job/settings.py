@@ -35,8 +35,7 @@ ADDED_GROUP = "experiment"
 
 def group_names() -> tuple[str, ...]:
     """Return the groups of a configuration, without those whose option is a level."""
-    stages = (cls.name for cls in ordered_stages() if cls.groups and not cls.has_level())
-    return (*GROUPS, *stages, ADDED_GROUP)
+    return (*GROUPS, ADDED_GROUP)
 
 
 def level_names() -> tuple[str, ...]:

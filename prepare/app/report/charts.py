@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from markupsafe import Markup
 
 from prepare.app.report.render import render
 from prepare.core.document import MARKS, Axis, Bar, Bars, Chart, Plane, Point
-from prepare.core.utils import files
 from prepare.core.utils.text import printable
 
 if TYPE_CHECKING:
@@ -26,8 +24,6 @@ WIDTH, _LETTER = 400, 6.7
 _ROW, _BAR = 46, 14
 _HEIGHT, _LEFT, _RIGHT, _TOP, _BOTTOM = 300, 46, 12, 40, 52
 _ZERO = 26
-# In a file of charts: the room above each one for its title, and around it.
-_TITLE, _GAP = 36, 28
 # A value is an outlier from so many times the median on.
 _OUTLIER = 3.0
 
@@ -37,27 +33,6 @@ def figure(chart: Chart, *, name: str) -> Markup:
     template = "bars.svg" if isinstance(chart, Bars) else "plane.svg"
     text = render(template, **laid_out(chart), name=name, title=chart.title, width=WIDTH)
     return Markup(text)  # noqa: S704  rendered by a template that escapes
-
-
-def write_charts(charts: Sequence[Chart], path: Path) -> None:
-    """Write the charts into one SVG file, bars in the first column and planes in the next.
-
-    Write no file for no charts. The same charts give the same bytes. Raises FileError.
-    """
-    columns = [[chart for chart in charts if isinstance(chart, kind)] for kind in (Bars, Plane)]
-    height = 0
-    placed: list[tuple[int, int, str, Markup]] = []
-    for column in filter(None, columns):
-        x, y = _GAP // 2 + (WIDTH + _GAP) * bool(placed), 0
-        for chart in column:
-            picture = figure(chart, name=str(len(placed)))
-            placed.append((x, y + _TITLE, chart.title, picture))
-            y += _TITLE + laid_out(chart)["height"] + _GAP
-        height = max(height, y)
-    if placed:
-        width = placed[-1][0] + WIDTH + _GAP // 2
-        text = render("chart_file.svg", charts=placed, width=width, height=height)
-        files.write_text(path, text)
 
 
 def laid_out(chart: Chart) -> dict[str, Any]:

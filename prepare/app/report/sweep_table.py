@@ -26,6 +26,11 @@ _RESULTS = {"fail": "wrong", "cannot tell": "unclear"}
 _NAMED = 8
 
 
+def in_words(status: str) -> str:
+    """Return a status in words; what failed need not be a verification, but may be what `fail_on` names."""
+    return status.replace("verification_failed", "failed a check").replace("_", " ")
+
+
 def columns(summary: Summary, ranking: Ranking) -> list[Column]:
     """Return the columns that are not empty; the number of a best row has a star."""
     # What the ratios were measured on is shown if that is not the same in all rows.

@@ -26,7 +26,6 @@ from prepare.app.job.record import KEPT, Job, Record, Result
 from prepare.app.sweep.locks import ClaimLost, claim
 from prepare.app.sweep.manifest import SweepManifest, is_led, job_claim
 from prepare.core.utils import files
-from prepare.core.utils.child_process import signal_name
 from prepare.core.utils.folders import ask_server
 from prepare.core.utils.signals import Stopped
 from prepare.errors import FileError
@@ -247,7 +246,8 @@ def _crash(status: int, log: Path) -> Result:
     """Return the result of a job that wrote none: its exit status in words, and the end of its log."""
     code, lines = os.waitstatus_to_exitcode(status), []
     if code < 0:
-        reason, error = "killed", f"killed by {signal_name(-code)}{_CAUSES.get(-code, '')}"
+        name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
+        reason, error = "killed", f"killed by {name}{_CAUSES.get(-code, '')}"
     else:
         reason, error = "exit", f"the run ended its process with exit code {code}, as os._exit does"
     with suppress(OSError):

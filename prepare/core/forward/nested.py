@@ -73,17 +73,6 @@ def map_tensors(
     return replace_items(value, after, changed) if changed else value
 
 
-def numbers_as_tensors(value: Any) -> Any:
-    """Return `value` with a tensor in the place of each number; the same object if there is none."""
-    return map_tensors(_tensor_of, value, NUMBERS)
-
-
-def _tensor_of(number: Any) -> Tensor:
-    kinds = {torch.bool: (bool, torch.SymBool), torch.int64: (int, torch.SymInt)}
-    dtype = next((dtype for dtype, kind in kinds.items() if isinstance(number, kind)), None)
-    return torch.scalar_tensor(number, dtype=dtype)
-
-
 def is_container(value: Any) -> bool:
     """Return whether `items_of` goes into a value of this kind, empty or not."""
     return isinstance(value, Mapping | list | tuple) or (

@@ -40,7 +40,7 @@ class CallIssues:
             return []
         if (code := forward_code(module)).repaired or not code.runs_torchs:
             return []
-        formats, dtypes = formats_of(weight), [name_of(weight.dtype)]
+        formats, dtypes = _formats_of(weight), [name_of(weight.dtype)]
         return [
             issue
             for issue in issues
@@ -56,7 +56,7 @@ def describe(issue: Issue) -> str:
     return f"wrong on this device {sizes}, as in this call: {issue.what} [{issue.name}]"
 
 
-def formats_of(weight: Tensor) -> list[str]:
+def _formats_of(weight: Tensor) -> list[str]:
     """Return the formats that the strides of a weight satisfy; all of them for another rank."""
     names = _FORMATS.get(weight.dim())
     if names is None:

@@ -42,6 +42,7 @@ def environment() -> dict[str, Any]:
     """Return the environment as plain data; None for anything unknown."""
     import torch
 
+    cpuinfo = _cpuinfo()
     return {
         "format": "prepare.environment",
         "version": 1,
@@ -49,27 +50,17 @@ def environment() -> dict[str, Any]:
         "python": platform.python_version(),
         "packages": {name: version_of(name) for name in _PACKAGES},
         "platform": platform.platform(),
-        **machine_identity(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "waiting": how_threads_wait(),
-        "devices": _devices(),
-        "git_commit": _commit(),
-    }
-
-
-def machine_identity() -> dict[str, Any]:
-    """Return what decides which kernels run: torch, the processor and the accelerator."""
-    import torch
-
-    cpuinfo = _cpuinfo()
-    return {
         "torch": torch.__version__,
         "cpu": cpuinfo.get("model name") or platform.processor() or None,
         # CPUs of the same name may differ in these, and so in the speed of 16-bit types.
         "instructions": _instructions(cpuinfo),
         # A change of any of these may change the fastest kernel, or make it wrong.
         "accelerator": accelerator(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "waiting": how_threads_wait(),
+        "devices": _devices(),
+        "git_commit": _commit(),
     }
 
 

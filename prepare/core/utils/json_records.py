@@ -36,7 +36,7 @@ _NAMES = {str: "a text", bool: "true or false", int: "a whole number", float: "a
 
 
 class Readable:
-    """A record whose `repr` is one line, `str` the table of the command line, and HTML its section."""
+    """A record whose `repr` is one line, and `str` the table of the command line."""
 
     __slots__ = ()
 
@@ -45,10 +45,6 @@ class Readable:
 
     def __str__(self) -> str:
         return _shown("text", self)
-
-    def _repr_html_(self) -> str | None:
-        """Return the section of a page, with its style, for notebooks; None without jinja2."""
-        return _shown("html", self)
 
 
 def write_json(path: str | os.PathLike, data: dict[str, Any], *, lines: bool = False) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -39,9 +38,6 @@ _LOCAL = "start in the folder that holds it"
 _NO_MODULE = re.compile(r"No module named '(\w+)")
 # Ray reports usage where a cluster starts; huggingface_hub names its callers in each request.
 _SWITCHES = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
-# OpenVINO has no switch: importing it reports, from a thread, that it was imported. Without this
-# package it falls back to a stub of its own.
-_BLOCKED = "openvino_telemetry"
 # torchao logs each kernel that it has for other devices, torch logs a deprecation in it, and diffusers that a
 # class of an older torchao is missing.
 _LOGGERS = ("torchao", "torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer")
@@ -89,14 +85,13 @@ def missing_module(text: str) -> str | None:
 
 
 def switch_off_telemetry() -> None:
-    """Switch off the reports of OpenVINO, Ray and huggingface_hub, here and in child processes.
+    """Switch off the reports of Ray and huggingface_hub, here and in child processes.
 
     Call it before these are imported. A value that the user has set in the environment stays. What
     the user's own code imported before stays as well.
     """
     for name, value in _SWITCHES.items():
         os.environ.setdefault(name, value)
-    sys.modules.setdefault(_BLOCKED, None)  # type: ignore[arg-type]  # None: the import fails
 
 
 def quiet_torchao() -> None:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 # Called with the name of the stage that begins; returns a context that lasts as long as the stage.
 Stage = Callable[[str], AbstractContextManager[Any]]
-
-
-def stage_if(needed: object, stage: Stage, what: str) -> AbstractContextManager[Any]:
-    """Return the context of a stage; one that shows nothing if there is nothing to do."""
-    return stage(what) if needed else nullcontext()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import threading
@@ -10,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType, FunctionType
+from types import FrameType
 from typing import Any, Self
 
 import torch
@@ -127,16 +126,6 @@ def _caller() -> tuple[str, str]:
             return function, f"{short_path(code.co_filename)}:{frame.f_lineno}"
         frame = frame.f_back
     return function, ""
-
-
-def own_source(module: nn.Module) -> str:
-    """Return `file:line` of a module's forward; empty if that is torch's, or not written in Python."""
-    function = inspect.getattr_static(type(module), "forward")
-    inner = inspect.unwrap(function) if isinstance(function, FunctionType) else None
-    code = getattr(inner, "__code__", None)
-    if code is None or code.co_filename.startswith((_TORCH, *_OTHER_FOLDERS, "<")):
-        return ""
-    return f"{short_path(code.co_filename)}:{code.co_firstlineno}"
 
 
 def short_path(path: str) -> str:

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from prepare.stages.flow.call_sites import CallSite, own_source
 from prepare.stages.flow.layouts import layout_of
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 
@@ -14,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import Tensor, nn
+
+    from prepare.stages.flow.call_sites import CallSite
 
 
 class FlowBuilder:
@@ -28,7 +29,6 @@ class FlowBuilder:
         self._bytes: Counter[Any] = Counter()
         self._counts: dict[type, Counter[Any]] = defaultdict(Counter)
         self._layouts: dict[str, Counter[str]] = defaultdict(Counter)
-        self._given: dict[str, Counter[str]] = defaultdict(Counter)
         self._calls: Counter[str] = Counter()
         self._notes: dict[str, None] = {}
 
@@ -57,10 +57,6 @@ class FlowBuilder:
         self._calls[name] += 1
         self._layouts[name].update(output_layouts)
 
-    def add_module_inputs(self, name: str, layouts: list[str]) -> None:
-        """Count the layouts of the inputs of one call of a module."""
-        self._given[name].update(layouts)
-
     def add_note(self, text: str) -> None:
         """Add a sentence for the user; a repeated sentence is kept once."""
         self._notes[text] = None
@@ -84,8 +80,6 @@ class FlowBuilder:
                     depth=name.count(".") + 1 if name else 0,
                     layout=_worst(self._layouts[name], wanted),
                     calls=self._calls[name],
-                    given=_worst(self._given[name], wanted),
-                    source=own_source(module),
                 )
                 for name, module in model.named_modules()
             ),

@@ -234,14 +234,11 @@ class _ModuleHooks:
         self._opaque: tuple[nn.Module, list[Tensor], CallSite] | None = None
 
     def enter(self, module: nn.Module, args: Any) -> None:
-        own = self.watcher.stack.name(module)
-        name = own or type(module).__name__
+        name = self.watcher.stack.name(module) or type(module).__name__
         if isinstance(module, torch.jit.ScriptModule):
             note = f"{name} is scripted: its operations are followed, but not attributed to its modules"
             self.watcher.builder.add_note(note)
         given = list(tensors_in(args))
-        if own is not None and self._is_recorded():
-            self.watcher.builder.add_module_inputs(own, _layouts(filter(is_followed, given)))
         for issue in self.issues.of(module, given[0].shape) if given else ():
             self.watcher.builder.add_note(f"{name} is {describe(issue)}")
         # The forward of a repaired subclass is the user's, whose lines may lose a layout.

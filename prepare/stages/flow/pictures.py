@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import groupby
 from math import ceil
 from statistics import mode
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 # More modules make a page slow to open on a phone; deeper ones stand beside their parents.
 _MOST, _DEEPEST = 5000, 60
-# Parts that are narrower cannot be told apart.
-_MIN_PIXELS = 2
+# The pixels of a strip. Parts that are narrower cannot be told apart.
+_WIDTH, _MIN_PIXELS = 1000, 2
 
 
 class LayoutStrip(NamedTuple):
@@ -30,8 +30,8 @@ class LayoutStrip(NamedTuple):
     ticks: tuple[int, ...] = ()
 
 
-def layout_strip(flow: Flow, *, width: int, style: Callable[[str], str]) -> LayoutStrip:
-    """Place the leaf modules that returned a tensor side by side over `width` pixels.
+def layout_strip(flow: Flow) -> LayoutStrip:
+    """Place the leaf modules that returned a tensor side by side.
 
     A module whose own code loses the layout stands before the modules in it, with the layout that it makes.
     """
@@ -42,14 +42,14 @@ def layout_strip(flow: Flow, *, width: int, style: Callable[[str], str]) -> Layo
     for module, next_depth in zip(flow.modules, [*depths[1:], 0], strict=False):
         leaf_index[module.name] = len(styles)
         if next_depth > module.depth and module.name in lost:
-            styles.append(style(_left(lost[module.name])))
+            styles.append(style_of(_left(lost[module.name])))
         elif next_depth <= module.depth and module.layout != "none":
-            styles.append(style(module.layout))
+            styles.append(style_of(module.layout))
     if not styles:
         return LayoutStrip()
-    unit = width / len(styles)
+    unit = _WIDTH / len(styles)
     breaks = {leaf_index.get(name, 0) for name in lost}
-    ticks = sorted({min(round((at + 0.5) * unit), width) for at in breaks})
+    ticks = sorted({min(round((at + 0.5) * unit), _WIDTH) for at in breaks})
     step = ceil(_MIN_PIXELS / unit)
     bins = [mode(styles[at : at + step]) for at in range(0, len(styles), step)]
     parts, at = [], 0

@@ -75,8 +75,7 @@ class ModuleLayout:
     """One module of the tree, and the layout of its outputs.
 
     If its outputs have several layouts, `layout` is one that is not wanted. `none`: the module was not
-    called, or returned no tensor of 4 or 5 dimensions. `given` is that of its positional inputs, and `source`
-    is `file:line` of its forward, empty if that is torch's; both are empty in older files.
+    called, or returned no tensor of 4 or 5 dimensions.
     """
 
     name: str
@@ -84,8 +83,6 @@ class ModuleLayout:
     depth: int
     layout: str
     calls: int
-    given: str = field(default="", metadata={"late": True})
-    source: str = field(default="", metadata={"late": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

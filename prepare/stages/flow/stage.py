@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from prepare.errors import Problem
-from prepare.stages.registry import stage, stages_of
+from prepare.stages.registry import stage
 from prepare.stages.stage import Stage, StageContext, Task, key
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ class FlowStage(Stage):
             prepares=False,
         )
     }
-    files: ClassVar[tuple[str, ...]] = ("flow.svg",)
     fails: ClassVar[tuple[str, ...]] = ("breaks",)
 
     level: Level = key("predict", "find where activations lose the layout")
@@ -162,12 +161,11 @@ def _with_remedy(work: StageContext, flow: Flow) -> Flow:
     from prepare.stages.flow.find_remedy import find_remedy
 
     bare = _bare(work, "runtime")  # a compiled model calls the original
-    left = {s for name in stages_of(work.settings.task) for s in work.stages[name].leaves_out()}
     remedy = find_remedy(
         bare,
         work.formatted,
         flow,
-        {*work.pipeline.steps, *left},
+        work.pipeline.steps,
         backward=work.training,
         amp=work.amp,
     )

@@ -62,7 +62,6 @@ class Contestant:
     reason: str = ""
     eliminated_by: Contestant | None = None
     since: int = 0
-    peak: int | None = None
     first_seconds: float | None = None
     kept: tuple[KeptModule, ...] = ()
 

@@ -41,7 +41,7 @@ from prepare.core.utils.numbers import (
     tolerance_text,
     verdict_text,
 )
-from prepare.core.utils.text import capitalized, plural, printable, size
+from prepare.core.utils.text import capitalized, plural, printable
 from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 
 _MARKS = {"winner": "better", "wrong": "wrong"}
@@ -52,7 +52,7 @@ _RESULTS = {"slower": "slower than another recipe", "not faster": "unclear again
 _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
 _COLUMNS = columns(
     "Recipe head, Result text, Time number, Speed text, Interval text, First call number, "
-    "Rounds number, Peak memory number, Verified text, Error number, Tolerance number"
+    "Rounds number, Verified text, Error number, Tolerance number"
 )
 # The columns of the terminal.
 _SHORT = ("Recipe", "Speed", "Time", "Interval", "Error", "Result", "First call")
@@ -198,7 +198,6 @@ def _in_terminal(tuning: Tuning) -> Iterator[Part]:
 def _on_page(tuning: Tuning) -> Iterator[Part]:
     yield Text(text=f"{tune_sentence(tuning)}.", where="page")
     charts = tuple(tune_charts(tuning))
-    yield Charts(charts=charts, file="tune.svg", where="file")
     rows = [_cells(row, tuning) for row in _ranked(tuning)]
     yield Table(label="All recipes", columns=_COLUMNS, rows=rows, where="page")
     # The first screen has the bars, or the first of them.
@@ -304,7 +303,6 @@ def _cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
         interval_text(row.ratio_interval, tuning.verdict(row)),
         "" if row.first_seconds is None else seconds(row.first_seconds),
         str(row.rounds or ""),
-        "" if row.peak_bytes is None else size(row.peak_bytes),
         doubt(row.verified),
         small(row.error),
         small(row.allowed),

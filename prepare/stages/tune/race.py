@@ -130,7 +130,7 @@ class Race:
                 self._eliminate(contestant, "failed", str(error))
             else:
                 contestant.runner = runner
-                contestant.seconds, contestant.peak = runner.seconds, runner.peak
+                contestant.seconds = runner.seconds
                 contestant.first_seconds = runner.first_seconds
         if contestant.candidate.compiles:
             order, took = self._start_order, self.rounds.seconds() - began

@@ -88,7 +88,6 @@ class CandidateResult:
     ratio: float | None = None
     ratio_interval: Interval = None
     rounds: int = 0
-    peak_bytes: int | None = None
     verified: str = ""
     error: float | None = None
     allowed: float | None = None

@@ -17,7 +17,6 @@ from prepare.core.forward.torch_state import isolated
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import MachineWatch
-from prepare.core.utils.options import read_size
 from prepare.errors import (
     ConfigError,
     ModelError,
@@ -80,7 +79,8 @@ class TuningSession:
                 calls=self._calls_to_keep(),
             )
             under = conditions(self.model, self.batch, recipes, mode=self.mode, amp=self.amp)
-            under |= self._limits()
+            if self.options.calls is not None:
+                under["calls"] = self.options.calls
             cache = Cache(self.options.cache)
             cached = cache.find(under, budget=self.options.budget)
             tuning = cached and self._verified_again(cached, cache)
@@ -136,12 +136,6 @@ class TuningSession:
             return calls_to_keep(self.copied(), example, mode=self.mode, amp=self.amp)
         except PrepareError:
             return ()
-
-    @property
-    def max_memory(self) -> int | None:
-        """The most bytes that a call of a recipe may need, without model and input."""
-        limit = self.options.max_memory
-        return None if limit is None else read_size(limit)
 
     def copied(self) -> nn.Module:
         """Return a copy of the model without gradients, in the mode of the tuning.
@@ -239,15 +233,6 @@ class TuningSession:
             so_far = race.standings.best_text(winner)
             raise StoppedTuning(f"{what}; {so_far}", tuning) from None
         return tuning
-
-    def _limits(self) -> dict[str, Any]:
-        """Return the user's own limits, and the number of calls, as a part of the conditions."""
-        limits: dict[str, Any] = {}
-        if self.max_memory is not None:
-            limits["max_memory"] = self.max_memory
-        if self.options.calls is not None:
-            limits["calls"] = self.options.calls
-        return limits
 
     def _pool(self, base: Candidate) -> list[Any]:
         """Return inputs on the device of the model: no timing has their transfer."""

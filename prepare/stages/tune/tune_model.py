@@ -33,7 +33,6 @@ def tune(
     budget: float = 60.0,
     declared: Mapping[str, Any] | None = None,
     cache: bool | str | Path = True,
-    max_memory: int | str | None = None,
     calls: int | None = None,
     seed: int = 0,
     progress: Stage = lambda _: nullcontext(),
@@ -66,8 +65,6 @@ def tune(
             the winner is always verified.
         declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
         cache: whether the result is cached, or the folder for it. A cached winner is verified again.
-        max_memory: bytes, or a text as `8GiB`. A recipe whose call needs more, without model and input, is
-            dropped; the unprepared model is not.
         calls: how often the model will be called in one process. Each call then takes its share of the first
             one, which compiles; without it only calls after the first count.
         seed: seed of the order and of the inputs.
@@ -97,7 +94,6 @@ def tune(
         "allow": allow if isinstance(allow, str) else list(allow),
         "budget": budget,
         "cache": cache if isinstance(cache, bool) else str(cache),
-        "max_memory": max_memory,
         "calls": calls,
     }
     session = TuningSession(

@@ -1,4 +1,4 @@
-"""HTML pages as single files without network access: of a run, of a diagnosis, of a comparison."""
+"""HTML pages as single files without network access: of a run, of a report on a model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from prepare.app.report.run_documents import audit_facts, command, own_documents
 from prepare.app.report.sentences import bytes_text, convolutions_text, steps_text
 from prepare.core.document import Advice, Answer, Charts, Code, Document, Facts, Part
 from prepare.core.utils import files
-from prepare.core.utils.text import plural
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import PrepareError
 from prepare.stages.registry import ordered_stages
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from prepare.app.job.record import Result
-    from prepare.app.report.compare_runs import Differences
 
 NAME = "report.html"
 T = TypeVar("T")
@@ -158,19 +156,6 @@ def page(
     )
 
 
-def diff_page(differences: Differences) -> str:
-    """Return the page of two compared runs, audits or recipes; the same differences give the same bytes."""
-    total = plural(differences.total, "difference") if differences.total else "no difference"
-    sides = Facts(rows=(("A", differences.first), ("B", differences.second)))
-    return page(
-        differences.gist.replace("->", "→") or total,
-        differences.documents(),
-        verdict=total if differences.gist else "",
-        lead=[[sides]],
-        about=(f"comparison of two {differences.kind}s",),
-    )
-
-
 def _run_lead(run: SavedResults, documents: Iterable[Document]) -> list[list[Part]]:
     """Return what was done, the code for it, and what the documents add; nothing for an unprepared model."""
     if run.audit is None:
@@ -189,9 +174,7 @@ def _run_lead(run: SavedResults, documents: Iterable[Document]) -> list[list[Par
     wrong = run.result is not None and run.result.status == "verification_failed"
     done = Facts(rows=tuple(facts), title="What was done")
     lead = [part for document in documents for part in document.lead]
-    # An artefact brings its own.
-    has_code = wrong or any(isinstance(part, Code) for part in lead)
-    code = Code(text="" if has_code else training_code(run), title="In your code")
+    code = Code(text="" if wrong else training_code(run), title="In your code")
     pictures: list[Part] = [part for part in lead if isinstance(part, Charts)]
     others = [part for part in lead if part not in pictures]
     columns: list[list[Part]] = [pictures, [done, code]] if pictures else [[done], [code]]

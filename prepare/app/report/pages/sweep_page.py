@@ -1,4 +1,4 @@
-"""The page of a sweep: recommendation, failures, matrix, lost layouts, speed against error, and all rows."""
+"""The page of a sweep: recommendation, failures, all rows, and recipes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from urllib.parse import quote
 from prepare import recipe
 from prepare.app.job.results import read_results
 from prepare.app.report.pages.page import NAME, page
-from prepare.app.report.pages.sweep_matrix import matrices_of
 from prepare.app.report.render import short
 from prepare.app.report.run_documents import training_code
 from prepare.app.report.sentences import timing_text, verified_text
@@ -20,6 +19,7 @@ from prepare.app.report.sweep_table import (
     choices,
     columns,
     conclusions,
+    in_words,
     numbered,
     reasons,
     shared_rows,
@@ -38,17 +38,11 @@ from prepare.core.document import (
     LAYOUT,
     RIGHT,
     Answer,
-    Axis,
-    Bar,
-    Bars,
-    Charts,
     Code,
     Document,
     Folded,
     Items,
     Part,
-    Plane,
-    Point,
     Table,
     Text,
 )
@@ -56,15 +50,11 @@ from prepare.core.utils import files
 from prepare.core.utils.text import plural, size, times
 from prepare.errors import PrepareError
 
-# More planes, or more points in one, are not readable; the table has all rows.
-_PLANES, _POINTS = 4, 200
-_BARS = 40
 _SWITCHES = ("true", "false", "null", "none")
 # Show at most so many recipes; the sentences name the best row of every field.
 _RECIPES = 10
 # More reasons below a table, and longer commands, are not read; more best rows do not fit on a card.
 _REASONS, _LETTERS, _FEW = 40, 4000, 3
-_MARKS = {"faster": "better", "slower": "worse"}
 _KINDS = {"#": "link", "status": "word"}
 
 
@@ -79,10 +69,7 @@ def sweep_page(summary: Summary, folder: Path) -> str:
     parts = (
         ("recommendation", "Recommendation", sweep.recommendation),
         ("failures", "Failures", sweep.failures),
-        ("matrix", "Matrix", sweep.matrix),
         ("rows", "All rows", sweep.all_rows),
-        ("tradeoff", "Speed against error", sweep.tradeoff),
-        ("layout", "Layout lost", sweep.layout),
         ("recipes", "Recipes", sweep.recipes),
     )
     documents = [Document(name=name, title=title, parts=make) for name, title, make in parts]
@@ -151,52 +138,6 @@ class _Sweep:
                 text = "The traceback of a failed row is in traceback.txt in its folder."
                 yield Text(text=text, kind="note")
 
-    def matrix(self) -> Iterator[Part]:
-        """Yield the matrix; nothing if no choice varies, or for a column of statuses, as in the table."""
-        timed = any(map(first_timing, self.summary.rows))
-        found = list(matrices_of(self.summary, self.ranking, self._page))
-        if not found or not (timed or " by " in found[0].caption):
-            return
-        text = "Blue is faster than the unprepared model, orange slower; below it, whether it is right."
-        untimed = (
-            "Each cell shows the status of its row, and the verification of outputs and gradients."
-        )
-        yield Text(text=text if timed else untimed)
-        yield from found
-
-    def layout(self) -> Iterator[Part]:
-        """Yield the breaks of each row as bars, the most first; nothing if no row loses the layout."""
-        lost = [(row, figures) for row in self.summary.rows if (figures := row.headline.lost)]
-        bars = [
-            Bar(
-                label=self._label(row),
-                value=figures.breaks,
-                text=f"{times(figures.breaks)}, {size(figures.copied_bytes)} copied",
-                mark="worse" if figures.breaks else "same",
-            )
-            for row, figures in sorted(lost, key=lambda pair: (-pair[1].breaks, pair[0].number))
-            if figures.status == "ok"
-        ]
-        if not any(bar.value for bar in bars):
-            return
-        chart = Bars(title="Layout lost in one forward", rows=tuple(bars[:_BARS]))
-        more = plural(len(bars) - _BARS, "row")
-        text = f"The table of all rows has {more} more." if len(bars) > _BARS else ""
-        parts = (Charts(charts=(chart,)), Text(text=text, kind="note"))
-        yield Folded(title="The rows that lose the layout most often first", parts=parts)
-
-    def tradeoff(self) -> Iterator[Part]:
-        """Yield speed against error, one plane for each field; nothing if no row has both."""
-        planes, more = [], 0
-        for field in self.ranking.groups[:_PLANES]:
-            if points := [point for row in field.rows if (point := self._point(row))]:
-                planes.append(_plane(field.about or "Speed against error", points[:_POINTS]))
-                more += max(len(points) - _POINTS, 0)
-        text = f"These are the fastest rows; the table of all rows has {plural(more, 'row')} more."
-        note = Text(text=text if more else "", kind="note")
-        title = "The rows in a plane, where left is faster and low is more exact"
-        yield Folded(title=title, parts=(Charts(charts=tuple(planes)), note))
-
     def all_rows(self) -> Iterator[Part]:
         """Yield the table of all rows, in the order of their rank."""
         shown, rows = columns(self.summary, self.ranking), self.ranking.rows
@@ -230,26 +171,6 @@ class _Sweep:
     def _choices(self, row: SweepRow) -> str:
         return choices(row, self.summary.varying)
 
-    def _label(self, row: SweepRow) -> str:
-        values = map(row.choices.get, self.summary.varying)
-        return " ".join([f"#{row.number}", *filter(None, values)])
-
-    def _point(self, row: SweepRow) -> Point | None:
-        """Return the point of a row; None if it has no time or no error."""
-        comparison, verified = first_timing(row), row.headline.verified
-        if comparison is None or comparison.ratio is None:
-            return None
-        if verified is None or verified.error is None:
-            return None
-        return Point(
-            label=self._label(row),
-            x=comparison.ratio,
-            y=verified.error,
-            x_interval=comparison.interval,
-            text=f"{timing_text(comparison)}; {verified_text(verified)}",
-            mark=_MARKS.get(comparison.verdict, "same"),
-        )
-
 
 def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     """Yield the answers of a sweep's page: which row is best, whether it is right, whether all ended well."""
@@ -260,14 +181,10 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     yield from _judged(best[0]) if len(best) == 1 else _counted(rows)
     statuses = Counter(row.status for row in rows)
     ok = statuses.pop("ok", 0)
-    others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
-    yield Answer(
-        "Did all rows end well?",
-        "good" if ok == len(rows) else "warn",
-        f"{ok:,} of {len(rows):,} ok",
-        others,
-        section="failures" if others else "rows",
-    )
+    others = ", ".join(f"{n:,} {in_words(status)}" for status, n in statuses.items())
+    kind, answer = "good" if ok == len(rows) else "warn", f"{ok:,} of {len(rows):,} ok"
+    section = "failures" if others else "rows"
+    yield Answer("Did all rows end well?", kind, answer, others, section=section)
 
 
 def _best(summary: Summary, groups: Sequence[RankedGroup]) -> Answer:
@@ -325,7 +242,7 @@ def _judged(row: SweepRow) -> Iterator[Answer]:
             "bad" if lost.breaks else "good",
             f"Lost {times(lost.breaks)}" if lost.breaks else "Never lost",
             f"{size(lost.copied_bytes)} copied in each forward" if lost.breaks else "",
-            section="layout",
+            section="rows",
         )
 
 
@@ -347,7 +264,7 @@ def _counted(rows: Iterable[SweepRow]) -> Iterator[Answer]:
             LAYOUT,
             "good" if kept == len(followed) else "bad",
             f"Kept in {kept:,} of {len(followed):,} rows",
-            section="layout",
+            section="rows",
         )
 
 
@@ -372,13 +289,3 @@ def _code(folder: Path, row: SweepRow) -> str:
     with suppress(PrepareError):
         return training_code(read_results(folder / (row.folder or "")))
     return ""
-
-
-def _plane(title: str, points: Iterable[Point]) -> Plane:
-    unprepared = Point(label="unprepared", x=1.0, y=0.0, text="the reference", mark="baseline")
-    return Plane(
-        title=title,
-        points=(unprepared, *points),
-        x=Axis(label="time, unprepared = 1"),
-        y=Axis(label="largest error", log=True),
-    )

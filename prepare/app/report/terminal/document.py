@@ -9,6 +9,9 @@ from typing import Any
 from prepare.core.document import Document, Facts, Items, Part, Table, Text
 from prepare.core.utils.text import line, plural, printable
 
+# Names are copied: those of at most so many letters are not folded.
+_NAME = 40
+
 
 def show_document(document: Document) -> None:
     """Print the sentence of a document, and below it its parts."""
@@ -37,10 +40,17 @@ def _table(part: Table) -> Iterator[str]:
     from prepare.app.report.terminal.console import table_lines
 
     table = RichTable(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for title, kind in part.columns:
-        table.add_column(title, overflow="fold", justify="right" if kind == "number" else "left")
-    for row in islice(part.rows, part.most):
-        table.add_row(*map(_cell, row))
+    rows = [[_cell(value) for value in row] for row in islice(part.rows, part.most)]
+    for at, (title, kind) in enumerate(part.columns):
+        is_short = kind == "name" and max(len(row[at]) for row in rows) <= _NAME
+        table.add_column(
+            title,
+            overflow="fold",
+            justify="right" if kind == "number" else "left",
+            no_wrap=is_short,
+        )
+    for row in rows:
+        table.add_row(*row)
     yield from table_lines(table)
     if len(part.rows) > part.most:
         yield f"... and {plural(len(part.rows) - part.most, part.noun)} more"

@@ -1,1 +1,0 @@
-"""The built-in exporters: one file for each format of artefacts."""
