@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from prepare.stages.verify.verdict import _issues_of, advise, causes_of
 from torch import nn
 
 from prepare.core.model import call_issues
@@ -10,7 +11,6 @@ from prepare.core.model.issue_sizes import SIZES
 from prepare.core.model.known_issues import issues
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import observe, predict
-from prepare.stages.verify.verdict import _issues_of, advise, causes_of
 
 NAME = "conv3d_bfloat16_small_cpu"
 SMALL, LARGE = (2, 8, 2, 2, 2), (2, 8, 4, 4, 4)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from prepare.stages.verify.verdict import causes_of
 from torch import nn
 
 from prepare.app.cli import main as cli
@@ -10,7 +11,6 @@ from prepare.core.model import tensors
 from prepare.errors import NothingMatchesError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
-from prepare.stages.verify.verdict import causes_of
 from prepare.step import TensorStep, Want
 
 

@@ -118,26 +118,6 @@ def test_an_error_between_modules_is_found_at_their_caller():
     assert (result.status, result.culprit) == ("fail", "block")
 
 
-class DropsAChild(nn.Sequential):
-    """In the reference computes the ReLU itself, so its own code cannot be compared alone."""
-
-    def forward(self, x):
-        x = self[0](x)
-        return self[2](self[1](x) if self[0].weight.is_contiguous() else x.relu())
-
-
-def test_a_module_that_cannot_run_alone_is_named():
-    torch.manual_seed(0)
-    reference = DropsAChild(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3))
-    pipeline, model = prepared(reference, PIPELINES["bfloat16"])
-    result = patiently(reference, model, pipeline)
-    module_check = checks_by_kind(result)["module gradients"]
-    assert result.status == "pass", result.reason
-    assert "1 module not compared alone, first the model itself: " in module_check.note
-    whole = [c.sensitivity for c in result.checks if c.what.endswith("r gradients")]
-    assert module_check.sensitivity >= max(whole)
-
-
 class Multiply(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, error):
@@ -172,16 +152,10 @@ def with_gain(error, *, tracks=True, **options):
     return patiently(reference, model, pipeline, **options)
 
 
-AMPLIFIED = "1.weight amplifies rounding: each module alone is right"
-
-
-@pytest.mark.parametrize(
-    ("error", "status", "note"), [(1e-4, "pass"), (5e-3, "fail")]
-)
-def test_a_gradient_that_cancels_may_have_the_rounding_of_its_sum(error, status, note):
+@pytest.mark.parametrize(("error", "status"), [(1e-4, "pass"), (5e-3, "fail")])
+def test_a_gradient_that_cancels_may_have_the_rounding_of_its_sum(error, status):
     result = with_gain(error)
     assert (result.status, result.culprit) == (status, "" if status == "pass" else "1")
-    assert checks_by_kind(result)["parameter gradients"].note == note
 
 
 QUICK_FACTORS = {(1.00003, 1000.0), (1.0003, 30.0), (1.003, 1.0)}
@@ -275,8 +249,7 @@ def test_memory_that_two_modules_share_is_a_failure():
     pipeline, model = prepared(reference, FLAT)
     model[1].memory = model[3].memory = torch.empty(2, 4, 22, 22)
     result = patiently(reference, model, pipeline)
-    checks = checks_by_kind(result)
-    assert (result.status, checks["module gradients"].status) == ("fail", "pass")
+    assert result.status == "fail"
 
 
 class Skip(nn.Module):

@@ -49,7 +49,7 @@ def test_modules_are_compared_alone_where_float64_does_not_fit(mode):
     assert by_limit(mode, lambda found: found.reference == "float64").status == "pass"
 
 
-def test_gradients_that_do_not_fit_are_skipped_in_eval_and_cannot_be_told_in_train():
+def test_gradients_that_do_not_fit_are_skipped_in_mode_eval():
     result = by_limit("eval", lambda found: found.status == "pass")
     notes = {item.what: item.note for item in result.checks if item.status == "skipped"}
     assert {"input gradients", "parameter gradients"} <= set(notes)

@@ -84,7 +84,6 @@ def test_the_terminal_shows_the_verdict_the_culprit_and_the_advice(capsys):
     assert text.startswith("verify (short): fail: ")
     assert "the first difference is in 1" in text
     assert '"repair_layout": {}' in text
-    assert "details are in out/1" in text
     assert "parameter gradients" in text
 
 

@@ -25,13 +25,8 @@ from prepare.pipeline import Pipeline
 from prepare.stages.tune.candidates import Candidate
 from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
 from prepare.stages.tune.records import KeptModule, Steps
-from prepare.stages.verify.execution.determinism import (
-    DeterministicMode,
-    make_deterministic,
-    training_flags,
-)
-from prepare.stages.verify.execution.module_calls import CallInterceptor
-from prepare.stages.verify.tolerance import largest_error
+from prepare.stages.verify.module_calls import CallInterceptor, largest_error
+from prepare.stages.verify.same_numbers import SameNumbers, make_deterministic, training_flags
 
 if TYPE_CHECKING:
     from prepare.core.utils.progress import Stage
@@ -302,7 +297,7 @@ def measure_modules(
 
     interceptor = CallInterceptor()
     interceptor.handle = handle
-    with held_interrupts(), isolated(), torch.no_grad(), DeterministicMode(), interceptor:
+    with held_interrupts(), isolated(), torch.no_grad(), SameNumbers(), interceptor:
         interruptible(_called, reference, call)
     return errors
 

@@ -117,10 +117,8 @@ class TuningSession:
     def _corrector(
         self, pool: list[Any], start: Callable[[Candidate], PreparedCandidate]
     ) -> KeepInFloat32:
-        exact: dict[Any, Any] = {}
-
         def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
-            return runner.check(exact)
+            return runner.check()
 
         def measure(candidate: Candidate) -> dict[str, ModuleError]:
             try:
@@ -174,7 +172,7 @@ class TuningSession:
 
     def _check_again(self, winner: Candidate) -> CheckResult:
         try:
-            return PreparedCandidate(self, winner, self._pool(winner)).check({})
+            return PreparedCandidate(self, winner, self._pool(winner)).check()
         except CandidateError as error:
             return CheckResult("cannot tell", str(error))
 

@@ -9,43 +9,45 @@ from torch import nn
 
 from prepare.core.forward.float32_calls import CAST_STEP, keep_option
 from prepare.core.model.known_issues import REPAIR_STEP
-from prepare.core.model.tensors import named_modules
+from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.wording import dropped, option, step
 from prepare.errors import PrepareError
 from prepare.patterns import exactly
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
-    from prepare.stages.verify.case import Case
+    from prepare.stages.verify.case import VerificationCase
     from prepare.stages.verify.records import Check
 
+# Noise of so many times the tensor itself.
+_GARBAGE = 4.0
 _NORMS = (nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d, nn.GroupNorm)
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 _BY_CHECK = {
-    "layout": "something undid the preparation, such as load_state_dict(assign=True) or a second cast: apply "
-    "the pipeline again",
-    "values": "the reference is not a copy of the same weights, or the model was trained or loaded since: take "
-    "copy.deepcopy(model) just before apply",
-    "flags": "model.train() or .eval() was called on a part of one of the two models, or a class does not copy "
-    "its mode: call prepared.train(mode) and reference.train(mode) with the same mode",
-    "batch": "an operation in place works on the batch itself, where the unprepared model had a copy, such as "
-    "that of contiguous(): take one that is not in place, or call model(batch.clone())",
+    "layout": "something undid the preparation, such as load_state_dict(assign=True) or a second cast: "
+    "apply the pipeline again",
+    "values": "the reference is not a copy of the same weights, or the model was trained or loaded since: "
+    "take copy.deepcopy(model) just before apply",
+    "flags": "model.train() or .eval() was called on a part of one model, or a class does not copy its mode: "
+    "call prepared.train(mode) and reference.train(mode) with the same mode",
+    "batch": "an operation in place works on the batch itself, where the unprepared model had a copy: take "
+    "one that is not in place, or call model(batch.clone())",
 }
 
 
-def advice(case: Case, bad: Sequence[Check], culprit: str | None) -> str:
-    """Return the causes of these checks as a paragraph; `culprit` is the first wrong module, if it is known."""
-    causes = (f"({chr(97 + i)}) {cause}" for i, cause in enumerate(_causes(case, bad, culprit)))
+def advice(case: VerificationCase, checks: Sequence[Check], culprit: str | None) -> str:
+    """Return the causes of what these checks found as a paragraph; `culprit` is the first wrong module."""
+    causes = (f"({chr(97 + i)}) {cause}" for i, cause in enumerate(_causes(case, checks, culprit)))
     return "If you expected this to work, it may be that " + ", or that ".join(causes) + "."
 
 
-def _causes(case: Case, bad: Sequence[Check], culprit: str | None) -> Iterator[str]:
+def _causes(case: VerificationCase, checks: Sequence[Check], culprit: str | None) -> Iterator[str]:
     module = dict(named_modules(case.prepared)).get(culprit or "")
     name = culprit or (type(case.prepared).__name__ if culprit is not None else "NAME")
     steps: Mapping[str, Any] = case.pipeline.to_config() if case.pipeline else {}
     can_repair = REPAIR_STEP not in steps and _is_possible(case, {REPAIR_STEP: {}})
     repair = f"add {step(REPAIR_STEP)}, or " if can_repair else ""
-    failed = {check.what for check in bad}
+    failed = {check.what for check in checks if check.status in ("fail", "wrong")}
     if case.compiled:
         remedy = f"choose another backend or mode of the step compile, or remove it with {dropped('compile')}"
         yield f"the compiler computes something else than the modules do: {remedy}"
@@ -57,6 +59,12 @@ def _causes(case: Case, bad: Sequence[Check], culprit: str | None) -> Iterator[s
     half = str((steps.get(CAST_STEP) or {}).get("dtype", "its new dtype"))
     keep = f"add {keep_option(name)}"
     keep += f", or use {option(CAST_STEP, 'dtype', 'bfloat16')}" if half == "float16" else ""
+    lost = next((c for c in checks if c.what == "casts" and c.note), None)
+    if "casts" not in failed and lost is not None and lost.worst.rpartition(".")[0] == culprit:
+        yield f"{lost.note}: {keep}"
+    if any(item.noise > _GARBAGE for item in case.wrong):
+        low = f"torch itself is wrong in {name} in {name_of(case.dtype)} on this device"
+        yield f"{low}: the unprepared model, in the contiguous format, is as far off"
     if "casts" in failed:
         clamp = option(CAST_STEP, "clamp", value=True)
         yield f"{half} cannot hold its numbers, which became infinite: {keep}, or clamp them with {clamp}"
@@ -89,7 +97,7 @@ def _causes(case: Case, bad: Sequence[Check], culprit: str | None) -> Iterator[s
 
 
 def _exclusion(
-    case: Case, steps: Mapping[str, Any], formats: Sequence[str], culprit: str | None
+    case: VerificationCase, steps: Mapping[str, Any], formats: Sequence[str], culprit: str | None
 ) -> str:
     """Return the option that leaves the convolutions of a module as they were; empty if there is none."""
     for each in formats:
@@ -101,7 +109,7 @@ def _exclusion(
     return ""
 
 
-def _is_possible(case: Case, changes: Mapping[str, Any]) -> bool:
+def _is_possible(case: VerificationCase, changes: Mapping[str, Any]) -> bool:
     """Return True if the pipeline with these steps can be applied as well as it can without the changes."""
     if case.pipeline is None:
         return False

@@ -18,7 +18,7 @@ from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.stages.verify.advice import advice
 from prepare.stages.verify.budget import SECONDS, Budget, default_memory
-from prepare.stages.verify.case import Case
+from prepare.stages.verify.case import VerificationCase
 from prepare.stages.verify.inputs import shifted
 from prepare.stages.verify.records import Verification, unknown
 from prepare.stages.verify.static_checks import static_checks, tensor_pairs
@@ -86,7 +86,9 @@ def verify(
     budget = Budget(level, seconds, memory or default_memory(prepared))
     call, pairs = call_of(batch).map(Tensor.detach), tensor_pairs(reference, prepared)
     checks, rewritten = static_checks(reference, prepared, pairs, pipeline)
-    case_of = partial(Case, reference, prepared, pipeline, amp, budget, rewritten, pairs)
+    case_of = partial(
+        VerificationCase, reference, prepared, pipeline, amp, budget, rewritten, pairs
+    )
     options: Any = {"use": mode, "backward": gradients}
     cases = [case_of(call, mode, **options)]
     if level == "full":
@@ -109,7 +111,7 @@ def verify(
         case = next((each for each in cases if each.wrong or each.raised or each.unsafe), cases[0])
         culprit = case.culprit if case.culprit is not None or bad[0].mode else bad[0].worst
         with eager_if_compiled(prepared):
-            advised = advice(case, bad, culprit)
+            advised = advice(case, checks, culprit)
     exact = [name_of(case.exact_dtype) for case in cases if case.deviations]
     return Verification(
         status=status,

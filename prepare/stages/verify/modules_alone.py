@@ -29,7 +29,7 @@ from prepare.stages.verify.runs import ModuleCall, Named, Run, cast, repaired
 from prepare.stages.verify.same_numbers import SameNumbers, make_deterministic
 
 if TYPE_CHECKING:
-    from prepare.stages.verify.case import Case
+    from prepare.stages.verify.case import VerificationCase
 
 MODULE_KINDS = ("module outputs", "module gradients")
 # A kernel in float32 may add up many numbers in another order: the floor of its tolerance allows for so many
@@ -39,7 +39,7 @@ _DEPTH_DEFAULT = 100
 
 
 def compare_alone(
-    case: Case, run: Run, names: Collection[str]
+    case: VerificationCase, run: Run, names: Collection[str]
 ) -> tuple[dict[str, list[Deviation]], dict[str, str]]:
     """Compare the recorded calls of the leaves of these names.
 
@@ -70,7 +70,11 @@ def compare_alone(
 
 
 def _compare(
-    case: Case, name: str, calls: Sequence[ModuleCall], run: Run, owners: Mapping[int, int]
+    case: VerificationCase,
+    name: str,
+    calls: Sequence[ModuleCall],
+    run: Run,
+    owners: Mapping[int, int],
 ) -> list[Deviation]:
     module, head = case.reference.get_submodule(name), f"{name}." if name else ""
 
@@ -122,7 +126,7 @@ def _run_alone(
     dtype: torch.dtype | None,
     amp: str,
 ) -> dict[str, Named]:
-    """Call a module with these weights on recorded arguments, in their dtypes or in one; sum its gradients."""
+    """Call a module on recorded arguments, in their dtypes or in one, and sum the gradients of the calls."""
     outputs, gradients, backward = Named(), Named(), torch.is_grad_enabled()
 
     def convert(leaves: list[Tensor], tensor: Tensor) -> Tensor:

@@ -135,7 +135,8 @@ def run_model(
         buffers = {n: b.detach() for n, b in model.named_buffers() if not b.is_nested}
         result.tensors = {"outputs": {n: t.detach() for n, t in named.items()}, "buffers": buffers}
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        for kind, tensors in zip(KINDS[1:3], (leaves, trained), strict=True):
+        both: Any = leaves, trained
+        for kind, tensors in zip(KINDS[1:3], both, strict=True):
             if backward and result.unsafe is None:
                 grads = {n: t.grad for n, t in tensors.items() if t.grad is not None}
                 result.tensors[kind] = {n: g / scale if scale != 1 else g for n, g in grads.items()}
@@ -262,8 +263,8 @@ def _hooks(model: nn.Module, result: Run, record: str) -> Iterator[None]:
             if result.unsafe is None and backward_exceeds_memory(module, args[0], output):
                 result.unsafe = name, _SMALL
             if hasattr(module, "transposed"):  # a convolution
-                unfolded = math.prod(module.kernel_size) * args[0].numel()
-                result.unfolded = max(result.unfolded, unfolded)
+                kernel: Any = module.kernel_size
+                result.unfolded = max(result.unfolded, math.prod(kernel) * args[0].numel())
         look(name)
         tensors = list(tensors_in(output))
         result.numbers += sum(tensor.numel() for tensor in tensors) if is_leaf(module) else 0

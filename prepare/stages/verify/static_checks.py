@@ -35,7 +35,7 @@ def static_checks(
     reference: nn.Module, prepared: nn.Module, pairs: TensorPairs, pipeline: Pipeline | None
 ) -> tuple[list[Check], tuple[str, ...]]:
     """Return the checks, and the modules whose tensors a structure step replaced."""
-    rewritten, mode_changed = [], []
+    rewritten, mode_changed = list[str](), list[str]()
     for action in pipeline.plan(reference, known_issues="ignore").actions if pipeline else ():
         if pipeline is not None and action.phase == "structure":
             keeps = getattr(pipeline.steps[action.step], "keeps_tensors", False)
