@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from prepare.registry import register
-from prepare.step import ForRecipes, InputStep, Offer, Step, TensorStep
+from prepare.step import ForRecipes, InputStep, Step, TensorStep
 from prepare.steps.device import DEVICE, readable_device
 
 if TYPE_CHECKING:
@@ -50,8 +50,6 @@ class InputFormat(InputStep):
     Source: pytorch issues 68430 and 113437, on strides that only look channels-last.
     """
 
-    recipe_part = "inputs"
-    complexity = 1
     device: Annotated[str, DEVICE, readable_device, ForRecipes()] | None = None
     """null follows the pipeline's `device` step."""
     dtype: Literal["float16", "bfloat16", "float32", "float64"] | None = None
@@ -62,10 +60,6 @@ class InputFormat(InputStep):
     """null follows the formats that the pipeline requests."""
     attach: bool = False
     """Installs the formatting on the model, so that callers change nothing."""
-
-    @classmethod
-    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterable[Offer]:
-        return [Offer("input", {"attach": True})]
 
     def bind(self, steps: Iterable[Step]) -> Self:
         tensor_steps = [step for step in steps if isinstance(step, TensorStep)]

@@ -41,7 +41,6 @@ class KeepLayout(ForChannelsLast):
     Source: measured, `docs/decisions/keep-layout.md`; SGLang changed such lines by hand.
     """
 
-    recipe_part = "calls"
     keeps_tensors: ClassVar[bool] = True
     calls: Literal["auto"] | Annotated[tuple[str, ...], "a list of texts", ForRecipes()] = "auto"
     """The calls to replace; `auto` finds them."""

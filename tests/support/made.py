@@ -22,7 +22,7 @@ from prepare.stages.bench.records import Bench, Case, Comparison, Control, Varia
 from prepare.stages.bench.time_prepared import INFERENCE
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 from prepare.stages.registry import STAGES
-from prepare.stages.tune.records import CandidateResult, KeptModule, Tuning
+from prepare.stages.tune.records import CandidateResult, Tuning
 from prepare.stages.verify.records import Check, Verification
 from small_nets import small_3d
 
@@ -268,11 +268,10 @@ def formats_by_precisions(folder: Path) -> Path:
 
 
 def tuning() -> Tuning:
-    kept = KeptModule("0", 0.5, 1e-3, 1.1)
     rows = (
         CandidateResult(name="half", steps={"half": {"dtype": "bfloat16", "keep": []}}, status="winner", reason="half the time", cost=4,
             seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
-            allowed=1e-2, first_seconds=1.0, kept=(kept,)),
+            allowed=1e-2, first_seconds=1.0),
         CandidateResult(name="unprepared", steps={}, status="slower", reason="twice", cost=0, seconds=0.1, ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
     return Tuning(rows=rows, winner="half", mode="eval", allow=("bfloat16",), budget=60.0, seconds=12.0, rounds=20, noise=1.02,

@@ -102,7 +102,10 @@ def _exclusion(
     """Return the option that leaves the convolutions of a module as they were; empty if there is none."""
     for each in formats:
         own = steps[each] or {}
-        for pattern in (exactly(culprit), f"{culprit}.*") if culprit else ():
+        can_exclude = (
+            case.pipeline is not None and "exclude" in case.pipeline.steps[each].to_options()
+        )
+        for pattern in (exactly(culprit), f"{culprit}.*") if culprit and can_exclude else ():
             excluded = [*own.get("exclude", ()), pattern]
             if _is_possible(case, {each: {**own, "exclude": excluded}}):
                 return f"exclude it with {option(each, 'exclude', excluded)}"
@@ -126,9 +129,8 @@ def _is_possible(case: VerificationCase, changes: Mapping[str, Any]) -> bool:
 
 
 def _formats(pipeline: Pipeline, model: nn.Module) -> list[str]:
-    """Return the steps that convert convolutions to channels-last, and can exclude some."""
+    """Return the steps that convert convolutions to channels-last."""
     from prepare.pipeline.collect_wants import format_steps
 
     requested = format_steps(pipeline.steps.values(), model)
-    wanted = (name for name, formats in requested.items() if {*formats.values()} - {"contiguous"})
-    return [name for name in wanted if "exclude" in pipeline.steps[name].to_options()]
+    return [name for name, formats in requested.items() if {*formats.values()} - {"contiguous"}]
