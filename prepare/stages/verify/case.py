@@ -48,6 +48,8 @@ _SLOWER = 6.0
 _CALLS, _SECONDS, _PART = 12, 0.25, 0.1
 # Gradients of modules that are right alone may be off by so many times what is allowed: amplified rounding.
 _AMPLIFIED = 30.0
+# Other gradients on inputs without gradients count if they are wrong by so many times what is allowed.
+_CLEARLY = 4.0
 # The factors of gradients under autocast to float16: that of GradScaler, and smaller ones if they overflow.
 _SCALES = (2.0**16, 2.0**8, 1.0)
 _GRADIENTS, _OF_MODULES = KINDS[1:3], KINDS[2:]
@@ -399,7 +401,7 @@ class VerificationCase:
         def wrong(right: Run) -> dict[str, Deviation]:
             named = [run.tensors[kind] for run in (right, *noisy, frozen)]
             items = self._compare(kind, named[0], named[1:-1], named[-1])
-            return {item.name: item for item in items if item.exceeds}
+            return {item.name: item for item in items if item.excess > _CLEARLY}
 
         found = wrong(exact)
         # A checkpoint, or code of the model, may give no gradient for such inputs in both models.
