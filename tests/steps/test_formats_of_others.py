@@ -1,6 +1,7 @@
 """A third party's step that requests a memory format counts as the built-in ones do."""
 
 import copy
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -98,9 +99,10 @@ def test_a_step_with_one_answer_searches_no_model(monkeypatch):
 
 @pytest.mark.parametrize("step", ["all_last", "encoder_last"])
 def test_a_wrong_result_names_the_step_that_can_be_removed(step):
-    reference, pipeline = network()["encoder"], Pipeline.from_config({step: {}})
-    model = pipeline.apply(copy.deepcopy(reference), strict=False)
-    model[0].register_forward_hook(lambda _module, _args, out: out * 1.01)
+    pipeline = Pipeline.from_config({step: {}})
+    reference = nn.Sequential(OrderedDict(network().items())).eval()
+    model = pipeline.apply(copy.deepcopy(reference), strict=False, known_issues="ignore")
+    model.encoder[3].register_forward_hook(lambda _module, _args, out: out * 1.01)
     result = verify(reference, model, torch.randn(2, 3, 16, 16), pipeline=pipeline)
     assert result.status == "fail"
     assert f'remove the step with "{step}": None' in result.advice

@@ -290,8 +290,9 @@ def _hooks(model: nn.Module, result: Run, record: str) -> Iterator[None]:
 
 
 def _watched(tensor: Tensor, kept: dict[int, Tensor], index: int) -> Tensor:
-    def keep(gradient: Tensor) -> None:
-        kept.setdefault(index, _copy(gradient))
+    def keep(gradient: Tensor | None) -> None:
+        if gradient is not None:  # torch gives None where a forward differentiates
+            kept.setdefault(index, _copy(gradient))
 
     if tensor.requires_grad:
         tensor.register_hook(keep)
