@@ -201,7 +201,7 @@ def test_many_signals_to_a_process_with_threads_leave_models_whole():
     assert 0 < whole < acted
 
 
-def test_a_signal_between_two_calls_of_ours_leaves_model_and_batch_as_they_were():
+def test_a_signal_between_two_lines_leaves_model_and_batch():
     net, x = nn.BatchNorm2d(3), torch.randn(2, 3, 4, 4)
     before = facts(net), x.clone()
     with pytest.raises(KeyboardInterrupt), unchanged(net, x):
