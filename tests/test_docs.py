@@ -169,7 +169,7 @@ def own_states():
     forget()
 
 
-# Pages whose commands take long, and the reasons of decisions, run in the full counts.
+# Pages whose commands take long run in the full counts.
 LONG = ("README", "sweeps", "exporting", "reports", "tuning", "many-machines",
         "inference", "timing", "verification", "output", "frameworks", "layout",
         "agents", "precision", "rewrites")  # fmt: skip
@@ -180,7 +180,7 @@ def with_warnings(page: Path) -> object:
     marks = []
     if page.stem in ("frameworks", "exporting"):
         marks.append(pytest.mark.filterwarnings("ignore"))
-    if page.stem in LONG or page.parent.name == "decisions":
+    if page.stem in LONG:
         marks.append(pytest.mark.slow)
     return pytest.param(page, marks=marks)
 

@@ -38,7 +38,7 @@ class KeepLayout(ForChannelsLast):
     replaced call takes some microseconds more, which small activations do not earn back. Code that needs
     the contiguous result of a named `.contiguous()` may raise an error. To undo it:
     `from prepare.steps import keep_layout; keep_layout.undo(model)`.
-    Source: measured, `docs/decisions/keep-layout.md`; SGLang changed such lines by hand.
+    Source: SGLang changed such lines by hand.
     """
 
     keeps_tensors: ClassVar[bool] = True

@@ -1,7 +1,7 @@
 """Hold what the whole process shares: signals, random numbers, warnings, patches, the garbage collector.
 
 While state is changed, Ctrl-C and SIGTERM are deferred; SIGTERM acts like Ctrl-C.
-docs/decisions/held-signals.md says why the signals are not blocked.
+`docs/decisions.md` says why the signals are not blocked.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class TuningSession:
 
     def _check_again(self, winner: Candidate) -> CheckResult:
         try:
-            return PreparedCandidate(self, winner, self._pool(winner)).check({})
+            return PreparedCandidate(self, winner, self._pool(winner)).check()
         except CandidateError as error:
             return CheckResult("cannot tell", str(error))
 
@@ -140,10 +140,8 @@ class TuningSession:
             first = first or runner  # the unprepared model
             return runner
 
-        exact: dict[Any, Any] = {}
-
         def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
-            return runner.check(exact)
+            return runner.check()
 
         race = Race(
             recipes,
