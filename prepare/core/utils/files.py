@@ -16,8 +16,7 @@ import os
 import platform
 import secrets
 import stat
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
@@ -39,35 +38,6 @@ REMEDIES = {
     errno.EINVAL: "give the path of a file",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-
-
-def _allow() -> None:
-    """Allow every write."""
-
-
-_CHECK: ContextVar[Callable[[], None]] = ContextVar("_CHECK", default=_allow)
-
-
-@contextlib.contextmanager
-def checked_writes(check: Callable[[], None]) -> Iterator[None]:
-    """In this context, call `check` before each file is replaced or removed: it may raise."""
-    token = _CHECK.set(check)
-    try:
-        yield
-    finally:
-        _CHECK.reset(token)
-
-
-def check_of_writes() -> Callable[[], None]:
-    """Return the function that is called before each file is replaced or removed."""
-    return _CHECK.get()
-
-
-def remove(path: Path) -> None:
-    """Remove a file, if it exists and this process may (`checked_writes`)."""
-    if os.path.lexists(path):
-        _CHECK.get()()
-        path.unlink(missing_ok=True)
 
 
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
@@ -187,8 +157,7 @@ class NewFile:
             self._close()
 
     def commit(self) -> None:
-        """Replace the target by this file, if this process may (`checked_writes`)."""
-        _CHECK.get()()
+        """Replace the target by this file."""
         if self._mode is not None:
             os.chmod(self.temporary, self._mode)
         os.replace(self.temporary, self._target)
