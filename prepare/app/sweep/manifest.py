@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.app.job.model_target import targets_in
-from prepare.core.utils.accelerator import installed_accelerator
 from prepare.core.utils.json_records import JsonRecord, Kind
+from prepare.core.utils.machine import driver
 from prepare.core.utils.packages import version_of
 from prepare.errors import FileError
 
@@ -71,7 +71,7 @@ def identity_of(config: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
 
     It covers the configuration, the versions of torch, prepare and the packages of plugins, and
     the code of the model and of the plugins: the file of each, or every file of its package if that is
-    in the current folder, and the accelerator: CUDA, cuDNN, driver, architectures, HIP, macOS. It does
+    in the current folder, and the driver of the accelerator. It does
     not cover other files that this code imports, or the processor.
     """
     groups = [each for each in metadata.entry_points().groups if each.startswith(_PLUGINS)]
@@ -82,7 +82,7 @@ def identity_of(config: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
         "config": {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT},
         "choices": dict(choices),
         "versions": {name: version_of(name) for name in sorted(packages)},
-        "accelerator": installed_accelerator(),
+        "driver": driver(),
         "code": {name: _code(name) for name in sorted(targets | {*config.get("plugins", ())})},
     }
     text = json.dumps(facts, sort_keys=True, default=repr)

@@ -26,7 +26,7 @@ from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, Outcome, failure, write_result
 from prepare.app.job.record import KEPT, Job, Record, Result
 from prepare.app.sweep.leader import OUTLIVE_COMMAND, stamp
-from prepare.core.utils.signals import Stopped
+from prepare.core.utils.process_state import Stopped
 from prepare.errors import FileError
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from prepare.core.forward.nested import describe
 from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.model.memory_format import FORMATS, satisfied, takes
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
-from prepare.core.utils.signals import interruptible
+from prepare.core.utils.process_state import interruptible
 
 if TYPE_CHECKING:
     from prepare.core.forward.example_input import Example

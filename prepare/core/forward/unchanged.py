@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.devices import free_memory
 from prepare.core.model.tensors import is_plain, stored_values
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.process_state import held_interrupts
 from prepare.errors import RefusedError
 
 _T = TypeVar("_T")

@@ -25,7 +25,7 @@ from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.forward_code import forward_code
 from prepare.core.model.module_kinds import is_rewritten, operation_of
-from prepare.core.utils.signals import interruptible
+from prepare.core.utils.process_state import interruptible
 from prepare.errors import RefusedError
 from prepare.stages.flow.call_sites import CallSite, ModuleStack
 from prepare.stages.flow.fake_tensors import Target, explain_failure
