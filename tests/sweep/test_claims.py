@@ -225,8 +225,6 @@ def test_a_process_that_lost_its_claim_writes_and_deletes_nothing(tmp_path):
         for change in (partial(files.write_text, mine, "x"), partial(files.remove, mine)):
             with pytest.raises(ClaimLost):
                 change()
-        with pytest.raises(ClaimLost), files.both(mine, tmp_path / "beside"):
-            pass
         Record(tmp_path).clear()
     assert mine.read_text() == "of another"
     assert {file.name for file in tmp_path.iterdir()} == {"before", "job.json", "claim.lease"}

@@ -213,8 +213,7 @@ def test_an_identity_covers_packages_in_the_current_folder(folder, monkeypatch):
     )
     assert identity_of(config, {"precision": "half"}) != before
     with monkeypatch.context() as patched:
-        other = {"cudnn": "9.10.2"}
-        patched.setattr("prepare.app.sweep.manifest.installed_accelerator", lambda: other)
+        patched.setattr("prepare.app.sweep.manifest.driver", lambda: "580.1")
         assert identity_of(config, {}) != before
     (package / "blocks.py").write_text("# another\n")
     assert identity_of(config, {}) != before

@@ -51,9 +51,9 @@ from prepare.app.sweep.manifest import (
 )
 from prepare.app.sweep.worker import OUTLIVE_COMMAND, run_in_sweep, shares_cores, stop_check
 from prepare.core.utils.folders import conf_dir, hold_folder
-from prepare.core.utils.signals import Stopped
+from prepare.core.utils.packages import check_torch
+from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.text import line, plural
-from prepare.core.utils.torch_version import check_torch
 from prepare.errors import ConfigError, PrepareError, Problem
 
 if TYPE_CHECKING:

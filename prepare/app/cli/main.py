@@ -28,7 +28,7 @@ from prepare.app.cli.flags import USAGES
 from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, WRONG
 from prepare.core.utils.machine import limit_spinning
 from prepare.core.utils.packages import switch_off_telemetry
-from prepare.core.utils.signals import stopped_by_sigterm
+from prepare.core.utils.process_state import stopped_by_sigterm
 from prepare.core.utils.text import line, plural, to_nobody
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem, SweepError, raise_problems

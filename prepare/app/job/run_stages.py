@@ -39,7 +39,7 @@ from prepare.stages.stage import Stage, StageContext
 
 if TYPE_CHECKING:
     from prepare.app.job.settings import Settings
-    from prepare.core.utils.progress import Stage as Progress
+    from prepare.core.utils.text import Progress
 
 # A run of more seconds says how long it may take.
 _PATIENCE = 10.0

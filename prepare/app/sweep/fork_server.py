@@ -18,7 +18,7 @@ from typing import IO, Any, NoReturn
 
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.sweep.locks import ClaimLost
-from prepare.core.utils.files import checked_writes, open_unlinked
+from prepare.core.utils.files import checked_writes
 from prepare.stages.registry import ordered_stages
 
 # Modules that are slow to import and that every job needs: that of the job, and what it imports later.
@@ -30,7 +30,7 @@ _PRELOADED = (
     "prepare.core.forward.input_formatter",
     "prepare.core.forward.run_example",
     "prepare.core.forward.torch_state",
-    "prepare.core.utils.environment",
+    "prepare.core.utils.machine",
     "prepare.app.job.run_stages",
 )
 # Bytes of a job's output that are kept from its beginning, and as many from its end.
@@ -215,6 +215,6 @@ class _Log:
         with suppress(OSError):
             if data and self._file is None:
                 # Once: who has lost its claim shall not write to the log of another process's job.
-                self._file = open(self._path, "ab", buffering=0, opener=open_unlinked)  # noqa: SIM115
+                self._file = open(self._path, "ab", buffering=0)  # noqa: PTH123, SIM115  # noqa: SIM115
             if data and self._file is not None:
                 self._file.write(data)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from filelock import LeaseSettingsMismatch, SoftFileLease, Timeout
 
-from prepare.core.utils.files import checked_writes, open_unlinked
+from prepare.core.utils.files import checked_writes
 from prepare.core.utils.folders import ask_server
-from prepare.core.utils.signals import runs
+from prepare.core.utils.process_state import runs
 
 # Seconds: a claim is touched so often, may be taken over if it is not for so long, and is looked at so often.
 _BEAT, _DEAD, _PAUSE = 3.0, 30.0, 0.1
@@ -117,7 +117,7 @@ def _mend(file: str) -> None:
     """
     with suppress(OSError):
         if not os.lstat(file).st_size:
-            with open(file, "ab", opener=open_unlinked) as empty:
+            with Path(file).open("ab") as empty:
                 empty.write(b"\n")
 
 

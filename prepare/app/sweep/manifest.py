@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 
 from prepare.app.job.record import LOCKS, Job
 from prepare.app.sweep.locks import SUFFIX, is_held
-from prepare.core.utils.accelerator import installed_accelerator
 from prepare.core.utils.json_records import JsonRecord, Kind
+from prepare.core.utils.machine import driver
 from prepare.core.utils.packages import version_of
 from prepare.errors import FileError
 
@@ -118,7 +118,7 @@ def identity_of(config: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
 
     It covers the configuration, the versions of torch, prepare and the packages of plugins, and
     the code of the model and of the plugins: the file of each, or every file of its package if that is
-    in the current folder, and the accelerator: CUDA, cuDNN, driver, architectures, HIP, macOS. It does
+    in the current folder, and the driver of the accelerator. It does
     not cover other files that this code imports, or the processor.
     """
     groups = [each for each in metadata.entry_points().groups if each.startswith(_PLUGINS)]
@@ -128,7 +128,7 @@ def identity_of(config: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
         "config": {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT},
         "choices": dict(choices),
         "versions": {name: version_of(name) for name in sorted(packages)},
-        "accelerator": installed_accelerator(),
+        "driver": driver(),
         "code": {name: _code(name) for name in sorted({*_targets(config)})},
     }
     text = json.dumps(facts, sort_keys=True, default=repr)

@@ -27,7 +27,7 @@ from prepare.app.sweep.locks import ClaimLost, claim
 from prepare.app.sweep.manifest import SweepManifest, is_led, job_claim
 from prepare.core.utils import files
 from prepare.core.utils.folders import ask_server
-from prepare.core.utils.signals import Stopped
+from prepare.core.utils.process_state import Stopped
 from prepare.errors import FileError
 
 # Launchers whose jobs go on after the command line that started them has ended.

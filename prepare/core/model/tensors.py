@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, is_repair
-from prepare.core.utils.torch_version import check_torch
+from prepare.core.utils.packages import check_torch
 
 # The check is here, because all code that works on a model imports this file.
 check_torch(torch.__version__)

@@ -13,7 +13,7 @@ import torch
 from prepare.core.forward.call import arguments
 from prepare.core.forward.torch_state import Amp, isolated, read_amp
 from prepare.core.forward.unchanged import unchanged
-from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils.process_state import held_interrupts, interruptible
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line
 from prepare.errors import ConfigError, Problem, RefusedError

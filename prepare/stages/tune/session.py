@@ -13,8 +13,7 @@ from torch import nn
 
 from prepare.core.forward.torch_state import Amp, device_of, isolated
 from prepare.core.model.deep_copy import CopyError, copy_or_build
-from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch
+from prepare.core.utils.machine import MachineWatch, environment
 from prepare.errors import (
     ModelError,
     PrepareError,
@@ -40,7 +39,7 @@ from prepare.stages.tune.records import (
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
-    from prepare.core.utils.progress import Stage
+    from prepare.core.utils.text import Progress
     from prepare.stages.tune.stage import TuneStage
 
 
@@ -55,7 +54,7 @@ class TuningSession:
     amp: Amp = "none"
     declared: Mapping[str, Any] = field(default_factory=dict)
     seed: int
-    progress: Stage
+    progress: Progress
     clock: Clock = time.perf_counter
     build: Callable[[], nn.Module] | None = None
 

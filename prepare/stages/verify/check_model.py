@@ -12,7 +12,7 @@ from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.torch_state import Amp, autocast, device_of, read_amp
 from prepare.core.model.tensors import lazy_parameter, name_of
-from prepare.core.utils.environment import environment
+from prepare.core.utils.machine import environment
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.stages.verify.advice import advice

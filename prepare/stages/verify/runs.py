@@ -22,8 +22,7 @@ from prepare.core.forward.unchanged import copy_of, real_stand_in, unchanged
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.tensors import is_plain
 from prepare.core.model.unsafe_backward import UnsafeCalls
-from prepare.core.utils.process_state import ignored_warnings
-from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils.process_state import held_interrupts, ignored_warnings, interruptible
 from prepare.pipeline.transfer import check_cast
 from prepare.stages.verify.same_numbers import SameNumbers, make_deterministic, run_backward
 from prepare.steps.repairs.conv3d import REPAIR, backward_exceeds_memory
