@@ -54,12 +54,7 @@ from zoo_tables import (
     tables,
 )
 
-<<<<<<< HEAD
 from prepare.core.forward.call import tensors_in
-from prepare.core.utils.environment import environment
-=======
-from prepare.core.forward.call import tensors_in
->>>>>>> main
 from prepare.core.utils.json_records import write_json
 from prepare.core.utils.machine import environment
 from prepare.core.utils.text import first_line

@@ -19,12 +19,8 @@ if TYPE_CHECKING:
 
     from prepare.core.document import Document, ReportContext
     from prepare.core.forward.example_input import Example
-<<<<<<< HEAD
     from prepare.core.forward.torch_state import Amp
-    from prepare.core.utils.progress import Stage as Progress
-=======
     from prepare.core.utils.text import Progress
->>>>>>> main
     from prepare.pipeline import Pipeline
     from prepare.pipeline.plan import Plan
 

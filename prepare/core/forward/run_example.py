@@ -19,12 +19,8 @@ from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.model.memory_format import FORMATS, satisfied, takes
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
-<<<<<<< HEAD
 from prepare.core.model.tensors import is_strided
-from prepare.core.utils.signals import interruptible
-=======
 from prepare.core.utils.process_state import interruptible
->>>>>>> main
 
 if TYPE_CHECKING:
     from prepare.core.forward.example_input import Example

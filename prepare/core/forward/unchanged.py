@@ -22,13 +22,8 @@ from torch import Tensor, nn
 
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.devices import free_memory
-<<<<<<< HEAD
 from prepare.core.model.tensors import is_expanded, is_plain, stored_values
-from prepare.core.utils.signals import held_interrupts
-=======
-from prepare.core.model.tensors import is_plain, stored_values
 from prepare.core.utils.process_state import held_interrupts
->>>>>>> main
 from prepare.errors import RefusedError
 
 _T = TypeVar("_T")

@@ -25,12 +25,8 @@ from prepare.core.forward.unchanged import (
 from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.forward_code import forward_code
 from prepare.core.model.module_kinds import is_rewritten, operation_of
-<<<<<<< HEAD
 from prepare.core.model.tensors import lazy_parameter
-from prepare.core.utils.signals import interruptible
-=======
 from prepare.core.utils.process_state import interruptible
->>>>>>> main
 from prepare.errors import RefusedError
 from prepare.stages.flow.call_sites import CallSite, ModuleStack
 from prepare.stages.flow.fake_tensors import Target, explain_failure
