@@ -54,7 +54,7 @@ from zoo_tables import (
     tables,
 )
 
-from prepare.core.forward.nested import tensors_in
+from prepare.core.forward.call import tensors_in
 from prepare.core.utils.json_records import write_json
 from prepare.core.utils.machine import environment
 from prepare.core.utils.text import first_line

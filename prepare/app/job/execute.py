@@ -42,7 +42,6 @@ class JobSpec:
         current: the working directory of a child process; None is that of its parent.
         path: `sys.path` of a child process.
         environ: the environment variables of a child process.
-        check_writes: `files.checked_writes` of a child process.
     """
 
     config: dict[str, Any]
@@ -55,7 +54,6 @@ class JobSpec:
     current: str | None = None
     path: list[str] = field(default_factory=lambda: list(sys.path))
     environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
-    check_writes: Callable[[], None] | None = None
 
     def settings(self) -> Settings:
         """Check the configuration.

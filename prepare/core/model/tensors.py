@@ -173,6 +173,12 @@ def with_bits_of(tensor: Tensor, data: Tensor) -> Tensor:
     return torch._neg_view(data) if tensor.is_neg() else data
 
 
+def lazy_parameter(model: nn.Module) -> str | None:
+    """Return the name of an uninitialized parameter or buffer, or None."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return next((name for name, tensor in named if is_lazy(tensor)), None)
+
+
 def is_plain(tensor: Tensor) -> bool:
     """Return whether this is exactly a Tensor, Parameter or Buffer, with strides."""
     return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested

@@ -14,8 +14,7 @@ import logging
 import os
 import secrets
 import stat
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -38,29 +37,6 @@ REMEDIES = {
     errno.EINVAL: "give the path of a file",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
-_CHECK: ContextVar[Callable[[], None]] = ContextVar("_CHECK", default=lambda: None)
-
-
-@contextlib.contextmanager
-def checked_writes(check: Callable[[], None]) -> Iterator[None]:
-    """In this context, call `check` before each file is replaced or removed: it may raise."""
-    token = _CHECK.set(check)
-    try:
-        yield
-    finally:
-        _CHECK.reset(token)
-
-
-def check_of_writes() -> Callable[[], None]:
-    """Return the function that is called before each file is replaced or removed."""
-    return _CHECK.get()
-
-
-def remove(path: Path) -> None:
-    """Remove a file, if it exists and this process may (`checked_writes`)."""
-    if os.path.lexists(path):
-        _CHECK.get()()
-        path.unlink(missing_ok=True)
 
 
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
@@ -131,9 +107,8 @@ def new_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-            _CHECK.get()()
-            if mode is not None:
-                os.chmod(temporary, mode)
+                if mode is not None:
+                    os.chmod(temporary, mode)
             os.replace(temporary, target)
         finally:
             with contextlib.suppress(OSError, ValueError):

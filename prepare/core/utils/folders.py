@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from prepare.core.utils.files import TEMPORARY
 from prepare.core.utils.suggest import meant
 
 try:
@@ -46,19 +43,6 @@ def cache_folder(name: str) -> Path:
     }
     chosen = os.environ.get("XDG_CACHE_HOME") or systems.get(sys.platform, home / ".cache")
     return Path(chosen) / "prepare" / name
-
-
-def ask_server(folder: Path) -> float:
-    """Return the time of the file server, in seconds: that of a new file in `folder`.
-
-    A client of NFS that has made a file in a folder also notices what others have made there; without
-    that, it may believe for a minute that a new file is missing.
-    """
-    try:
-        with tempfile.NamedTemporaryFile(prefix=".", suffix=TEMPORARY, dir=folder) as file:
-            return os.fstat(file.fileno()).st_mtime
-    except OSError:  # a folder to which this process may not write
-        return time.time()
 
 
 @contextmanager

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from prepare.core.forward.autocast import Amp, read_amp
-from prepare.core.forward.nested import arguments
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.call import arguments
+from prepare.core.forward.torch_state import Amp, isolated, read_amp
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.process_state import held_interrupts, interruptible
 from prepare.core.utils.suggest import choose

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from prepare.core.forward.autocast import Amp, device_of
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.torch_state import Amp, device_of, isolated
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.machine import MachineWatch, environment
 from prepare.errors import (

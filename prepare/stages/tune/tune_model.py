@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.core.forward.autocast import Amp, read_amp
+from prepare.core.forward.torch_state import Amp, read_amp
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.pipeline.distributed import on_rank_zero
