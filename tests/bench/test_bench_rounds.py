@@ -161,7 +161,7 @@ def test_on_a_busy_machine_the_verdict_follows_processor_time(monkeypatch):
 
 
 @pytest.mark.parametrize("many", [False, True])
-def test_on_a_quiet_machine_or_of_several_processes_it_follows_the_wall(monkeypatch, many):
+def test_quiet_or_in_several_processes_it_follows_the_wall(monkeypatch, many):
     others = 1.9 if many else 0.0
     quiet = {"cores_available": 2, "others": others, "threads": 2}
     monkeypatch.setattr(compare_variants.MachineWatch, "conditions", lambda _: quiet)

@@ -49,7 +49,9 @@ def test_a_record_shows_itself_as_a_line_and_a_text(records, kind):
 
 
 def test_a_long_sentence_is_cut_in_the_one_line():
-    long = make(Comparison, rows=(VariantResult(name="x" * 500, verdict="baseline"),), aa=None)
+    long = make(
+        Comparison, rows=(VariantResult(name="x" * 500, verdict="baseline"),), baseline="x" * 500
+    )
     assert len(repr(long)) == 160
     assert repr(long).endswith("...)")
 

@@ -13,7 +13,7 @@ from prepare.app.job.record import Job, Record, Result
 from prepare.app.job.results import Analyses, read_results
 from prepare.app.report.terminal.document import show_document
 from prepare.app.report.terminal.sweep import show_summary
-from prepare.app.sweep.manifest import SweepManifest, write_sweep_manifest
+from prepare.app.sweep.manifest import SweepManifest
 from prepare.audit import Audit, AuditRow
 from prepare.audit import audit as audit_of
 from prepare.core.document import ReportContext
@@ -22,7 +22,7 @@ from prepare.stages.bench.records import Comparison, Control, VariantResult
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 from prepare.stages.registry import STAGES
 from prepare.stages.tune.records import CandidateResult, Tuning
-from prepare.stages.verify.records import Check, Lost, Verification
+from prepare.stages.verify.records import Check, Verification
 from small_nets import small_3d
 
 NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "memfmt=channels_last", "device=cpu", "verify=none")  # fmt: skip
@@ -207,7 +207,9 @@ def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choic
     """Write one row of the sweep in `folder`; without a result it has not ended."""
     record = Record(folder / (name or f"{number}-row"))
     record.clear()
-    record.write_job(Job(number, SWEEP, list(overrides), choices or {}, shared=shared))
+    record.write_job(
+        Job(number, SWEEP, list(overrides), choices or {}, f"row-{number}", shared=shared)
+    )
     for found, file in ((audited, "audit.json"), (flowed, "flow.json"), (verified, "verify.json"), (benched, "bench.json")):  # fmt: skip
         if found is not None:
             found.save(record.folder / file)
@@ -230,7 +232,8 @@ def give_figures(folder: Path) -> None:
 def plan(folder: Path, rows) -> None:
     """Write the manifest of a sweep with these rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_sweep_manifest(folder, SweepManifest(SWEEP, [list(row) for row in rows]))
+    names = [f"row-{number}" for number in range(len(rows))]
+    SweepManifest(SWEEP, [list(row) for row in rows], names).save(folder / "sweep.json")
 
 
 FORMATS = ("contiguous", "channels_last_3d")
@@ -275,10 +278,9 @@ def write_run(folder: Path) -> None:
     """Write the record of a run that made every analysis."""
     write_record(folder)
     Flow.load(folder / "flow.json").save(folder / "flow_before.json")
-    lost = Lost(tensor="0.weight", before="float32", after="float16", elements=9, overflowed=1, flushed=1, rounded=0)  # fmt: skip
     check = Check(what="outputs", status="pass", mode="eval", batch=2, inputs="given", error=1e-7, allowed=1e-4, worst="0",
                   compared=1, sensitivity=1e-3, least_sensitive="0")  # fmt: skip
-    Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), lost=(lost,), culprit="",
+    Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), culprit="",
                  advice="", seconds=1.0, environment=MACHINE).save(folder / "verify.json")  # fmt: skip
     benched = comparison(environment=MACHINE)
     benched.save(folder / "bench.json")

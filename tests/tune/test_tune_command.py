@@ -86,7 +86,7 @@ import torch
 import torch.distributed as dist
 from prepare.stages import tune as module
 from prepare.errors import RefusedError
-from prepare.stages.tune.tune_model import _Session
+from prepare.stages.tune.tune_model import _Tuner
 from sample_nets import small
 
 rank, file, wrong = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "wrong"
@@ -97,11 +97,11 @@ def stopped(self):
 
 
 if sys.argv[3] == "stopped":
-    _Session.run = stopped
+    _Tuner.run = stopped
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
 if rank:
-    _Session.run = None  # only rank 0 may measure
+    _Tuner.run = None  # only rank 0 may measure
 torch.manual_seed(rank)
 try:
     found = module.tune(small(), torch.ones(2, 2 if wrong else 3, 12, 12), budget=0.5)

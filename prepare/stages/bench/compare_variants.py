@@ -12,13 +12,11 @@ from typing import Any
 
 import torch
 
-from prepare.core.forward.autocast import Amp, read_amp
-from prepare.core.forward.nested import arguments
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.call import arguments
+from prepare.core.forward.torch_state import Amp, isolated, read_amp
 from prepare.core.forward.unchanged import unchanged
-from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch, busy_sentence, disturbance
-from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils.machine import MachineWatch, busy_sentence, disturbance, environment
+from prepare.core.utils.process_state import held_interrupts, interruptible
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import plural
 from prepare.errors import ConfigError, Problem, RefusedError
@@ -78,7 +76,7 @@ def compare(
     `unclear`, for a `reason`. All intervals hold together with `confidence`.
 
     It may stop after 8, 16, 32, ... rounds, and after a second: when every verdict is clear, and every
-    interval within `precision`. The looks share the error: see `docs/decisions/few-looks.md`.
+    interval within `precision`. The looks share the error.
 
     On a CPU each timing has two clocks. The verdict follows the wall clock, and on a busy machine the
     processor time of this process, in which other programs do not count. On CUDA, events measure the time.
@@ -145,7 +143,7 @@ def compare(
         for name, call in variants.items()
     }
     models = {id(model): model for variant in timed.values() for model in variant.modules}
-    session = _Session(timed, str(baseline), options, progress, Rounds(_clock, seed))
+    session = _Timing(timed, str(baseline), options, progress, Rounds(_clock, seed))
     with held_interrupts(), ExitStack() as stack:
         stack.enter_context(isolated())  # of functions without a model, too
         given = () if callable(batch) else arguments(batch)
@@ -172,7 +170,7 @@ def _problems(
             yield Problem(key, f"{value!r} is not between 0 and {limit}", remedy)
 
 
-class _Session:
+class _Timing:
     """One comparison; call `run` once. `control` are the second timings of the baseline (A/A)."""
 
     def __init__(

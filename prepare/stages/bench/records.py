@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from prepare.core.utils.environment import check_environment
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
-from prepare.core.utils.machine import busy_sentence, disturbance
+from prepare.core.utils.machine import busy_sentence, check_environment, disturbance
 from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
@@ -134,7 +133,7 @@ class Comparison(JsonRecord, Readable):
 
     @property
     def clock_remark(self) -> str:
-        """Which clock the verdicts follow, if it is not that on the wall, and why; else empty."""
+        """The clock that the verdicts follow, if it is not that on the wall, and why; else empty."""
         if self.settings.get("timer") != PROCESSOR:
             return ""
         return f"{PROCESSOR}, as {disturbance(self.settings)}"

@@ -19,7 +19,7 @@ from prepare.stages.verify.inputs import format_call
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.core.forward.autocast import Amp
+    from prepare.core.forward.torch_state import Amp
     from prepare.stages.stage import Level, Mode
 
 # Seconds, and the precision of the ratio: a `short` comparison stops as soon as its verdict is clear. For

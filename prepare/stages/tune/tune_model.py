@@ -8,8 +8,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.core.forward.autocast import Amp, device_of, read_amp
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.torch_state import Amp, device_of, isolated, read_amp
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.model.devices import free_memory
 from prepare.core.utils.numbers import pace_text
@@ -31,7 +30,7 @@ from prepare.stages.verify.inputs import user_formatter
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.core.utils.progress import Stage
+    from prepare.core.utils.text import Progress
     from prepare.stages.bench.records import Comparison, VariantResult
 
 # The part of the time for the first look, with a compiler and without.
@@ -62,7 +61,7 @@ def tune(
     budget: float = 60.0,
     declared: Mapping[str, Any] | None = None,
     seed: int = 0,
-    progress: Stage = lambda _: nullcontext(),
+    progress: Progress = lambda _: nullcontext(),
     build: Callable[[], nn.Module] | None = None,
 ) -> Tuning:
     """Time recipes on copies of `model`, and return the fastest one that is right; `model` is not changed.
@@ -106,7 +105,7 @@ def tune(
     if mode not in ("eval", "train"):
         raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
     given = {"allow": allow if isinstance(allow, str) else list(allow), "budget": budget}
-    session = _Session(
+    session = _Tuner(
         model=model,
         batch=batch,
         options=TuneStage.from_options(given, {"mode": mode}),
@@ -121,7 +120,7 @@ def tune(
 
 
 @dataclass(kw_only=True)
-class _Session:
+class _Tuner:
     """The checked arguments of one call of `tune`, and what is known so far; call `run` once."""
 
     model: nn.Module
@@ -131,7 +130,7 @@ class _Session:
     amp: Amp
     declared: Mapping[str, Any]
     seed: int
-    progress: Stage
+    progress: Progress
     build: Callable[[], nn.Module] | None
     rows: dict[str, CandidateResult] = field(default_factory=dict)
     compiled: dict[str, tuple[nn.Module, Pipeline]] = field(default_factory=dict)
