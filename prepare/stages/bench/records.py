@@ -29,7 +29,7 @@ VERDICTS = (
 _SETTINGS = {
     "train": bool | None,
     **dict.fromkeys(("threads", "batch_size", "cores_available"), int | None),
-    **dict.fromkeys(("confidence", "others", "load_before", "stolen", "held_back"), float | None),
+    **dict.fromkeys(("confidence", "others", "load_before"), float | None),
     **dict.fromkeys(("amp", "timer"), str | None),
 }
 
