@@ -28,12 +28,13 @@ from prepare.errors import (
     ConfigError,
     KnownIssueWarning,
     Problem,
+    RecipeError,
     RecipeWarning,
     RefusedError,
     combined,
     raise_problems,
 )
-from prepare.patterns import exactly
+from prepare.patterns import exactly, has_no_expression
 from prepare.pipeline.apply import Phases, all_moves, apply_steps, check_module, survey
 from prepare.pipeline.build_steps import build_steps, check_mapping
 from prepare.pipeline.distributed import on_rank_zero
@@ -117,13 +118,29 @@ class Pipeline:
         return {name: step.to_options() for name, step in self.steps.items()}
 
     def to_recipe(self) -> dict[str, dict[str, Any]]:
-        """Return `to_config()` without what a recipe may not set, and `left_out` lists."""
+        """Return `to_config()` without what a recipe may not set, and `left_out` lists.
+
+        Raises:
+            RecipeError: a pattern is a regular expression, without which the recipe would mean something else.
+        """
+        raise_problems(RecipeError, self.expressions())
         steps = self.steps.items()
         return {name: recipe.options_of(step) for name, step in steps if recipe.can_hold(step)}
 
     def left_out(self) -> list[Problem]:
         """Return a problem for each option, and each step that needs one, which a recipe cannot hold."""
         return [problem for step in self.steps.values() for problem in recipe.left_out(step)]
+
+    def expressions(self) -> list[Problem]:
+        """Return a problem for each option with a regular expression, which only Python may give."""
+        wrong, remedy = "a regular expression is for Python only", "write a glob, as encoder.*"
+        options = ("include", "exclude", "keep")
+        return [
+            Problem(f"steps.{name}.{option}", wrong, remedy)
+            for name, step in self.steps.items()
+            for option in options
+            if not has_no_expression(step.chosen(option))
+        ]
 
     def warn_of_left_out(self) -> None:
         """Warn of each option in `left_out`, with a RecipeWarning."""
@@ -153,8 +170,9 @@ class Pipeline:
 
         What a recipe may not set is left out, with a RecipeWarning for each option.
         """
+        steps = self.to_recipe()
         self.warn_of_left_out()
-        recipe.save(path, self.to_recipe())
+        recipe.save(path, steps)
 
     def plan(
         self,
