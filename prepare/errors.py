@@ -142,6 +142,10 @@ class RecipeWarning(UserWarning):
     """An option is left out of a recipe that is written, since a recipe may not set it."""
 
 
+class UntrainedWarning(UserWarning):
+    """No optimizer that was given trains some parameters of the model."""
+
+
 class RefusedError(PrepareError):
     """This model cannot be prepared in its current state; the remedy says what to do first."""
 

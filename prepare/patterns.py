@@ -26,7 +26,7 @@ def matches(pattern: str, name: str, module: Any) -> bool:
 
 
 def exactly(name: str) -> str:
-    """Return a pattern that matches only the module with this dotted name; every module for the model itself."""
+    """Return a pattern that matches only the module with this dotted name; `*` for the model itself."""
     escaped = glob.escape(name)
     is_word = name == NORMS or name.startswith(("type:", EXPRESSION))
     return (f"[{escaped[0]}]{escaped[1:]}" if is_word else escaped) or "*"

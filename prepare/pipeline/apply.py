@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,19 +97,18 @@ def survey(
     return Survey(actions, table, issues, model)
 
 
-def all_moves(table: RequestTable, optimizer: Optimizer | None) -> list[AnyMove]:
+def all_moves(table: RequestTable, optimizers: Sequence[Optimizer]) -> list[AnyMove]:
     """Return the moves of the model's tensors, and of the optimizer state that follows them.
 
     Raises:
-        RefusedError: `optimizer` cannot train the parameters as they will be.
+        RefusedError: one of `optimizers` cannot train the parameters as they will be.
     """
     moves = table.moves()
-    if optimizer is None:
+    if not optimizers:
         return moves
     by_tensor = {id(tensor): move for move in moves for tensor in move.tensors}
-    if moves:
-        raise_problems(RefusedError, unsupported_training(optimizer, by_tensor))
-    return [*moves, *(move for _, move in mismatched_state(optimizer, by_tensor))]
+    raise_problems(RefusedError, unsupported_training(optimizers, by_tensor))
+    return [*moves, *(move for _, move in mismatched_state(optimizers, by_tensor))]
 
 
 def apply_steps(
@@ -118,7 +117,7 @@ def apply_steps(
     actions: list[Action],
     moves: list[AnyMove],
     *,
-    optimizer: Optimizer | None,
+    optimizers: Sequence[Optimizer],
     low_memory: bool,
 ) -> None:
     """Rewrite modules, move tensors and let the other steps act; undo everything on failure.
@@ -135,7 +134,7 @@ def apply_steps(
         act_on_interrupts()
         if any(action.phase == "structure" for action in actions):
             _rewrite(model, phases.structure)
-            moves = all_moves(make_table(model, phases.tensors), optimizer)
+            moves = all_moves(make_table(model, phases.tensors), optimizers)
         for action in actions:
             names = (name or "the model" for name in action.modules)
             _log.debug("%s: %s", action.step, ", ".join(names))

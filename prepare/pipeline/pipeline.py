@@ -38,7 +38,6 @@ from prepare.patterns import exactly, has_no_expression
 from prepare.pipeline.apply import Phases, all_moves, apply_steps, check_module, survey
 from prepare.pipeline.build_steps import build_steps, check_mapping
 from prepare.pipeline.distributed import on_rank_zero
-from prepare.pipeline.drift import Drift, optimizer_drift, plan_drift, raise_drift
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
     KnownIssues,
@@ -47,11 +46,12 @@ from prepare.pipeline.known_issue_checks import (
 )
 from prepare.pipeline.optimizer_state import (
     RestrideLoadedState,
+    optimizer_drift,
+    optimizers_in,
     removed_parameters,
-    unrelated_optimizer,
-    unwrap_optimizer,
+    warn_of_untrained,
 )
-from prepare.pipeline.plan import Plan
+from prepare.pipeline.plan import Drift, Plan, plan_drift, raise_drift
 from prepare.pipeline.preconditions import (
     fsdp_problems,
     lazy_problems,
@@ -121,7 +121,7 @@ class Pipeline:
         """Return `to_config()` without what a recipe may not set, and `left_out` lists.
 
         Raises:
-            RecipeError: a pattern is a regular expression, without which the recipe would mean something else.
+            RecipeError: a pattern is a regular expression, without which it would mean something else.
         """
         raise_problems(RecipeError, self.expressions())
         steps = self.steps.items()
@@ -244,7 +244,7 @@ class Pipeline:
         model: _Model,
         strict: bool = True,  # noqa: FBT001, FBT002
         *,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | Iterable[Optimizer] | None = None,
         low_memory: bool = False,
         known_issues: KnownIssues = "error",
         amp: Amp = "none",
@@ -253,8 +253,9 @@ class Pipeline:
         """Prepare `model` in place and return it: the same object with the same Parameters.
 
         With `strict`, a request that has no effect and a pattern that matches nothing are errors;
-        without it, they are listed in `plan(model).errors`. The state of `optimizer` is moved along with
-        its parameters, and is restrided when a checkpoint is loaded into the optimizer later. A failure
+        without it, they are listed in `plan(model).errors`. The state of `optimizer`, one or several, is
+        moved along with the parameters, and is restrided when a checkpoint is loaded into it later.
+        Parameters that none of them trains are named in an UntrainedWarning. A failure
         leaves everything as it was; with `low_memory`, which frees each old tensor at once, the error
         names what has changed. Ctrl-C acts between the steps and between the parts of the copy, or after
         the model is prepared whole; the third one acts at once.
@@ -283,7 +284,7 @@ class Pipeline:
             batch = call_of(example).batch
         with held_interrupts(may_hang=True), remembering():
             start = time.perf_counter()
-            optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
+            optimizers = optimizers_in(optimizer)
             with paused_collector():
                 work = survey(model, self._phases, known_issues, amp, batch)
             if safe := self._with_needed_repairs(work.issues, known_issues):
@@ -292,7 +293,7 @@ class Pipeline:
                 return safe.apply(
                     model,
                     strict,
-                    optimizer=optimizer,
+                    optimizer=optimizers,
                     low_memory=low_memory,
                     known_issues=known_issues,
                     amp=amp,
@@ -305,12 +306,10 @@ class Pipeline:
             for match in issues:
                 if match.is_wrong:
                     warnings.warn(str(match.problem()), KnownIssueWarning, stacklevel=2)
-            moves = all_moves(table, optimizer)
+            moves = all_moves(table, optimizers)
             if actions or moves:
                 problems = [p for step in self.steps.values() for p in step.obstacles(model)]
-                if optimizer is not None:
-                    problems += unrelated_optimizer(model, optimizer)
-                    problems += removed_parameters(model, work.model, optimizer)
+                problems += removed_parameters(model, work.model, optimizers)
                 raise_problems(RefusedError, [*problems, *precondition_problems(model, table)])
                 with paused_collector():
                     apply_steps(
@@ -318,15 +317,16 @@ class Pipeline:
                         self._phases,
                         actions,
                         moves,
-                        optimizer=optimizer,
+                        optimizers=optimizers,
                         low_memory=low_memory,
                     )
-            if optimizer is not None:
-                RestrideLoadedState().install(optimizer)
+            for each in optimizers:
+                RestrideLoadedState().install(each)
             done = f"moved {plural(len(moves), 'tensor')}" if actions or moves else "nothing to do"
             took, name = time.perf_counter() - start, type(model).__name__
             _log.info("%s: %s: %s, %.3f s", name, ", ".join(self.steps) or "no step", done, took)
-            return model
+        warn_of_untrained(model, optimizers)
+        return model
 
     def choose(self, model: nn.Module, example: Any, amp: Amp = "none") -> None:
         """Let the steps that ask for an example choose their options, as `apply(model, example=)` does.
@@ -371,20 +371,26 @@ class Pipeline:
                 step.undo(model)
 
     def check(
-        self, model: nn.Module, *, strict: bool = False, optimizer: Optimizer | None = None
+        self,
+        model: nn.Module,
+        *,
+        strict: bool = False,
+        optimizer: Optimizer | Iterable[Optimizer] | None = None,
     ) -> list[Drift]:
         """Return what in a prepared `model` has drifted from this pipeline; an empty list if nothing has.
 
         Tensors drift when a checkpoint is loaded with `assign=True`, when weights are swapped, or when a
-        module is cast again. With `optimizer`, also check that it holds parameters of this model, and
-        that its state has their device, dtype and strides.
+        module is cast again. With `optimizer`, one or several, also check that their state of parameters of
+        this model has their device, dtype and strides; parameters that none of them trains are named in an
+        UntrainedWarning.
 
         Raises:
             DriftError: with `strict`, if anything has drifted.
         """
-        drifts = plan_drift(self.plan(model, known_issues="ignore"))
-        if optimizer is not None:
-            drifts += optimizer_drift(model, unwrap_optimizer(optimizer))
+        optimizers = optimizers_in(optimizer)
+        drifts = [*plan_drift(self.plan(model, known_issues="ignore"))]
+        drifts += optimizer_drift(model, optimizers)
+        warn_of_untrained(model, optimizers)
         if strict:
             raise_drift(drifts)
         return drifts
