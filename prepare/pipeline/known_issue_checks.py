@@ -1,20 +1,21 @@
 """Find the known issues that a model will meet once it is prepared as a pipeline requests."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+import torch
 from torch import nn
 
 from prepare.core.model.forward_code import forward_code, torch_class
 from prepare.core.model.known_issues import ONLY, REPAIR_STEP, Issue, standing
-from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import argument, step, words
 from prepare.errors import ConfigError, KnownIssueError, Problem
-from prepare.pipeline.tensor_table import RequestTable, TensorRequest
+from prepare.pipeline.tensor_table import RequestTable
 from prepare.steps.repairs import find_repair
 
 KnownIssues = Literal["error", "warn", "ignore"]
@@ -59,12 +60,8 @@ class IssueMatch:
     @property
     def ends_process(self) -> bool:
         """Return whether a training step may end the process, and a repair prevents it."""
-        return (
-            self.is_wrong
-            and self.in_training
-            and self.issue.part == "memory"
-            and bool(self.issue.repair)
-        )
+        is_repaired = self.issue.part == "memory" and bool(self.issue.repair)
+        return is_repaired and self.is_wrong and self.in_training
 
     @property
     def is_met(self) -> bool:
@@ -162,7 +159,8 @@ def find_known_issues(
         dtypes = (set() if devices == {"cpu"} else dtypes).union(*own_dtypes.values())
     modules_by_class: dict[str, dict[str, nn.Module]] = {}
     for name, module in model.named_modules():
-        modules_by_class.setdefault(_class_name(module), {})[name] = module
+        cls: Any = type(module)  # a class is hashable, which mypy denies
+        modules_by_class.setdefault((torch_class(cls) or cls).__name__, {})[name] = module
     matches = []
     for issue in dict.fromkeys(issue for device in sorted(devices) for issue in standing(device)):
         meeting: dict[str | None, dict[str, str]] = {}
@@ -194,12 +192,6 @@ def check_known_issues(known_issues: str) -> None:
         raise ConfigError("known_issues", f"{known_issues!r} is not allowed", remedy)
 
 
-def _class_name(module: nn.Module) -> str:
-    """Return the name of the class of torch from which a module's class is derived, or of its own."""
-    cls: Any = type(module)  # a class is hashable, which mypy denies
-    return (torch_class(cls) or cls).__name__
-
-
 def _meets(issue: Issue, module: nn.Module) -> bool:
     """Return whether a module runs torch's code, and none that repairs it."""
     repair = find_repair(issue.repair) if issue.repair else None
@@ -222,37 +214,41 @@ def _convolution_weights(
     formats, devices = set(), set()
     dtypes: dict[int, set[str]] = {}
     for request in table.requests:
-        tensor, move = request.tensor, request.move()
-        if not is_strided(tensor) or not _is_convolution_weight(request):
+        tensor, modules = request.tensor, [place.module for place in request.places]
+        if not is_strided(tensor) or tensor.dim() not in CHANNELS_LAST:
             continue
+        if not (convolutions := [m for m in modules if isinstance(m, CONVOLUTIONS_2D_3D)]):
+            continue
+        move = request.move()
         stride = move.stride if move and move.stride is not None else tensor.stride()
         formats.add(request.wants.get("memory_format") or _format(tensor.shape, stride))
         dtype = name_of(move.dtype if move else tensor.dtype)
-        for place in request.places:
-            if isinstance(place.module, CONVOLUTIONS_2D_3D):
-                dtypes.setdefault(id(place.module), set()).add(dtype)
+        for module in convolutions:
+            dtypes.setdefault(id(module), set()).add(dtype)
         devices.add(request.device.type)
     return formats - {""}, dtypes, devices
 
 
-def _is_convolution_weight(request: TensorRequest) -> bool:
-    return request.tensor.dim() in (4, 5) and any(
-        isinstance(place.module, CONVOLUTIONS_2D_3D) for place in request.places
-    )
-
-
-def _format(shape: Iterable[int], stride: tuple[int, ...]) -> str:
+def _format(shape: torch.Size, stride: tuple[int, ...]) -> str:
     """Return the format whose canonical strides these are; empty for any other strides."""
-    shape = tuple(shape)
-    channels_last = "channels_last" if len(shape) == 4 else "channels_last_3d"
-    formats = ("contiguous", channels_last)
+    formats = ("contiguous", CHANNELS_LAST[len(shape)])
     return next((name for name in formats if canonical_stride(shape, name) == stride), "")
 
 
 def repaired_anyway(issues: list[IssueMatch]) -> list[Problem]:
     """Return what to warn of where an issue ends the process, and is repaired whatever was asked."""
-    problems = [match.problem() for match in issues if match.ends_process]
+    problems = [match.problem() for match in issues]
     return [replace(each, wrong=f"{each.wrong}; it is repaired nevertheless") for each in problems]
+
+
+def warned_of(issues: list[IssueMatch], *, repairs: bool) -> list[Problem]:
+    """Return what a plan warns of; with `repairs` also of what no repair reaches, though only slow."""
+    return [
+        match.problem()
+        for match in issues
+        if (match.is_met and not match.is_error)
+        and (repairs or match.unreached is None or match.is_wrong)
+    ]
 
 
 def known_errors(issues: list[IssueMatch]) -> list[ConfigError]:

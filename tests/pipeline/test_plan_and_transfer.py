@@ -206,3 +206,16 @@ def test_many_threads_give_the_values_of_one_copy(low_memory):
             finally:
                 os._exit(not ok)
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_views_of_a_storage_may_begin_behind_its_start():
+    flat = torch.randn(40)
+    model = nn.ParameterDict({"a": nn.Parameter(flat[8:20]), "b": nn.Parameter(flat[12:28])})
+    objects = [*model.values()]
+    Pipeline.from_config({"half": {"dtype": "float16"}}).apply(model)
+    assert all(mine is other for mine, other in zip(model.values(), objects, strict=True))
+    assert torch.equal(model["a"], flat[8:20].half())
+    assert torch.equal(model["b"], flat[12:28].half())
+    with torch.no_grad():
+        model["a"][4:].zero_()
+    assert not model["b"][:8].any()
