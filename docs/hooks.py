@@ -42,7 +42,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     A link to a file of `benchmarks/`, which is not on the site, becomes the name of the file.
     """
-    if page.file.src_uri.startswith("decisions/"):
+    if page.file.src_uri == "decisions.md":
         page.meta["search"] = {"exclude": True}
     for start, boost in _BOOSTS.items():
         if page.file.src_uri.startswith(start):

@@ -26,7 +26,7 @@ from prepare.core.utils.wording import words
 from prepare.errors import (
     CheckpointError,
     ConfigError,
-    FileError,
+    PrepareError,
     Problem,
     RefusedError,
     raise_problems,
@@ -43,7 +43,6 @@ _Model = TypeVar("_Model", bound=nn.Module)
 _Names = tuple[tuple[str, ...], tuple[str, ...]]
 _MOST_PROBLEMS = 20
 _COMPILED = "_orig_mod."
-_UNLIKE = "does not hold a mapping of names to tensors"
 _AGAIN = "save it with torch.save(model.state_dict(), FILE), and nothing but tensors in it"
 _TRUSTED = (
     'it holds objects. If you trust it: torch.load(FILE, weights_only=False)["state_dict"] (or "model") '
@@ -203,9 +202,8 @@ def _filled(
     if on_meta:
         _make_final(model, table.requests)
     for request in table.requests:
-        if request.path in state and not request.tensor.is_meta:
-            loaded = request.tensor.detach()
-            check_cast(request.path, state[request.path], loaded, clamp=request.clamp)
+        if (value := state.get(request.path)) is not None and not request.tensor.is_meta:
+            check_cast(request.path, value, request.tensor.detach(), clamp=request.clamp)
     return tuple(found.missing_keys), tuple(n for n in found.unexpected_keys if n in state)
 
 
@@ -336,10 +334,8 @@ def read_weights(
         state, metadata = _read(path, key)
         tied = json.loads(metadata.get("tied", "{}"))
         state |= {name: state[first] for name, first in tied.items()}
-    except FileError as error:
+    except PrepareError as error:
         raise CheckpointError.of(error.problems) from error
-    except CheckpointError:
-        raise
     except Exception as error:  # a damaged file raises many kinds
         wrong = f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
         remedy = instead(path) or "it is cut short or damaged, or holds something else than weights"
@@ -413,7 +409,8 @@ def _read_torch(path: Path, key: str | None, *, zipped: bool) -> dict[str, Tenso
     if key is None and not _is_state(content):
         if len(inner) != 1:
             which = f"give one with key=: {', '.join(map(str, inner))}" if inner else _AGAIN
-            raise CheckpointError(_where(path), _UNLIKE, which)
+            wrong = "does not hold a mapping of names to tensors"
+            raise CheckpointError(_where(path), wrong, which)
         key = inner[0]
     return dict(content if key is None else content[key])
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.signals import act_on_interrupts, held_interrupts, interruptible
 from prepare.pipeline import Pipeline
 from small_nets import facts
@@ -198,3 +199,23 @@ def test_many_signals_to_a_process_with_threads_leave_models_whole():
     acted, whole = applied_under_signals(1000)
     assert acted == 1000
     assert 0 < whole < acted
+
+
+def test_a_signal_between_two_lines_leaves_model_and_batch():
+    net, x = nn.BatchNorm2d(3), torch.randn(2, 3, 4, 4)
+    before = facts(net), x.clone()
+    with pytest.raises(KeyboardInterrupt), unchanged(net, x):
+        signal.raise_signal(signal.SIGINT)
+        net(x.mul_(2))
+    assert facts(net) == before[0]
+    assert torch.equal(x, before[1])
+
+
+def test_a_signal_in_a_call_of_the_model_acts_at_once():
+    net, done = nn.BatchNorm2d(3), []
+    before = facts(net)
+    with pytest.raises(KeyboardInterrupt), unchanged(net):
+        interruptible(signal.raise_signal, signal.SIGINT)
+        done.append("after it")
+    assert not done
+    assert facts(net) == before

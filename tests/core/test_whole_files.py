@@ -187,14 +187,14 @@ def test_a_save_removes_what_killed_saves_of_its_name_left(tmp_path):
     os.waitpid(child, 0)
     alive = files.NewFile(str(path))
     alive.open()
-    own = Path(alive._temporary).name
+    own = Path(alive.temporary).name
     elsewhere = tmp_path / own.replace(files._machine(), "0123abcd").replace(
         str(os.getpid()), str(child)
     )
     elsewhere.touch()
     assert len(names(tmp_path)) == 4
-    with files.both(path, tmp_path / "a.json"):
-        pass
+    with files.new_file(path) as file:
+        file.remove_stale()
     left = {name for name in names(tmp_path) if name.endswith(files.TEMPORARY)}
     assert {own, elsewhere.name} < left
     assert len(left) == 3

@@ -22,8 +22,8 @@ from prepare.stages.bench.records import Bench, Case, Comparison, Control, Varia
 from prepare.stages.bench.time_prepared import INFERENCE
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 from prepare.stages.registry import STAGES
-from prepare.stages.tune.records import CandidateResult, KeptModule, Tuning
-from prepare.stages.verify.records import Check, Lost, Verification
+from prepare.stages.tune.records import CandidateResult, Tuning
+from prepare.stages.verify.records import Check, Verification
 from small_nets import small_3d
 
 NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "memfmt=channels_last", "device=cpu", "verify=none")  # fmt: skip
@@ -268,11 +268,10 @@ def formats_by_precisions(folder: Path) -> Path:
 
 
 def tuning() -> Tuning:
-    kept = KeptModule("0", 0.5, 1e-3, 1.1)
     rows = (
         CandidateResult(name="half", steps={"half": {"dtype": "bfloat16", "keep": []}}, status="winner", reason="half the time", cost=4,
             seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
-            allowed=1e-2, first_seconds=1.0, kept=(kept,)),
+            allowed=1e-2, first_seconds=1.0),
         CandidateResult(name="unprepared", steps={}, status="slower", reason="twice", cost=0, seconds=0.1, ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
     return Tuning(rows=rows, winner="half", mode="eval", allow=("bfloat16",), budget=60.0, seconds=12.0, rounds=20, noise=1.02,
@@ -283,10 +282,9 @@ def write_run(folder: Path) -> None:
     """Write the record of a run that made every analysis."""
     write_record(folder)
     Flow.load(folder / "flow.json").save(folder / "flow_before.json")
-    lost = Lost(tensor="0.weight", before="float32", after="float16", elements=9, overflowed=1, flushed=1, rounded=0)  # fmt: skip
     check = Check(what="outputs", status="pass", mode="eval", batch=2, inputs="given", error=1e-7, allowed=1e-4, worst="0",
                   compared=1, sensitivity=1e-3, least_sensitive="0")  # fmt: skip
-    Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), lost=(lost,), culprit="",
+    Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), culprit="",
                  advice="", seconds=1.0, environment=MACHINE).save(folder / "verify.json")  # fmt: skip
     benched = comparison(environment=MACHINE)
     bench_of(benched).save(folder / "bench.json")

@@ -29,7 +29,7 @@ from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_example
 from prepare.core.forward.nested import arguments
-from prepare.core.forward.run_example import count_layouts, own_changes, run_example
+from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.machine import how_threads_wait
 from prepare.errors import ConfigError, KnownIssueError, RefusedError, combined, raise_problems
@@ -267,8 +267,6 @@ def _run_example(work: StageContext) -> tuple[ExampleRun | None, float]:
 
     with work.progress("running the example input"):
         forward = run_example(work.model, work.formatted, amp=work.amp)
-    if note := own_changes(work.model, forward):
-        work.notes.append(note)
     formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
     convolutions = count_layouts(forward.calls, formats)
     return ExampleRun(forward.inputs, forward.output, convolutions), forward.seconds

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.loan import lend, take_back
-from prepare.core.forward.nested import map_tensors
+from prepare.core.forward.nested import items_of, map_tensors
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_tree import remove_hooks
 from prepare.core.model.scripting import NotScriptable
@@ -44,8 +45,9 @@ class Formatter:
     def tensor(self, tensor: Tensor) -> Tensor:
         """Return the formatted tensor; the same object if nothing changes. Differentiable."""
         memory_format = self.format_of(tensor)
-        if memory_format is None:
-            return self.cast(tensor)
+        compiled = torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
+        if memory_format is None or compiled:  # a compiler chooses strides itself
+            return self._cast(tensor)
         device, dtype = self._target(tensor)
         stride = canonical_stride(tensor.shape, memory_format)
         if (device, dtype, stride) == (tensor.device, tensor.dtype, tensor.stride()):
@@ -63,7 +65,7 @@ class Formatter:
         source = tensor.resolve_neg()
         return fresh.copy_(source, non_blocking=_may_run_on(source, device))
 
-    def cast(self, tensor: Tensor) -> Tensor:
+    def _cast(self, tensor: Tensor) -> Tensor:
         """Return the tensor with the device and dtype, and its own strides; the same if nothing changes."""
         device, dtype = self._target(tensor)
         if (device, dtype) == (tensor.device, tensor.dtype):
@@ -102,8 +104,12 @@ class FormatHook(NotScriptable):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
-        change, cast = self.formatter.tensor, self.formatter.cast
-        return lend(module, args, kwargs, change=change, cast=cast)
+        new_args, new_kwargs = self.formatter((args, kwargs))
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed():
+            return new_args, new_kwargs
+        given = _Arguments(new_args)
+        given.made = [(m, _content(m)) for m in _made((args, kwargs), (new_args, new_kwargs))]
+        return given, new_kwargs
 
     def is_on(self, model: nn.Module) -> bool:
         """Return whether `model` has a hook equal to this one."""
@@ -113,22 +119,48 @@ class FormatHook(NotScriptable):
         """Register the hook before all others, and remove any other formatting hook."""
         FormatHook.remove(model)
         model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
-        model.register_forward_hook(TakeBackHook(), always_call=True)
+        model.register_forward_hook(WarnHook())
 
     @staticmethod
     def remove(model: nn.Module) -> None:
         """Remove every formatting hook from `model`."""
-        remove_hooks(model, FormatHook, TakeBackHook)
+        remove_hooks(model, FormatHook, WarnHook)
 
 
 @dataclasses.dataclass(frozen=True)
-class TakeBackHook(NotScriptable):
-    """A forward hook that gives the caller its arguments back, with what forward has written into them."""
+class WarnHook(NotScriptable):
+    """A forward hook that warns if forward has written into a copy that formatting made of an argument."""
 
     step = "input_format"
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        take_back(module)
+        if any(_content(copy) != before for copy, before in getattr(args, "made", ())):
+            warnings.warn(
+                f"{type(module).__name__}.forward wrote into an argument that input_format had copied; the "
+                "caller's is as it was: set attach=false, and give the model pipeline.format(batch)",
+                stacklevel=2,
+            )
+
+
+class _Arguments(tuple[Any, ...]):  # noqa: SLOT001  torch hands it on to the hook after forward
+    """The arguments of a call, with the copies in them and the content of each."""
+
+    made: list[tuple[Any, Any]]
+
+
+def _made(before: Any, after: Any) -> Iterator[Any]:
+    """Yield the tensors and containers in `after` that are not the caller's own."""
+    if after is not before:
+        yield after
+        for (_, old), (_, new) in zip(items_of(before), items_of(after), strict=True):
+            yield from _made(old, new)
+
+
+def _content(made: Any) -> Any:
+    """Return what is another value once a tensor or a container is written to."""
+    if isinstance(made, Tensor):
+        return None if made.is_inference() else made._version
+    return [(key, id(item)) for key, item in items_of(made)]
 
 
 def _channels_are_last(shape: torch.Size) -> bool:

@@ -65,19 +65,17 @@ def map_tensors(
         return change(value)
     if isinstance(value, LEAVES):
         return value
+    if torch.compiler.is_compiling():  # which cannot trace a comparison of containers
+        if type(value) is dict:
+            return {key: map_tensors(change, item, kinds) for key, item in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)([map_tensors(change, item, kinds) for item in value])
     before = dict(items_of(value))
     after = {key: map_tensors(change, item, kinds) for key, item in before.items()}
     changed = {key: item for key, item in after.items() if item is not before[key]}
     if not before:
-        report_unknown(value)
+        _report_unknown(value)
     return replace_items(value, after, changed) if changed else value
-
-
-def is_container(value: Any) -> bool:
-    """Return whether `items_of` goes into a value of this kind, empty or not."""
-    return isinstance(value, Mapping | list | tuple) or (
-        is_dataclass(value) and not isinstance(value, type)
-    )
 
 
 def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -86,7 +84,7 @@ def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
         return value.items()
     if isinstance(value, list | tuple):
         return enumerate(value)
-    if is_container(value):
+    if is_dataclass(value) and not isinstance(value, type):
         names = (field.name for field in fields(value))
         return ((name, getattr(value, name)) for name in names if hasattr(value, name))
     return ()
@@ -113,15 +111,10 @@ def set_item(container: Any, key: Any, item: Any) -> None:
         object.__setattr__(container, key, item)
 
 
-def report_unknown(value: Any) -> None:
+def _report_unknown(value: Any) -> None:
     """Warn once for each class of a value, which is no container, that has tensors in its attributes."""
     held = getattr(value, "__dict__", {})
     if isinstance(held, dict) and any(isinstance(item, Tensor) for item in held.values()):
-        report_left(value, "give a dict, list, tuple or dataclass")
-
-
-def report_left(value: Any, reason: str) -> None:
-    """Warn that the tensors in `value` are left as they are."""
-    # All types warn from this line, so Python's filter shows each text once.
-    kind = type(value).__qualname__
-    warnings.warn(f"the tensors in a {kind} stay as they are; {reason}", stacklevel=2)
+        # All classes warn from this line, so Python's filter shows each text once.
+        text = f"the tensors in a {type(value).__qualname__} stay as they are"
+        warnings.warn(f"{text}; give a dict, list, tuple or dataclass", stacklevel=2)

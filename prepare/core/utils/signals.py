@@ -1,6 +1,6 @@
 """Defer Ctrl-C and SIGTERM while state is changed, and handle SIGTERM like Ctrl-C.
 
-docs/decisions/held-signals.md says why the signals are not blocked.
+`docs/decisions.md` says why the signals are not blocked.
 """
 
 import ctypes

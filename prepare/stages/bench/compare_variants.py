@@ -76,7 +76,7 @@ def compare(
         longest: with `settle`, seconds in place of `budget` until the first look, for calls so slow that
             fewer than 8 rounds fit into `budget`.
         settle: stop as soon as no verdict is `unclear`, instead of at a precision. The looks are few, and
-            share the error: see `docs/decisions/few-looks.md`.
+            share the error.
         precision: stop as soon as every interval is within ± this fraction of its ratio.
         confidence: the probability with which all intervals hold.
         format: `Pipeline.format` for each variant that needs formatted inputs.

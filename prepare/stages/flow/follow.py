@@ -25,7 +25,7 @@ from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.forward_code import forward_code
 from prepare.core.model.module_kinds import is_rewritten, operation_of
-from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils.signals import interruptible
 from prepare.errors import RefusedError
 from prepare.stages.flow.call_sites import CallSite, ModuleStack
 from prepare.stages.flow.fake_tensors import Target, explain_failure
@@ -98,7 +98,7 @@ def predict(
 
         reason = ""
         try:
-            with held_interrupts(may_hang=True), _watching(model, example, watcher, stand_in):
+            with _watching(model, example, watcher, stand_in):
                 inputs = stand_ins_for(arguments(example), stand_in)
                 _run(model, inputs, watcher, backward=backward, fake=fake, amp=amp)
         except Exception as error:  # the model's code may raise anything on tensors without data
@@ -144,7 +144,7 @@ def observe(
         if name := lazy_parameter(model):
             raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
         try:
-            with held_interrupts(), _watching(model, example, watcher, real_stand_in):
+            with _watching(model, example, watcher, real_stand_in):
                 inputs = stand_ins_for(arguments(example), copy_of)
                 _run(model, inputs, watcher, backward=backward, fake=None, amp=amp)
         except Exception as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from prepare.core.document import (
     FASTER,
@@ -60,22 +59,6 @@ _SHORT = ("Recipe", "Speed", "Time", "Interval", "Error", "Result", "First call"
 _BARS = 6
 
 
-class KeptRow(NamedTuple):
-    """A module, the 16-bit dtype, its errors in that and kept, and by how much it changes the time."""
-
-    module: str
-    dtype: str
-    low: str
-    kept: str
-    time: str
-
-    @property
-    def sentence(self) -> str:
-        """Return `head stays in float32: its error is 0.5 in bfloat16, 0.002 kept; +3 % time of a call`."""
-        text = f"{self.module} stays in float32: its error is {self.low} in {self.dtype}, {self.kept} kept"
-        return f"{text}; {self.time} time of a call" if self.time else text
-
-
 def tune_document(shown: ReportContext) -> Document | None:
     """Return what is shown of the tuning of a run; None if it had none."""
     tuning = shown.found.get("tune")
@@ -112,20 +95,6 @@ def cached_text(tuning: Tuning) -> str:
     """Return `from the cache, measured on 2026-11-25 at 16:25`; empty if it was measured now."""
     day, _, time = tuning.made.partition("T")
     return f"from the cache, measured on {day} at {time[:5]}" if tuning.from_cache else ""
-
-
-def kept_rows(tuning: Tuning) -> list[KeptRow]:
-    """Return a row for each module that stays in float32; recipes of one dtype keep the same modules."""
-    rows_by_module: dict[tuple[str, str], KeptRow] = {}
-    for row in tuning.rows:
-        dtype = str(next((o["dtype"] for o in row.steps.values() if "keep" in o), ""))
-        for each in row.kept:
-            low = "infinite" if each.error is None else f"{each.error:.2g}"
-            ratio = each.time_ratio
-            cost = "" if ratio is None else f"{100 * (ratio - 1):+.0f} %"
-            kept = KeptRow(each.module, dtype, low, f"{each.kept_error:.2g}", cost)
-            rows_by_module.setdefault((dtype, each.module), kept)
-    return list(rows_by_module.values())
 
 
 def _faster(tuning: Tuning) -> Answer:
@@ -188,8 +157,6 @@ def _in_terminal(tuning: Tuning) -> Iterator[Part]:
             reasons.setdefault(f"{doubt(row.status)}: {row.reason}", []).append(row.name)
     for reason, names in reasons.items():
         yield Text(text=f"{', '.join(names)}: {reason}", where="terminal")
-    for kept in kept_rows(tuning):
-        yield Text(text=kept.sentence, where="terminal")
     yield Text(text=_measured(tuning), where="terminal")
     for note in tuning.notes:
         yield Text(text=f"note: {note}", where="terminal")
@@ -205,14 +172,6 @@ def _on_page(tuning: Tuning) -> Iterator[Part]:
     text = "A whisker is the interval of the ratio; together they have 95 % confidence. Recipes that were "
     note = Text(text=text + "eliminated early ran fewer rounds.", kind="note")
     yield Folded(title="Pictures of all recipes", parts=(Charts(charts=(*bars, *charts[1:])), note))
-    title = "Modules that have to stay in float32, with the largest error of their results alone and the "
-    yield Table(
-        label="Modules in float32",
-        title=f"{title}time of a call",
-        columns=columns("Module name, Error in 16 bits number, Error kept number, Time number"),
-        rows=[(k.module, f"{k.low} in {k.dtype}", k.kept, k.time) for k in kept_rows(tuning)],
-        where="page",
-    )
     lost = [row for row in _ranked(tuning) if row.status != "winner" and row.reason]
     texts = tuple(f"{row.name}: {row.reason}" for row in lost)
     yield Folded(title="Why the other recipes lost", parts=(Items(texts=texts, kind="note"),))

@@ -38,7 +38,6 @@ def row_of(race: Race, winner: Contestant, contestant: Contestant) -> CandidateR
         verified=checked.status if checked else "",
         error=0.0 if contestant is race.standings.base else error,
         allowed=allowed,
-        kept=contestant.kept,
     )
 
 

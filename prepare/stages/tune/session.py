@@ -12,20 +12,16 @@ import torch
 from torch import nn
 
 from prepare.core.forward.autocast import Amp, device_of
-from prepare.core.forward.explain_error import explained
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.environment import environment
 from prepare.core.utils.machine import MachineWatch
 from prepare.errors import (
-    ConfigError,
     ModelError,
     PrepareError,
     Problem,
     RefusedError,
-    raise_problems,
 )
-from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.stages.bench import statistics
@@ -34,13 +30,11 @@ from prepare.stages.tune.cache import Cache, age, conditions
 from prepare.stages.tune.candidate_run import PreparedCandidate, capacity
 from prepare.stages.tune.candidates import Candidate, calls_to_keep, candidates
 from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
-from prepare.stages.tune.keep_modules import KeepInFloat32, ModuleError, errors_of
 from prepare.stages.tune.race import Race
 from prepare.stages.tune.race_results import notes_on, row_of
 from prepare.stages.tune.records import (
     STATUSES,
     UNPREPARED,
-    Keep,
     StoppedTuning,
     Tuning,
 )
@@ -89,47 +83,6 @@ class TuningSession:
                 cache.store(tuning)
         return replace(tuning, notes=(*tuning.notes, *cache.notes))
 
-    def keep(self, dtype: str) -> Keep:
-        """Find the modules that have to stay in float32 for the step `half` alone to be right."""
-        _check_model(self.model)
-        recipe = Pipeline.from_config({"half": {"dtype": dtype}, "input_format": {"attach": True}})
-        if self.mode == "train":
-            unfit = [problem for step in recipe.steps.values() for problem in step.in_training()]
-            raise_problems(ConfigError, unfit)
-        candidate = Candidate(dtype, recipe.to_config())
-        with isolated():
-            pool = self._pool(candidate)
-            correct = self._corrector(pool, lambda each: PreparedCandidate(self, each, pool))
-            try:
-                with self.progress(f"verifying {dtype}"):
-                    checked = correct.check(candidate, correct.start(candidate))
-            except CandidateError as error:
-                checked = CheckResult("fail", str(error))
-            if not correct.may_help(checked):
-                reason = checked.reason or "it is right with norms in float32 alone"
-                return Keep(dtype=dtype, status=checked.status, reason=reason)
-            corrected = correct(candidate, self.options.budget)
-        assert corrected is not None
-        reason = corrected.reason if corrected.kept else f"{checked.reason}; {corrected.reason}"
-        status = "pass" if corrected.kept else checked.status
-        return Keep(dtype=dtype, status=status, reason=reason, kept=corrected.kept)
-
-    def _corrector(
-        self, pool: list[Any], start: Callable[[Candidate], PreparedCandidate]
-    ) -> KeepInFloat32:
-        exact: dict[Any, Any] = {}
-
-        def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
-            return runner.check(exact)
-
-        def measure(candidate: Candidate) -> dict[str, ModuleError]:
-            try:
-                return errors_of(candidate.steps, self.copied, pool[0], mode=self.mode)
-            except Exception as error:
-                raise explained(self.model, error) from None
-
-        return KeepInFloat32(measure, start, check, self.clock, self.progress)
-
     def _calls_to_keep(self) -> tuple[str, ...]:
         example = make_pool(self.batch, seed=self.seed)[0]
         try:
@@ -174,7 +127,7 @@ class TuningSession:
 
     def _check_again(self, winner: Candidate) -> CheckResult:
         try:
-            return PreparedCandidate(self, winner, self._pool(winner)).check({})
+            return PreparedCandidate(self, winner, self._pool(winner)).check()
         except CandidateError as error:
             return CheckResult("cannot tell", str(error))
 
@@ -188,17 +141,18 @@ class TuningSession:
             first = first or runner  # the unprepared model
             return runner
 
-        correct = self._corrector(pool, start)
+        def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
+            return runner.check()
+
         race = Race(
             recipes,
             start=start,
-            check=correct.check,
+            check=check,
             budget=self.options.budget,
             clock=self.clock,
             capacity=capacity(self.model, _device(recipes[0], self.model)),
             seed=self.seed,
             progress=self.progress,
-            correct=correct,
         )
         stopped: KeyboardInterrupt | None = None
         try:
