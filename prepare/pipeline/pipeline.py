@@ -122,24 +122,26 @@ class Pipeline:
         Raises:
             RecipeError: a pattern is a regular expression, without which it would mean something else.
         """
-        raise_problems(RecipeError, self.expressions())
-        steps = self.steps.items()
+        steps = self.without_expressions().steps.items()
         return {name: recipe.options_of(step) for name, step in steps if recipe.can_hold(step)}
+
+    def without_expressions(self) -> Pipeline:
+        """Return this pipeline; raise RecipeError if a pattern is a regular expression: for Python only."""
+        wrong, remedy = "a regular expression is for Python only", "write a glob, as encoder.*"
+        raise_problems(
+            RecipeError,
+            (
+                Problem(f"steps.{name}.{option}", wrong, remedy)
+                for name, step in self.steps.items()
+                for option in ("include", "exclude", "keep")
+                if not has_no_expression(step.chosen(option))
+            ),
+        )
+        return self
 
     def left_out(self) -> list[Problem]:
         """Return a problem for each option, and each step that needs one, which a recipe cannot hold."""
         return [problem for step in self.steps.values() for problem in recipe.left_out(step)]
-
-    def expressions(self) -> list[Problem]:
-        """Return a problem for each option with a regular expression, which only Python may give."""
-        wrong, remedy = "a regular expression is for Python only", "write a glob, as encoder.*"
-        options = ("include", "exclude", "keep")
-        return [
-            Problem(f"steps.{name}.{option}", wrong, remedy)
-            for name, step in self.steps.items()
-            for option in options
-            if not has_no_expression(step.chosen(option))
-        ]
 
     def warn_of_left_out(self) -> None:
         """Warn of each option in `left_out`, with a RecipeWarning."""

@@ -244,14 +244,6 @@ def test_lbfgs_is_refused_only_for_channels_last_weights():
     assert worst(model, reference) < 1e-9
 
 
-def test_why_lbfgs_is_refused_torch_itself_raises():
-    model = FLAT.apply(network())
-    optimizer = torch.optim.LBFGS(model.body.parameters())
-    model(torch.ones(2, 3, 12, 12, dtype=torch.float64)).square().mean().backward()
-    with pytest.raises(RuntimeError, match="view size is not compatible"):
-        optimizer.step(lambda: torch.zeros(()))
-
-
 def test_parameters_that_no_given_optimizer_trains_are_named():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3))
     optimizer = optim.SGD(model.parameters(), lr=0.1)

@@ -32,7 +32,7 @@ from prepare.core.forward.nested import arguments
 from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.machine import how_threads_wait
-from prepare.errors import ConfigError, KnownIssueError, RefusedError, combined, raise_problems
+from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import format_steps
 from prepare.stages.registry import stages_of, tasks
@@ -91,8 +91,7 @@ def _begun(
 ) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
     applies = tasks()[settings.task].prepares or not stages
-    declared = Pipeline.from_config(settings.steps)
-    raise_problems(ConfigError, declared.expressions())
+    declared = Pipeline.from_config(settings.steps).without_expressions()
     example = _example(settings)
     batch = call_of(example).batch if example else None
     with progress("planning"):
