@@ -264,7 +264,7 @@ def test_a_network_that_nobody_trains_needs_no_optimizer():
 
 
 @pytest.mark.filterwarnings("error::prepare.errors.UntrainedWarning")
-def test_each_network_of_several_optimizers_is_prepared_with_all_of_them():
+def test_each_of_two_networks_is_given_every_optimizer():
     nets = [nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)) for _ in range(2)]
     optimizers = [optim.Adam(part.parameters()) for net in nets for part in net]
     for net in nets:
@@ -282,7 +282,7 @@ def test_each_network_of_several_optimizers_is_prepared_with_all_of_them():
     assert torch.equal(optimizers[2].state[nets[1][0].weight]["exp_avg"], before)
 
 
-def test_float16_is_refused_for_an_optimizer_of_this_network_only():
+def test_float16_is_refused_for_optimizers_of_this_network():
     nets = [nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)]
     optimizers = [optim.Adam(net.parameters()) for net in nets]
     half = Pipeline.from_config({"half": {}})
