@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
-from prepare.core.forward.autocast import Amp, autocast, device_of, read_amp
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
-from prepare.core.forward.stand_ins import lazy_parameter
-from prepare.core.model.tensors import name_of
-from prepare.core.utils.environment import environment
+from prepare.core.forward.torch_state import Amp, autocast, device_of, read_amp
+from prepare.core.model.tensors import lazy_parameter, name_of
+from prepare.core.utils.machine import environment
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.stages.verify.advice import advice
