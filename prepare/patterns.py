@@ -1,4 +1,4 @@
-"""Match modules by a glob on the dotted name, by `type:` and a class, or by `re:` and a full match."""
+"""Match modules by a glob on the dotted name, by `type:` and a class, or by `re:` (in Python)."""
 
 import fnmatch
 import glob
@@ -9,10 +9,9 @@ from typing import Annotated, Any
 
 from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.suggest import nearest
+from prepare.core.utils.wording import words
 
 NORMS = "norms"
-# A regular expression can take hours: only Python may give one, and no recipe may hold it.
-EXPRESSION = "re:"
 
 
 def matches(pattern: str, name: str, module: Any) -> bool:
@@ -27,9 +26,9 @@ def matches(pattern: str, name: str, module: Any) -> bool:
 
 def exactly(name: str) -> str:
     """Return a pattern that matches only the module with this dotted name; `*` for the model itself."""
-    escaped = glob.escape(name)
-    is_word = name == NORMS or name.startswith(("type:", EXPRESSION))
-    return (f"[{escaped[0]}]{escaped[1:]}" if is_word else escaped) or "*"
+    if name == NORMS or name.startswith(("type:", "re:")):
+        return f"[{name[0]}]{glob.escape(name[1:])}"
+    return glob.escape(name) or "*"
 
 
 def kept_modules(model: Any, patterns: tuple[str, ...]) -> dict[str, str]:
@@ -44,14 +43,12 @@ def kept_modules(model: Any, patterns: tuple[str, ...]) -> dict[str, str]:
 
 
 def readable(patterns: tuple[str, ...]) -> None:
-    """Raise ValueError with the reason for a pattern that is not valid."""
+    """Raise ValueError with the reason for a pattern that is not valid, or is for Python only."""
     for pattern in patterns:
+        if pattern.startswith("re:") and words(cli="refused", python=""):
+            remedy = "give names or globs, as in encoder.*"
+            raise ValueError(f"{pattern!r:.60} is a regular expression, for Python only", remedy)
         _matcher(pattern)
-
-
-def has_no_expression(patterns: tuple[str, ...]) -> bool:
-    """Return whether none of `patterns` is a regular expression."""
-    return not any(pattern.startswith(EXPRESSION) for pattern in patterns)
 
 
 def near_misses(pattern: str, candidates: Mapping[str, Any]) -> str:
@@ -74,7 +71,12 @@ def near_misses(pattern: str, candidates: Mapping[str, Any]) -> str:
     return f"modules: {', '.join(allowed[:8])}{', ...' if len(allowed) > 8 else ''}"
 
 
-Patterns = Annotated[tuple[str, ...], "a list of patterns", readable, ForRecipes(has_no_expression)]
+def are_no_code(patterns: tuple[str, ...]) -> bool:
+    """Return whether no pattern is a regular expression, whose search may take for ever."""
+    return not any(pattern.startswith("re:") for pattern in patterns)
+
+
+Patterns = Annotated[tuple[str, ...], "a list of patterns", readable, ForRecipes(are_no_code)]
 
 
 @cache
@@ -92,7 +94,7 @@ def _matcher(pattern: str) -> Callable[[str, Any], bool]:
             wrong = f"{pattern!r:.60} is not a regular expression: {error}"
             raise ValueError(wrong) from None
         return lambda name, _: regex.fullmatch(name) is not None
-    if not pattern or pattern in ("type:", EXPRESSION):
+    if not pattern or pattern in ("type:", "re:"):
         raise ValueError(f"{pattern!r} is an empty pattern")
     if set(pattern).isdisjoint("*?["):
         return lambda name, _: name == pattern

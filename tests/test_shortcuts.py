@@ -17,7 +17,7 @@ from torch import nn
 import prepare
 from paths import ROOT
 from prepare.app.report.objects import documents_of
-from prepare.core.forward.autocast import read_amp
+from prepare.core.forward.torch_state import read_amp
 from prepare.errors import ConfigError, RefusedError
 from prepare.registry import STEPS
 

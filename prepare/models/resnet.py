@@ -31,7 +31,8 @@ class ResNet2d(nn.Module):
         super().__init__()
         check_positive(in_channels=in_channels, classes=classes, width=width)
         if not isinstance(blocks, list | tuple) or not blocks:
-            raise ValueError(f"blocks: {blocks!r} is not a list of counts; give one for each stage")
+            wrong = f"blocks: {blocks!r} is not a list of counts"
+            raise ValueError(f"{wrong}; give one for each stage, as in [2,2,2]")
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, width, kernel_size=3, padding=1, bias=False),
             build_norm(norm, channels=width, dims=2),

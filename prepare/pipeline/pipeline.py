@@ -15,15 +15,13 @@ from torch import nn
 from torch.optim import Optimizer
 
 from prepare import recipe
-from prepare.core.forward.autocast import Amp
-from prepare.core.forward.call import call_of
+from prepare.core.forward.call import arguments, call_of
 from prepare.core.forward.example_input import Example
-from prepare.core.forward.nested import arguments
+from prepare.core.forward.torch_state import Amp
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.options import no_options, plain
-from prepare.core.utils.process_state import paused_collector
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.process_state import held_interrupts, paused_collector
 from prepare.core.utils.text import first_line, plural
 from prepare.errors import (
     ConfigError,
@@ -35,7 +33,7 @@ from prepare.errors import (
     combined,
     raise_problems,
 )
-from prepare.patterns import exactly, has_no_expression
+from prepare.patterns import are_no_code, exactly
 from prepare.pipeline.apply import Phases, Survey, apply_steps, check_module, survey
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.known_issue_checks import (
@@ -117,27 +115,9 @@ class Pipeline:
         return {name: step.to_options() for name, step in self.steps.items()}
 
     def to_recipe(self) -> dict[str, dict[str, Any]]:
-        """Return `to_config()` without what a recipe may not set, and `left_out` lists.
-
-        Raises:
-            RecipeError: a pattern is a regular expression, without which it would mean something else.
-        """
-        steps = self.without_expressions().steps.items()
+        """Return `to_config()` without what a recipe may not set, and `left_out` lists."""
+        steps = self.steps.items()
         return {name: recipe.options_of(step) for name, step in steps if recipe.can_hold(step)}
-
-    def without_expressions(self) -> Pipeline:
-        """Return this pipeline; raise RecipeError if a pattern is a regular expression: for Python only."""
-        wrong, remedy = "a regular expression is for Python only", "write a glob, as encoder.*"
-        raise_problems(
-            RecipeError,
-            (
-                Problem(f"steps.{name}.{option}", wrong, remedy)
-                for name, step in self.steps.items()
-                for option in ("include", "exclude", "keep")
-                if not has_no_expression(step.chosen(option))
-            ),
-        )
-        return self
 
     def left_out(self) -> list[Problem]:
         """Return a problem for each option, and each step that needs one, which a recipe cannot hold."""
@@ -170,10 +150,19 @@ class Pipeline:
         """Write the recipe as plain YAML, fully resolved; the file is replaced atomically.
 
         What a recipe may not set is left out, with a RecipeWarning for each option.
+
+        Raises:
+            RecipeError: a pattern is a regular expression, without which it would mean something else.
         """
-        steps = self.to_recipe()
+        for name, step in self.steps.items():
+            for option in ("include", "exclude", "keep"):
+                if not are_no_code(step.chosen(option)):
+                    wrong = "holds a regular expression, which is for Python only"
+                    raise RecipeError(
+                        f"steps.{name}.{option}", wrong, "give globs, as in encoder.*"
+                    )
         self.warn_of_left_out()
-        recipe.save(path, steps)
+        recipe.save(path, self.to_recipe())
 
     def plan(
         self,

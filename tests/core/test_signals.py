@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 from prepare.core.forward.unchanged import unchanged
-from prepare.core.utils.signals import act_on_interrupts, held_interrupts, interruptible
+from prepare.core.utils.process_state import act_on_interrupts, held_interrupts, interruptible
 from prepare.pipeline import Pipeline
 from small_nets import facts
 
@@ -122,29 +121,6 @@ def test_a_forked_process_is_not_left_with_deferred_signals():
             finally:
                 os._exit(7 if isinstance(sys.exception(), KeyboardInterrupt) else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-
-
-C_HANDLERS = """
-import faulthandler, os, signal, sys, time
-from torch import nn
-from prepare.pipeline import Pipeline
-number = getattr(signal, sys.argv[1])
-if number == signal.SIGINT:
-    signal.signal(number, signal.default_int_handler)
-faulthandler.register(number)  # a handler of C code, which `signal.getsignal` does not see
-Pipeline.from_config({"conv2d_memory_format": {}}).apply(nn.Conv2d(3, 4, 3), known_issues="ignore")
-os.kill(os.getpid(), number)
-time.sleep(0.01)
-print("lives")
-"""
-
-
-@pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
-def test_a_handler_of_c_code_outlives_an_apply(name):
-    command = [sys.executable, "-c", C_HANDLERS, name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "lives\n"), done.stderr
-    assert "most recent call first" in done.stderr
 
 
 def large():

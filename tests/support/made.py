@@ -13,7 +13,7 @@ from prepare.app.job.record import Job, Record, Result
 from prepare.app.job.results import Analyses, read_results
 from prepare.app.report.terminal.document import show_document
 from prepare.app.report.terminal.sweep import show_summary
-from prepare.app.sweep.manifest import SweepManifest, write_sweep_manifest
+from prepare.app.sweep.manifest import SweepManifest
 from prepare.audit import Audit, AuditRow
 from prepare.audit import audit as audit_of
 from prepare.core.document import ReportContext
@@ -215,7 +215,9 @@ def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choic
     """Write one row of the sweep in `folder`; without a result it has not ended."""
     record = Record(folder / (name or f"{number}-row"))
     record.clear()
-    record.write_job(Job(number, SWEEP, list(overrides), choices or {}, shared=shared))
+    record.write_job(
+        Job(number, SWEEP, list(overrides), choices or {}, f"row-{number}", shared=shared)
+    )
     for found, file in ((audited, "audit.json"), (flowed, "flow.json"), (verified, "verify.json"), (benched, "bench.json")):  # fmt: skip
         if found is not None:
             found.save(record.folder / file)
@@ -238,7 +240,8 @@ def give_figures(folder: Path) -> None:
 def plan(folder: Path, rows) -> None:
     """Write the manifest of a sweep with these rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_sweep_manifest(folder, SweepManifest(SWEEP, [list(row) for row in rows]))
+    names = [f"row-{number}" for number in range(len(rows))]
+    SweepManifest(SWEEP, [list(row) for row in rows], names).save(folder / "sweep.json")
 
 
 FORMATS = ("contiguous", "channels_last_3d")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.forward.autocast import autocast
+from prepare.core.forward.torch_state import autocast
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.verify import verify

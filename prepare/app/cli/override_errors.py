@@ -342,7 +342,7 @@ def unreadable(text: str, groups: Mapping[str, list[str]]) -> Problem:
     remedy = f"""quote a value that holds special characters: {shlex.quote(f'{key}="{quoted}"')}"""
     if value[:1] in ("[", "{", "("):
         remedy = "write a list as [a,b] and a mapping as {a:b}, without spaces; quote an item that "
-        remedy += f"""holds special characters: '{key}=["encoder.*"]'"""
+        remedy += f"""holds special characters: '{key}=["re:.*"]'"""
     return Problem(key.strip("+~"), f"the value {value!r} cannot be read", remedy)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.fx.proxy import TraceError
 
-from prepare.core.forward.nested import map_tensors
+from prepare.core.forward.call import map_tensors
 from prepare.core.model.module_tree import remove_hooks
 from prepare.core.model.scripting import NotScriptable
 from prepare.core.utils.wording import option

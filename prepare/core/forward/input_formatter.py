@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.nested import items_of, map_tensors
+from prepare.core.forward.call import items_of, map_tensors
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_tree import remove_hooks
 from prepare.core.model.scripting import NotScriptable
@@ -44,18 +44,19 @@ class Formatter:
 
     def tensor(self, tensor: Tensor) -> Tensor:
         """Return the formatted tensor; the same object if nothing changes. Differentiable."""
-        memory_format = self.format_of(tensor)
-        compiled = torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting()
-        if memory_format is None or compiled:  # a compiler chooses strides itself
-            return self._cast(tensor)
         device, dtype = self._target(tensor)
-        stride = canonical_stride(tensor.shape, memory_format)
-        if (device, dtype, stride) == (tensor.device, tensor.dtype, tensor.stride()):
+        memory_format = self.format_of(tensor)
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            memory_format = None  # a compiler chooses strides itself
+        stride = canonical_stride(tensor.shape, memory_format) if memory_format else None
+        if (device, dtype) == (tensor.device, tensor.dtype) and stride in (None, tensor.stride()):
             return tensor
         tensor = _within_range(tensor, dtype)
+        if stride is None:
+            return tensor.to(device, dtype, non_blocking=_may_run_on(tensor, device))
         if torch.jit.is_tracing():  # a trace loses the copy into new memory, and reads garbage
             name = "contiguous_format" if memory_format == "contiguous" else memory_format
-            return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, name))
+            return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, str(name)))
         if is_transformed():
             moved = tensor.to(device, dtype)
             return moved.contiguous() if memory_format == "contiguous" else rows_copied(moved)
@@ -64,14 +65,6 @@ class Formatter:
         # torch's copy from float32 to float16 ignores the negative bit.
         source = tensor.resolve_neg()
         return fresh.copy_(source, non_blocking=_may_run_on(source, device))
-
-    def _cast(self, tensor: Tensor) -> Tensor:
-        """Return the tensor with the device and dtype, and its own strides; the same if nothing changes."""
-        device, dtype = self._target(tensor)
-        if (device, dtype) == (tensor.device, tensor.dtype):
-            return tensor
-        tensor = _within_range(tensor, dtype)
-        return tensor.to(device, dtype, non_blocking=_may_run_on(tensor, device))
 
     def format_of(self, tensor: Tensor) -> str | None:
         """Return the memory format for the tensor; None leaves its strides as they are."""
@@ -83,12 +76,10 @@ class Formatter:
         return None
 
     def _target(self, tensor: Tensor) -> tuple[torch.device, torch.dtype]:
-        device, dtype = tensor.device, tensor.dtype
-        if self.device is not None and not _is_on(device, self.device):
-            device = self.device
-        if self.dtype is not None and tensor.is_floating_point():
-            dtype = self.dtype
-        return device, dtype
+        device, dtype = self.device or tensor.device, self.dtype or tensor.dtype
+        if device.index is None and device.type == tensor.device.type:
+            device = tensor.device
+        return device, dtype if tensor.is_floating_point() else tensor.dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +198,3 @@ def _may_run_on(tensor: Tensor, device: torch.device) -> bool:
     """
     is_sent = tensor.device.type == "cpu" and device.type not in ("cpu", "meta")
     return is_sent and not torch.compiler.is_compiling() and tensor.is_pinned()
-
-
-def _is_on(device: torch.device, target: torch.device) -> bool:
-    return device == target or (target.index is None and device.type == target.type)

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.autocast import autocast, device_of
+from prepare.core.forward.call import describe
 from prepare.core.forward.compiled import contains_compiled
 from prepare.core.forward.explain_error import explained
-from prepare.core.forward.nested import describe
+from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.model.memory_format import FORMATS, satisfied, takes
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
-from prepare.core.utils.signals import interruptible
+from prepare.core.model.tensors import is_strided
+from prepare.core.utils.process_state import interruptible
 
 if TYPE_CHECKING:
     from prepare.core.forward.example_input import Example
@@ -90,14 +91,8 @@ def count_layouts(calls: list[ConvCall], formats: Iterable[str] = ()) -> list[La
 
 def _record(name: str, calls: list[ConvCall], _module: Any, _args: Any, output: Any) -> None:
     if isinstance(output, Tensor):
-        calls.append(ConvCall(name, output.dim(), _formats(output)))
-
-
-def _formats(tensor: Tensor) -> tuple[str, ...]:
-    try:
-        return satisfied(tensor.shape, tensor.stride())
-    except RuntimeError:  # sparse, nested and mkldnn tensors have no strides
-        return ()
+        fits = satisfied(output.shape, output.stride()) if is_strided(output) else ()
+        calls.append(ConvCall(name, output.dim(), fits))
 
 
 def _count(calls: list[ConvCall], name: str) -> LayoutCount:

@@ -10,20 +10,20 @@ from __future__ import annotations
 import random
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from operator import is_
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.devices import free_memory
-from prepare.core.model.tensors import is_plain, stored_values
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.model.tensors import is_expanded, is_plain, stored_values
+from prepare.core.utils.process_state import held_interrupts
 from prepare.errors import RefusedError
 
 _T = TypeVar("_T")
@@ -95,6 +95,25 @@ def without_gradients(run: Callable[[], _T]) -> _T:
             raise error from None
 
 
+def real_stand_in(tensor: Tensor) -> Tensor:
+    """Return a parameter that shares the values but not the gradient, or a copy of a buffer."""
+    if isinstance(tensor, nn.Parameter):
+        alias = tensor.detach()
+        return nn.Parameter(alias, tensor.requires_grad) if is_plain(tensor) else tensor
+    return copy_of(tensor)
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """Return a copy with the exact strides of the original, as a leaf."""
+    if not is_plain(tensor) or is_expanded(tensor):
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+    with torch.no_grad():
+        copy = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        ).copy_(tensor)
+    return copy.requires_grad_(tensor.requires_grad)
+
+
 class ModelState:
     """All that a call of a model may change: found when this is made, and written back by `restore`.
 
@@ -107,9 +126,11 @@ class ModelState:
         self._seen: dict[int, Any] = {}  # with the object, which keeps its id from being used again
         self._fixed: set[int] = set()  # tensors of scripted modules, which cannot be replaced
         self._classes: list[tuple[nn.Module, type]] = []
-        self._held: list[_Held] = []
+        # A container or the attributes of an object, its keys, and its values.
+        self._held: list[tuple[Any, list[Any], list[Any]]] = []
         self._empty: list[dict[Any, Any]] = []  # the tables of hooks: most of what a module has
-        self._tensors: list[_Tensor] = []
+        # A tensor, whether it requires a gradient, that gradient, and an alias of its memory.
+        self._tensors: list[tuple[Tensor, bool, Tensor | None, Tensor | None]] = []
         self._resets: list[Callable[[], object]] = []
         self._memory: list[tuple[Any, Tensor]] = []
         self._not_copied: list[tuple[Tensor, int]] = []
@@ -124,16 +145,16 @@ class ModelState:
     ) -> None:
         """Set gradients aside, replace the tensors of the model, and copy the memory that may change."""
         held, tensors = self._of_model
-        for each in self._tensors:
-            if each.gradient is not None:
-                each.tensor.grad = None
+        for tensor, _, gradient, _ in self._tensors:
+            if gradient is not None:
+                tensor.grad = None
         if stand_in is not None:
-            for each in self._tensors[:tensors]:
-                if id(each.tensor) not in self._fixed:
-                    self.stand_ins[id(each.tensor)] = stand_in(each.tensor)
+            for tensor, *_ in self._tensors[:tensors]:
+                if id(tensor) not in self._fixed:
+                    self.stand_ins[id(tensor)] = stand_in(tensor)
             for owner, keys, before in self._held[:held]:
                 after = [v if type(v) in _SIMPLE else self._swapped(v) for v in before]
-                if not all(map(is_, before, after)):
+                if not _same(before, after):
                     _fill(owner, keys, after)
         self._copy_memory(values)
 
@@ -146,22 +167,15 @@ class ModelState:
         for module, kind in self._classes:
             if type(module) is not kind:
                 object.__setattr__(module, "__class__", kind)
-        for owner, *before in self._held:
-            pairs = list(zip(before, _content(owner), strict=True))
-            if not all(len(a) == len(b) and all(map(is_, a, b)) for a, b in pairs):
-                _fill(owner, *before)
+        for owner, keys, values in self._held:
+            now = _content(owner)
+            if not (_same(now[0], keys) and _same(now[1], values)):
+                _fill(owner, keys, values)
         for hooks in filter(None, self._empty):
             hooks.clear()
         for reset in self._resets:
             reset()
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            for each in self._tensors:
-                each.restore()
-            for storage, values in self._memory:
-                if storage.nbytes() != values.nbytes:
-                    storage.resize_(values.nbytes)
-                if not torch.equal(_bits_of(storage).cpu(), values):
-                    _bits_of(storage).copy_(values)
+        self._restore_tensors()
         for tensor, version in self._not_copied:
             if tensor._version != version:
                 named = self._model.named_parameters()
@@ -171,13 +185,28 @@ class ModelState:
                 )
                 raise RefusedError(name, wrong, "build the model again, where more memory is free")
 
+    def _restore_tensors(self) -> None:
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            for tensor, requires_grad, gradient, alias in self._tensors:
+                if alias is not None and _memory_of(tensor) != _memory_of(alias):
+                    tensor.data = alias
+                if tensor.is_leaf and tensor.requires_grad != requires_grad:
+                    tensor.requires_grad_(requires_grad)
+                if tensor.is_leaf and requires_grad and tensor.grad is not gradient:
+                    tensor.grad = gradient
+            for storage, bits in self._memory:
+                if storage.nbytes() != bits.nbytes:
+                    storage.resize_(bits.nbytes)
+                if not torch.equal(_bits_of(storage).cpu(), bits):
+                    _bits_of(storage).copy_(bits)
+
     def _swapped(self, value: Any) -> Any:
         """Return what replaces a tensor, or a tuple with tensors; any other value itself."""
         if isinstance(value, Tensor):
             return self.stand_ins.get(id(value), value)
         if isinstance(value, tuple):
             items = list(map(self._swapped, value))
-            if not all(map(is_, items, value)):
+            if not _same(items, value):
                 return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
         return value
 
@@ -219,13 +248,15 @@ class ModelState:
                 self._visit(each, depth)
         elif isinstance(value, Tensor):
             self._seen[id(value)] = value
-            self._tensors.append(_Tensor.of(value))
+            gradient = value.grad if value.is_leaf and value.requires_grad else None
+            alias = value.detach() if is_plain(value) else None
+            self._tensors.append((value, value.requires_grad, gradient, alias))
         elif (reset := _reset_of(value)) is not None:
             self._resets.append(reset)
         elif depth and (isinstance(value, _CONTAINERS) or _is_entered(type(value))):  # type: ignore[arg-type]
             self._seen[id(value)] = value
-            content = value if isinstance(value, _CONTAINERS) else _attributes(value)
-            for each in self._hold(content):
+            own = isinstance(value, _CONTAINERS)
+            for each in self._hold(value if own else object.__getattribute__(value, "__dict__")):
                 self._visit(each, depth - 1)
 
     def _visit_hook(self, hook: Any) -> None:
@@ -242,15 +273,16 @@ class ModelState:
                         self._visit(cell.cell_contents, _IN_ATTRIBUTE)
 
     def _hold(self, container: Any) -> list[Any]:
-        self._held.append(held := _Held(container, *_content(container)))
-        return held.values
+        keys, values = _content(container)
+        self._held.append((container, keys, values))
+        return values
 
     # -------------------------------------------------------------------------------------- values
 
     def _copy_memory(self, values: Callable[[Tensor], bool]) -> None:
         free, copied = free_memory(torch.device("cpu")), set[int]()
         left = float("inf") if free is None else _PART * free
-        tensors = [each.tensor for each in self._tensors if values(each.tensor)]
+        tensors = [tensor for tensor, *_ in self._tensors if values(tensor)]
         # First what is small, and changes most.
         for tensor in sorted(tensors, key=lambda each: isinstance(each, nn.Parameter)):
             used = {each._cdata for each in _storages(self.stand_ins.get(id(tensor), tensor))}
@@ -265,40 +297,6 @@ class ModelState:
                 self._memory.append((storage, _bits_of(storage).to("cpu", copy=True)))
 
 
-class _Held(NamedTuple):
-    """A container, or the attributes of an object, and what was in it; a list has no keys."""
-
-    owner: Any
-    keys: list[Any]
-    values: list[Any]
-
-
-class _Tensor(NamedTuple):
-    """A tensor: its former state, and an alias of its memory if that can be set again."""
-
-    tensor: Tensor
-    requires_grad: bool
-    gradient: Tensor | None
-    alias: Tensor | None
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Tensor:
-        gradient = tensor.grad if tensor.is_leaf and tensor.requires_grad else None
-        alias = tensor.detach() if is_plain(tensor) else None
-        return cls(tensor, tensor.requires_grad, gradient, alias)
-
-    def restore(self) -> None:
-        """Give the tensor its memory, its gradient, and its need of one again."""
-        tensor = self.tensor
-        if self.alias is not None and _memory_of(tensor) != _memory_of(self.alias):
-            tensor.data = self.alias
-        if tensor.is_leaf:
-            if tensor.requires_grad != self.requires_grad:
-                tensor.requires_grad_(self.requires_grad)
-            if self.requires_grad and tensor.grad is not self.gradient:
-                tensor.grad = self.gradient
-
-
 @cache
 def _base(kind: Any) -> Any:
     """Return the class whose methods read and write a container; a subclass may refuse changes."""
@@ -311,7 +309,11 @@ def _content(container: Any) -> tuple[list[Any], list[Any]]:
     return (keys, list(base.values(container))) if issubclass(base, dict) else ([], keys)
 
 
-def _fill(container: Any, keys: Iterable[Any], values: Iterable[Any]) -> None:
+def _same(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(map(is_, first, second))
+
+
+def _fill(container: Any, keys: list[Any], values: list[Any]) -> None:
     base = _base(type(container))  # type: ignore[arg-type]
     base.clear(container)
     if issubclass(base, dict):
@@ -329,12 +331,7 @@ def _is_foreign(module: str | None) -> bool:
 @cache
 def _is_entered(kind: Any) -> bool:
     """Return whether objects of a class may be a part of a model: not those of torch and of Python."""
-    has_attributes = kind.__dictoffset__ and not issubclass(kind, type)
-    return bool(has_attributes) and not _is_foreign(kind.__module__)
-
-
-def _attributes(value: Any) -> dict[str, Any]:
-    return object.__getattribute__(value, "__dict__")
+    return kind.__dictoffset__ != 0 and not (issubclass(kind, type) or _is_foreign(kind.__module__))
 
 
 def _reset_of(value: Any) -> Callable[[], object] | None:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 
-from prepare.core.forward.autocast import Amp, autocast, device_of, read_amp
 from prepare.core.forward.call import call_of
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
-from prepare.core.forward.stand_ins import lazy_parameter
-from prepare.core.model.tensors import name_of
-from prepare.core.utils.environment import environment
+from prepare.core.forward.torch_state import Amp, autocast, device_of, read_amp
+from prepare.core.model.tensors import lazy_parameter, name_of
+from prepare.core.utils.machine import environment
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.stages.verify.advice import advice
@@ -96,10 +95,12 @@ def verify(
         other: Mode = "train" if mode == "eval" else "eval"
         cases += [case_of(call, other, **options, inputs="other mode")]
         cases += [case_of(moved, each, **options, inputs=inputs) for each in (mode, other)]
-    with eager_if_compiled(prepared):
-        for case in cases:
-            checks += case.checks()
-    if contains_compiled(prepared):
+    if any(check.status == "fail" for check in checks):
+        cases[1:] = []
+    else:
+        with eager_if_compiled(prepared):
+            checks += [check for case in cases for check in case.checks()]
+    if contains_compiled(prepared) and len(checks) > 4:
         options["backward"] = mode == "train" and cases[0].unsafe is None
         cases.append(case_of(call, mode, **options, compiled=True))
         checks += cases[-1].checks()

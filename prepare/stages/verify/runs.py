@@ -16,16 +16,13 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from prepare.core.forward.autocast import autocast, device_of
-from prepare.core.forward.call import Call
-from prepare.core.forward.nested import named_tensors_in, tensors_in
-from prepare.core.forward.stand_ins import copy_of, real_stand_in
-from prepare.core.forward.unchanged import unchanged
+from prepare.core.forward.call import Call, named_tensors_in, tensors_in
+from prepare.core.forward.torch_state import autocast, device_of
+from prepare.core.forward.unchanged import copy_of, real_stand_in, unchanged
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.tensors import is_plain
 from prepare.core.model.unsafe_backward import UnsafeCalls
-from prepare.core.utils.process_state import ignored_warnings
-from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils.process_state import held_interrupts, ignored_warnings, interruptible
 from prepare.pipeline.transfer import check_cast
 from prepare.stages.verify.same_numbers import SameNumbers, make_deterministic, run_backward
 from prepare.steps.repairs.conv3d import REPAIR, backward_exceeds_memory
@@ -285,7 +282,7 @@ def _hooks(model: nn.Module, result: Run, record: str) -> Iterator[None]:
                 handle = module.register_forward_pre_hook(partial(before, name), **options)
                 stack.callback(handle.remove)
                 stack.callback(module.register_forward_hook(partial(after, name)).remove)
-        with calls:
+        with calls if torch.is_grad_enabled() else contextlib.nullcontext():
             yield
 
 
