@@ -1,11 +1,8 @@
 """Optimizer state follows its parameters: training gives the same weights, with every torch optimizer."""
 
 import copy
-import importlib
-import importlib.util
 import inspect
 import io
-import sys
 import types
 
 import pytest
@@ -288,7 +285,7 @@ def test_float16_is_refused_for_optimizers_of_this_network():
     half = Pipeline.from_config({"half": {}})
     half.apply(nets[0], optimizer=optimizers[1])
     assert nets[0].weight.dtype is torch.float16
-    with pytest.raises(RefusedError, match=r"^optimizer: "):
+    with pytest.raises(RefusedError, match=r"^optimizer: .*; .*torch.autocast, or .*bfloat16"):
         half.apply(nets[1], optimizer=optimizers)
     assert nets[1].weight.dtype is torch.float32
 
@@ -347,17 +344,6 @@ def test_factored_state_follows_a_cast_and_trains_on():
     model(torch.randn(2, 3, 8, 8, dtype=torch.bfloat16)).square().mean().backward()
     optimizer.step()
     assert pipeline.check(model, optimizer=optimizer) == []
-
-
-def test_float16_parameters_with_an_optimizer_are_refused():
-    model = network()
-    optimizer = make("Adam", "plain", model)
-    before = facts(model)
-    with pytest.raises(
-        RefusedError, match="GradScaler refuses.*use torch.autocast, or take dtype: bfloat16"
-    ):
-        Pipeline.from_config({"half": {}}).apply(model, optimizer=optimizer)
-    assert facts(model) == before
 
 
 def test_the_hook_is_installed_once_and_a_failure_keeps_the_state():
@@ -439,24 +425,6 @@ def make_shared_state(model):
     return optimizer
 
 
-def timm_optimizers(monkeypatch):
-    """Return `timm.optim`, alone if the rest of timm cannot be imported (it needs torchvision)."""
-    try:
-        return importlib.import_module("timm.optim")
-    except Exception:
-        spec = importlib.util.find_spec("timm")
-        if spec is None:
-            pytest.skip("timm is not installed")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "timm"]:
-        monkeypatch.delitem(sys.modules, name)
-    package, models = types.ModuleType("timm"), types.ModuleType("timm.models")
-    package.__path__ = list(spec.submodule_search_locations)
-    models.group_parameters = None
-    monkeypatch.setitem(sys.modules, "timm", package)
-    monkeypatch.setitem(sys.modules, "timm.models", models)
-    return importlib.import_module("timm.optim")
-
-
 def state_dtypes(optimizer):
     return [
         (name, value.dtype)
@@ -473,8 +441,8 @@ def optimizers_of_timm():
 
 
 @pytest.mark.parametrize("name", optimizers_of_timm())
-def test_optimizers_of_timm_go_on_as_with_torch_alone(name, monkeypatch):
-    module = timm_optimizers(monkeypatch)
+def test_optimizers_of_timm_go_on_as_with_torch_alone(name):
+    module = pytest.importorskip("timm.optim", exc_type=ImportError)
     for each in [name] if name else module.list_optimizers():
         models, optimizers = zip(*(timm_pair(module, each) for _ in range(2)), strict=True)
         if optimizers[0] is None:
