@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-_FENCE = re.compile(r"^```(\w+) (?:no-run|output)\b", re.MULTILINE)
+_FENCE = re.compile(r"^```(\w+) (?:no-run|output|exit=3)\b", re.MULTILINE)
 _PICTURE = re.compile(r"!\[([^\]]+)\]\(([^)\s]*pictures/[\w-]+)-light\.webp\)")
 _BESIDE = re.compile(r"\[([^\]]+)\]\((?:\.\./)+(benchmarks/[^)\s]+)\)")
 _BOOSTS = {"reference/": 0.1, "faq": 2, "quickstart": 2}  # in the search a guide comes first
@@ -42,7 +42,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     A link to a file of `benchmarks/`, which is not on the site, becomes the name of the file.
     """
-    if page.file.src_uri.startswith("decisions/"):
+    if page.file.src_uri == "decisions.md":
         page.meta["search"] = {"exclude": True}
     for start, boost in _BOOSTS.items():
         if page.file.src_uri.startswith(start):

@@ -62,8 +62,7 @@ def prepare(words: list[str], folder: Path) -> None:
 
 
 def make_charts(folder: Path) -> None:
-    """Take the picture of the first run, and draw the strips of both one above the other."""
-    shutil.copy(folder / "before" / "flow.svg", PICTURES / "flow-before.svg")
+    """Draw the strips of both runs one above the other."""
     before, after = (Flow.load(folder / name / "flow.json") for name in ("before", "after"))
     (PICTURES / "flow-strips.svg").write_text(strips(before, after))
 

@@ -127,11 +127,11 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
         return ConfigError(self._where(name), wrong, "rename one")
 
 
-def modules_of(package: str) -> Iterator[str]:
-    """Yield the names of the public modules of a package."""
-    for module in pkgutil.iter_modules(importlib.import_module(package).__path__):
+def _step_modules() -> Iterator[str]:
+    """Yield the names of the public modules of `prepare.steps`."""
+    for module in pkgutil.iter_modules(importlib.import_module("prepare.steps").__path__):
         if not (module.ispkg or module.name.startswith("_")):
-            yield f"{package}.{module.name}"
+            yield f"prepare.steps.{module.name}"
 
 
 def owner(cls: type) -> str:
@@ -142,7 +142,7 @@ def owner(cls: type) -> str:
 STEPS: Registry[Step] = Registry(
     _KINDS,
     group=ENTRY_POINTS,
-    builtin=lambda: modules_of("prepare.steps"),
+    builtin=_step_modules,
     noun="step",
     place="steps.{}",
 )

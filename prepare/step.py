@@ -9,8 +9,7 @@ import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.core.utils.options import ForRecipes, is_for_recipes, plain, read_options
 from prepare.errors import Problem
@@ -26,7 +25,6 @@ __all__ = [
     "InputStep",
     "ModelStep",
     "ModuleStep",
-    "Offer",
     "Step",
     "TensorStep",
     "Want",
@@ -70,33 +68,18 @@ class Want:
                 object.__setattr__(self, side, _CONTIGUOUS.get(name, name))
 
 
-class Offer(NamedTuple):
-    """A use of a step that a tuning tries: the word for it in a recipe's name, and its options.
-
-    `needs` are other steps that have to be in the recipe, before it.
-    """
-
-    word: str
-    options: Mapping[str, Any]
-    needs: Mapping[str, Any] = MappingProxyType({})
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
     """One preparation. A step is a frozen, keyword-only dataclass: its fields are its options."""
 
     name: ClassVar[str] = ""
     phase: ClassVar[str] = ""
-    recipe_part: ClassVar[str] = ""
-    """The part of a recipe that a tuning makes with `offers`: see `prepare.stages.tune.candidates`."""
     added_by: ClassVar[str] = ""
     """The shorter word of the command line that adds it: `precision=half`."""
     only_layouts: ClassVar[bool] = False
     """True if without it the model computes the same in other layouts."""
     measures: ClassVar[bool] = False
     """True if `for_example` times something: then rank 0 of a process group chooses for all ranks."""
-    complexity: ClassVar[int] = 3
-    """How much it adds to the complexity of a recipe, from 0 to 6: see `cost`."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -174,19 +157,6 @@ class Step:
     def can_undo(cls) -> bool:
         """Return whether `undo` takes this step back."""
         return cls.undo.__func__ is not Step.undo.__func__  # type: ignore[attr-defined]
-
-    @classmethod
-    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterable[Offer]:
-        """Return what a tuning may try with this step, the most promising first; by default nothing.
-
-        `allow` are the words that the user allows beyond float32 without a compiler, `mode` is `eval` or
-        `train`. The model is not changed.
-        """
-        return ()
-
-    def cost(self) -> int:
-        """Return what it adds to the complexity of a recipe: of two about as fast the simpler one wins."""
-        return self.complexity
 
     def chosen(self, field: str) -> tuple[str, ...]:
         """Return the patterns in the option `field`; an empty tuple if this step has no such option."""

@@ -112,14 +112,15 @@ class Reader:
             exec(compile(source, str(self.page), "exec"), vars(self.module))
             self.printed = self.capsys.readouterr().out
         elif block.is_command:
-            self.printed = "".join(map(self.run, block.commands))
+            code = 3 if "exit=3" in block.info else 0
+            self.printed = "".join(self.run(command, code) for command in block.commands)
 
-    def run(self, command: str) -> str:
-        """Run a command, check that its exit code is 0, and return what it printed."""
+    def run(self, command: str, expected: int) -> str:
+        """Run a command, check its exit code, and return what it printed."""
         self.capsys.readouterr()
         code = cli.run(shlex.split(command)[2 if command.startswith("python") else 1 :])
         printed = self.capsys.readouterr()
-        assert code == 0, f"{command}\n{printed.out}{printed.err}"
+        assert code == expected, f"{command}\n{printed.out}{printed.err}"
         return printed.out
 
     def compare(self, block: Block) -> None:
@@ -168,8 +169,8 @@ def own_states():
     forget()
 
 
-# Pages whose commands take long, and the reasons of decisions, run in the full counts.
-LONG = ("README", "sweeps", "exporting", "reports", "tuning", "many-machines",
+# Pages whose commands take long run in the full counts.
+LONG = ("README", "sweeps", "exporting", "reports", "tuning",
         "inference", "timing", "verification", "output", "frameworks", "layout",
         "agents", "precision", "rewrites")  # fmt: skip
 
@@ -179,7 +180,7 @@ def with_warnings(page: Path) -> object:
     marks = []
     if page.stem in ("frameworks", "exporting"):
         marks.append(pytest.mark.filterwarnings("ignore"))
-    if page.stem in LONG or page.parent.name == "decisions":
+    if page.stem in LONG:
         marks.append(pytest.mark.slow)
     return pytest.param(page, marks=marks)
 
@@ -202,14 +203,14 @@ def test_the_code_of_the_readme_runs(folder, capsys):
         reader.follow(block)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_links_between_pages_lead_to_a_page_and_a_heading(page):
-    links = [link.partition("#") for link in _LINK.findall(page.read_text()) if "://" not in link]
+def test_links_between_pages_lead_to_a_page_and_a_heading():
     broken = []
-    for path, _, heading in links:
-        target = (page.parent / path) if path else page
-        if not target.exists() or (heading and heading not in headings(target)):
-            broken.append(f"{path}#{heading}")
+    for page in PAGES:
+        links = [link for link in _LINK.findall(page.read_text()) if "://" not in link]
+        for path, _, heading in (link.partition("#") for link in links):
+            target = (page.parent / path) if path else page
+            if not target.exists() or (heading and heading not in headings(target)):
+                broken.append(f"{page_id(page)}: {path}#{heading}")
     assert broken == []
 
 
@@ -219,9 +220,8 @@ def headings(page: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", text.lower()).replace(" ", "-") for text in titles}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_every_test_that_a_page_names_exists(page):
-    named = set(_TEST.findall(page.read_text()))
+def test_every_test_that_a_page_names_exists():
+    named = {test for page in PAGES for test in _TEST.findall(page.read_text())}
     missing = [f"{file}::{name}" for file, name in sorted(named) if name not in functions(file)]
     assert missing == []
 
@@ -249,24 +249,27 @@ def test_the_commands_for_coding_agents_exist(page):
     assert (sorted(chosen - {*tasks()}), len(chosen) > 1) == ([], True)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_a_file_that_the_reader_is_to_save_is_named_in_the_text(page):
-    text = _BLOCK.sub("", page.read_text())
-    files = [block.title for block in blocks(page) if block.title]
-    assert [name for name in files if f"`{name}`" not in text] == []
+def test_a_file_that_the_reader_is_to_save_is_named_in_the_text():
+    titled = [(page, block.title) for page in PAGES for block in blocks(page) if block.title]
+    lacking = [
+        f"{page_id(page)}: {name}"
+        for page, name in titled
+        if f"`{name}`" not in _BLOCK.sub("", page.read_text())
+    ]
+    assert lacking == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_every_file_that_a_page_names_exists(page):
-    named = re.findall(r"`((?:prepare|conf|tests|benchmarks)/[\w/.]+)`", page.read_text())
-    assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []
+def test_every_file_that_a_page_names_exists():
+    pattern = r"`((?:prepare|conf|tests|benchmarks)/[\w/.]+)`"
+    named = {path: page_id(p) for p in PAGES for path in re.findall(pattern, p.read_text())}
+    lacking = {path for path in named if "NAME" not in path and not (ROOT / path).exists()}
+    assert {path: named[path] for path in lacking} == {}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_every_page_says_first_what_it_is_for(page):
-    title, *rest = [line for line in page.read_text().splitlines() if line]
-    assert title.startswith("# ")
-    assert re.match(r"[\w*]|`\w", rest[0])
+def test_every_page_says_first_what_it_is_for():
+    begin = {page_id(p): [x for x in p.read_text().splitlines() if x][:2] for p in PAGES}
+    good = [n for n, (t, x) in begin.items() if t.startswith("# ") and re.match(r"[\w*]|`\w", x)]
+    assert sorted(begin) == sorted(good)
 
 
 def test_every_page_is_in_the_navigation_once():

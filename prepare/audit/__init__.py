@@ -134,8 +134,7 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
     are read here, never from what a step reports.
     """
     from prepare.audit.read_model import read_model
-    from prepare.core.utils.process_state import paused_collector
-    from prepare.core.utils.signals import held_interrupts
+    from prepare.core.utils.process_state import held_interrupts, paused_collector
 
     with held_interrupts(may_hang=True), paused_collector():
         return Audit(*read_model(model, plan))

@@ -20,13 +20,13 @@ from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.tensors import identity, is_expanded, is_lazy, is_plain
 from prepare.core.utils import files, json_records
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.process_state import held_interrupts
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import words
 from prepare.errors import (
     CheckpointError,
     ConfigError,
-    FileError,
+    PrepareError,
     Problem,
     RefusedError,
     raise_problems,
@@ -43,7 +43,6 @@ _Model = TypeVar("_Model", bound=nn.Module)
 _Names = tuple[tuple[str, ...], tuple[str, ...]]
 _MOST_PROBLEMS = 20
 _COMPILED = "_orig_mod."
-_UNLIKE = "does not hold a mapping of names to tensors"
 _AGAIN = "save it with torch.save(model.state_dict(), FILE), and nothing but tensors in it"
 _TRUSTED = (
     'it holds objects. If you trust it: torch.load(FILE, weights_only=False)["state_dict"] (or "model") '
@@ -203,9 +202,8 @@ def _filled(
     if on_meta:
         _make_final(model, table.requests)
     for request in table.requests:
-        if request.path in state and not request.tensor.is_meta:
-            loaded = request.tensor.detach()
-            check_cast(request.path, state[request.path], loaded, clamp=request.clamp)
+        if (value := state.get(request.path)) is not None and not request.tensor.is_meta:
+            check_cast(request.path, value, request.tensor.detach(), clamp=request.clamp)
     return tuple(found.missing_keys), tuple(n for n in found.unexpected_keys if n in state)
 
 
@@ -306,8 +304,7 @@ def save(model: nn.Module, path: str | Path, *, pipeline: Pipeline | None = None
         metadata["recipe"] = recipe.dumps(pipeline.to_recipe())
     try:
         with files.new_file(path) as file:
-            file.remove_stale()
-            safetensors.torch.save_file(tensors, file.temporary, metadata)
+            safetensors.torch.save_file(tensors, file.name, metadata)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         wrong = f"cannot be written: {' '.join(str(error).split())[:160]}"
         remedy = "make room, or write elsewhere; torch.save holds what safetensors has no place for"
@@ -336,10 +333,8 @@ def read_weights(
         state, metadata = _read(path, key)
         tied = json.loads(metadata.get("tied", "{}"))
         state |= {name: state[first] for name, first in tied.items()}
-    except FileError as error:
+    except PrepareError as error:
         raise CheckpointError.of(error.problems) from error
-    except CheckpointError:
-        raise
     except Exception as error:  # a damaged file raises many kinds
         wrong = f"cannot be read: {type(error).__name__}: {' '.join(str(error).split())[:160]}"
         remedy = instead(path) or "it is cut short or damaged, or holds something else than weights"
@@ -375,7 +370,7 @@ def _strip(path: Path, state: Mapping[str, Tensor], strip: str) -> dict[str, Ten
 def _read(path: Path, key: str | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     if path.name.endswith(INDEX):
         return _read_shards(path), {}
-    with open(path, "rb", opener=files.open_regular) as file:
+    with path.open("rb") as file:
         begin = file.read(2)
     if begin in (b"PK", b"\x80\x02"):  # a zip archive; before torch 1.6 a pickle
         return _read_torch(path, key, zipped=begin == b"PK"), {}
@@ -389,7 +384,7 @@ def _read(path: Path, key: str | None) -> tuple[dict[str, Tensor], dict[str, str
 
 def _read_shards(path: Path) -> dict[str, Tensor]:
     """Return the tensors of all files that an index names; these lie in its folder."""
-    shards = json_records.parse_json(files.read_text(path, limit=json_records.LIMIT))["weight_map"]
+    shards = json.loads(files.read_text(path, limit=json_records.LIMIT))["weight_map"]
     read: dict[str, dict[str, Tensor]] = {}
     for shard in dict.fromkeys(shards.values()):
         if Path(shard).name != shard or shard.endswith(INDEX):
@@ -413,7 +408,8 @@ def _read_torch(path: Path, key: str | None, *, zipped: bool) -> dict[str, Tenso
     if key is None and not _is_state(content):
         if len(inner) != 1:
             which = f"give one with key=: {', '.join(map(str, inner))}" if inner else _AGAIN
-            raise CheckpointError(_where(path), _UNLIKE, which)
+            wrong = "does not hold a mapping of names to tensors"
+            raise CheckpointError(_where(path), wrong, which)
         key = inner[0]
     return dict(content if key is None else content[key])
 

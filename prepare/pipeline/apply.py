@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import nn
 
-from prepare.core.forward.autocast import Amp, read_amp
-from prepare.core.forward.torch_state import saved_switches
+from prepare.core.forward.torch_state import Amp, read_amp, saved_switches
 from prepare.core.model.module_tree import Snapshot, copy_tree
-from prepare.core.utils.signals import act_on_interrupts, held_interrupts
+from prepare.core.utils.process_state import act_on_interrupts, held_interrupts
 from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError, RefusedError, StepError, raise_problems
 from prepare.pipeline.collect_wants import make_table, targets

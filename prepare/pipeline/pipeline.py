@@ -15,14 +15,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from prepare import recipe
-from prepare.core.forward.autocast import Amp
-from prepare.core.forward.call import call_of
+from prepare.core.forward.call import arguments, call_of
 from prepare.core.forward.example_input import Example
-from prepare.core.forward.nested import arguments
+from prepare.core.forward.torch_state import Amp
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
-from prepare.core.utils.process_state import paused_collector
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.process_state import held_interrupts, paused_collector
 from prepare.core.utils.text import plural
 from prepare.errors import (
     ConfigError,

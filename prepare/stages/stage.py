@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import torch
 
     from prepare.core.document import Document, ReportContext
-    from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
-    from prepare.core.utils.progress import Stage as Progress
+    from prepare.core.forward.torch_state import Amp
+    from prepare.core.utils.text import Progress
     from prepare.pipeline import Pipeline
     from prepare.pipeline.plan import Plan
 
@@ -120,7 +120,7 @@ class RunSettings(Protocol):
     @property
     def steps(self) -> dict[str, Any]: ...
     @property
-    def input(self) -> dict[str, Any]: ...
+    def choices(self) -> Mapping[str, Any]: ...
 
 
 @dataclass(kw_only=True)
@@ -201,8 +201,6 @@ class Stage:
     """True if a plain run has this stage."""
     tasks: ClassVar[Mapping[str, Task]] = {}
     """The words of `task=` that this stage brings."""
-    files: ClassVar[tuple[str, ...]] = ()
-    """The files that it may leave in the folder of a run, beside its records."""
     columns: ClassVar[tuple[Column, ...]] = ()
     """Columns of the table of a sweep."""
     fails: ClassVar[tuple[str, ...]] = ()
@@ -261,14 +259,6 @@ class Stage:
     def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
         """Return what is wrong with the options together, and with the rest of the configuration."""
         return ()
-
-    @classmethod
-    def files_in(cls, folder: Path) -> Iterable[str]:
-        """Return the names of the files in the folder of an earlier run that may be of this stage."""
-        return (*cls.records(), *cls.files)
-
-    def check_early(self, settings: RunSettings, locate: Callable[[str, str], Any]) -> None:
-        """Check, before the model is built, what needs imports. Raises PrepareError."""
 
     def choose(self, work: StageContext) -> Pipeline | None:
         """Return another pipeline to apply, found with the unprepared model; None to keep it."""

@@ -12,7 +12,7 @@ from prepare.core.model.memory_format import CHANNELS_LAST
 from prepare.core.utils.wording import step, words
 from prepare.errors import Problem
 from prepare.patterns import Patterns
-from prepare.step import ModuleStep, Offer, Step, TensorStep, Want
+from prepare.step import ModuleStep, Step, TensorStep, Want
 
 if TYPE_CHECKING:
     import torch
@@ -26,18 +26,10 @@ _CONTIGUOUS = Want(memory_format="contiguous")
 class ConvolutionFormat(TensorStep):
     """Request a memory format for the weights of all convolutions of one rank, also transposed ones."""
 
-    recipe_part = "layout"
-    complexity = 1
     spatial: ClassVar[int]
     memory_format: str
     include: Patterns = ()
     exclude: Patterns = ()
-
-    @classmethod
-    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterator[Offer]:
-        if any(isinstance(module, _classes(cls.spatial)) for module in model.modules()):
-            yield Offer({2: "channels_last", 3: "channels_last_3d"}[cls.spatial], {})
-            yield Offer("contiguous", {"memory_format": "contiguous"})
 
     def want(self, tensor: NamedTensor) -> Want | None:
         from prepare.core.model.module_kinds import reads_contiguous

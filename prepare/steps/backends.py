@@ -38,8 +38,6 @@ class Backends(ModelStep):
     Source: `torch.backends`, `torch.set_float32_matmul_precision`; pytorch#64427 for MIOpen.
     """
 
-    recipe_part = "common"
-    complexity = 0
     cudnn_benchmark: bool | None = None
     """Search for the fastest algorithm of each convolution and input size."""
     cudnn_deterministic: bool | None = None

@@ -23,7 +23,7 @@ from prepare.core.utils.wording import in_training, inference_mode
 from prepare.errors import ConfigError, PatternError, Problem
 from prepare.patterns import Patterns, matches, near_misses
 from prepare.registry import register
-from prepare.step import ForRecipes, ModelStep, Offer
+from prepare.step import ForRecipes, ModelStep
 from prepare.steps.device import ForDevice
 
 if TYPE_CHECKING:
@@ -82,8 +82,6 @@ class Compile(ForDevice, ModelStep):
     Source: `torch.nn.Module.compile`; pytorch#117758 for the hooks.
     """
 
-    recipe_part = "compiler"
-    complexity = 6
     backend: Annotated[
         str,
         "the name of a backend, as in inductor",
@@ -104,20 +102,6 @@ class Compile(ForDevice, ModelStep):
     """Turn weights into constants (inductor); for inference only, within torch.no_grad."""
     include: Patterns = ()
     """Patterns of modules to compile one by one, with code that equal ones share; by default the model."""
-
-    @classmethod
-    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterator[Offer]:
-        if "compile" not in allow:
-            return
-        if mode == "eval":
-            yield Offer("frozen compile", {"freezing": True})
-        yield Offer("compile", {})
-        if blocks := _repeated_blocks(model):
-            yield Offer(f"compile {blocks}", {"include": [f"type:{blocks}"]})
-
-    def cost(self) -> int:
-        # Freezing, or another backend than inductor, ties the model to its weights.
-        return self.complexity + (self.freezing or self.backend != "inductor")
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -247,20 +231,6 @@ class Compile(ForDevice, ModelStep):
 
 
 undo, cache = Compile.undo, compile_cache
-
-
-def _repeated_blocks(model: torch.nn.Module) -> str:
-    """Return the class of the largest block that occurs more than once; empty without one.
-
-    A block has at least two modules without children, and is not a container of torch.
-    """
-    inside: dict[type, list[int]] = {}
-    for module in model.modules():
-        leaves = sum(not child._modules for child in module.modules())
-        if module is not model and leaves > 1 and not type(module).__module__.startswith("torch."):
-            inside.setdefault(type(module), []).append(leaves)
-    repeated = {cls: sum(counts) for cls, counts in inside.items() if len(counts) > 1}
-    return max(repeated, key=lambda cls: repeated[cls]).__name__ if repeated else ""
 
 
 def _is_harmless(backend: str, key: str, value: Any) -> bool:

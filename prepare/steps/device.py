@@ -49,9 +49,7 @@ class Device(TensorStep):
     Source: `torch.nn.Module.to(device)`.
     """
 
-    recipe_part = "common"
     added_by = "device=auto"
-    complexity = 0
     device: Annotated[str, DEVICE, readable_device, ForRecipes()] = "auto"
     """`auto` is the first of cuda, mps and cpu that this machine has."""
 

@@ -29,7 +29,6 @@ class EvalMode(ModuleStep):
     Source: `torch.nn.Module.eval`.
     """
 
-    complexity = 0
     keeps_tensors: ClassVar[bool] = True
     include: Patterns = ()
     exclude: Patterns = ()

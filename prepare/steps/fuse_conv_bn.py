@@ -10,7 +10,7 @@ from prepare.core.utils.wording import dropped, in_training, inference_mode
 from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
-from prepare.step import ModuleStep, Offer
+from prepare.step import ModuleStep
 
 if TYPE_CHECKING:
     import torch
@@ -34,13 +34,8 @@ class FuseConvBn(ModuleStep):
     Source: `torch.nn.utils.fusion.fuse_conv_bn_weights`; Jacob et al. 2018, arXiv 1712.05877, 3.2.
     """
 
-    recipe_part = "fusion"
     include: Patterns = ()
     exclude: Patterns = ()
-
-    @classmethod
-    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterable[Offer]:
-        return [Offer("fuse", {}, needs={"eval_mode": {}})] if mode == "eval" else []
 
     def in_training(self) -> Iterable[Problem]:
         wrong = f"is for inference: a norm that is part of a convolution cannot be trained{in_training()}"

@@ -10,7 +10,7 @@ from prepare.core.utils.wording import in_training, option, words
 from prepare.errors import Problem
 from prepare.patterns import NORMS, Patterns, kept_modules, matches
 from prepare.registry import register
-from prepare.step import Offer, TensorStep, Want
+from prepare.step import TensorStep, Want
 
 if TYPE_CHECKING:
     import torch
@@ -38,23 +38,12 @@ class Half(TensorStep):
     Source: `torch.nn.Module.half`, `torch.nn.Module.bfloat16`; NVIDIA/apex issue 144 for the norms.
     """
 
-    recipe_part = "precision"
     added_by = "precision=half"
-    complexity = 4
     dtype: Literal["float16", "bfloat16"] = "float16"
     keep: Literal["norms"] | Patterns = "norms"
     """Patterns of modules that stay in float32; the word `norms` means batch and instance norms."""
     clamp: bool = False
     """Clamp finite values beyond the range of `dtype` to its largest number; else they are refused."""
-
-    @classmethod
-    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterable[Offer]:
-        # The faster first: float16 is very slow on a CPU.
-        words = {"bfloat16": "bfloat16", "half": "float16"}
-        return [Offer(word, {"dtype": words[word]}) for word in words if word in allow]
-
-    def cost(self) -> int:
-        return self.complexity + (not set(self.chosen("keep")) <= {NORMS})
 
     def in_training(self) -> Iterable[Problem]:
         if self.dtype == "float16":

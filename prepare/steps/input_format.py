@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from prepare.registry import register
-from prepare.step import ForRecipes, InputStep, Offer, Step, TensorStep
+from prepare.step import ForRecipes, InputStep, Step, TensorStep
 from prepare.steps.device import DEVICE, readable_device
 
 if TYPE_CHECKING:
@@ -41,17 +41,15 @@ class InputFormat(InputStep):
     shape (N, H, W, C), with at most 4 channels and more pixels, keep their strides: permuted, they lie in
     channels-last. A finite value beyond the range of a 16-bit dtype becomes its largest number. A value
     that needs no change is returned as the same object.
-    With `attach`, forward gets the caller's own containers with formatted tensors in them while it runs:
-    what it writes into them, and into a tensor in place, reaches the caller. Tensors that share elements
-    share them in forward too, and keep their strides. A compiled call leaves strides to its compiler.
+    With `attach`, forward gets a formatted copy of its arguments: what it writes into a copy does not reach
+    the caller, and a warning says so; then format the batch by hand. A compiled call leaves strides to its
+    compiler, and does not warn.
     Helps: required for 16-bit weights; for channels-last weights it saves the first copy.
     Hurts: with `attach`, a call that bypasses `model(...)` (`model.forward`, a submodule) is not
     formatted.
     Source: pytorch issues 68430 and 113437, on strides that only look channels-last.
     """
 
-    recipe_part = "inputs"
-    complexity = 1
     device: Annotated[str, DEVICE, readable_device, ForRecipes()] | None = None
     """null follows the pipeline's `device` step."""
     dtype: Literal["float16", "bfloat16", "float32", "float64"] | None = None
@@ -62,10 +60,6 @@ class InputFormat(InputStep):
     """null follows the formats that the pipeline requests."""
     attach: bool = False
     """Installs the formatting on the model, so that callers change nothing."""
-
-    @classmethod
-    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterable[Offer]:
-        return [Offer("input", {"attach": True})]
 
     def bind(self, steps: Iterable[Step]) -> Self:
         tensor_steps = [step for step in steps if isinstance(step, TensorStep)]

@@ -38,10 +38,9 @@ class KeepLayout(ForChannelsLast):
     replaced call takes some microseconds more, which small activations do not earn back. Code that needs
     the contiguous result of a named `.contiguous()` may raise an error. To undo it:
     `from prepare.steps import keep_layout; keep_layout.undo(model)`.
-    Source: measured, `docs/decisions/keep-layout.md`; SGLang changed such lines by hand.
+    Source: SGLang changed such lines by hand.
     """
 
-    recipe_part = "calls"
     keeps_tensors: ClassVar[bool] = True
     calls: Literal["auto"] | Annotated[tuple[str, ...], "a list of texts", ForRecipes()] = "auto"
     """The calls to replace; `auto` finds them."""

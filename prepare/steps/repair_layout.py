@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
-from prepare.step import Offer
 from prepare.steps import repairs
 from prepare.steps._convolution import ForChannelsLast
 from prepare.steps.device import ForDevice
@@ -44,8 +43,6 @@ class RepairLayout(ForDevice, ForChannelsLast):
     Source: pytorch#59168, #113437; `prepare/core/model/known_issues.yaml` has the evidence.
     """
 
-    recipe_part = "repair"
-    complexity = 2
     keeps_tensors: ClassVar[bool] = True
     include: Patterns = ()
     exclude: Patterns = ()
@@ -53,10 +50,6 @@ class RepairLayout(ForDevice, ForChannelsLast):
     """Also repair what only has fewer digits in channels-last, which costs time (batch norms)."""
     force: bool = False
     """Apply every repair, whatever the device, and whatever the format of the convolutions."""
-
-    @classmethod
-    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterable[Offer]:
-        return [Offer("repair", {}), Offer("repair", {"force": True})]
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:
         for name, module in model.named_modules(remove_duplicate=False):

@@ -12,7 +12,6 @@ from prepare.core.utils.text import plural
 from prepare.errors import ConfigError, PatternError, Problem, raise_problems
 from prepare.patterns import Patterns, exactly, matches, near_misses
 from prepare.registry import register
-from prepare.step import Offer
 from prepare.steps import rewrites
 from prepare.steps._convolution import ForChannelsLast
 
@@ -43,8 +42,6 @@ class _RewriteConv(ForChannelsLast):
     Source: `docs/rewrites.md` has the identities and our measurements.
     """
 
-    recipe_part = "fusion"
-    complexity = 2
     keeps_tensors: ClassVar[bool] = True
     only_layouts = False
     measures = True
@@ -52,12 +49,6 @@ class _RewriteConv(ForChannelsLast):
     exclude: Patterns = ()
     force: bool = False
     """Rewrite all that fits, whatever is faster; with an example, sizes that do not fit are an error."""
-
-    @classmethod
-    def offers(cls, model: torch.nn.Module, *, allow: Iterable[str], mode: str) -> Iterator[Offer]:
-        linear = rewrites.find_rewrite("linear")
-        if names := [name for name, module in model.named_modules() if linear.fits(module)]:
-            yield Offer("rewrite", {linear.name: [*map(exactly, names)]})
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:
         for name, module in model.named_modules(remove_duplicate=False):

@@ -1,16 +1,13 @@
-"""The test suite for steps: inherit it in a package with its own step."""
+"""Tests to use in your own: that a network keeps its layout, and the suite that a step inherits."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from prepare.core.utils.packages import lazy_names
 
 if TYPE_CHECKING:
     from prepare.testing.contract import StepContract
+    from prepare.testing.layout import assert_layout
 
-__all__ = ["StepContract"]
+__all__ = ["StepContract", "assert_layout"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "StepContract":
-        from prepare.testing.contract import StepContract
-
-        return StepContract
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, contract=("StepContract",), layout=("assert_layout",))

@@ -94,43 +94,42 @@ def test_each_model_gets_the_batch_its_pipeline_formats():
     assert seen == {torch.float32: {(torch.float32, 64)}, torch.bfloat16: {(torch.bfloat16, 64)}}
     seen.clear()
     timed(models(steps | {"input_format": {}}, Watched(3, 4, 3)))
-    # The model with the precision alone has the layout that it had.
-    layouts = {(torch.bfloat16, 1), (torch.bfloat16, 64)}
-    assert seen == {torch.float32: {(torch.float32, 64)}, torch.bfloat16: layouts}
+    assert seen == {torch.float32: {(torch.float32, 64)}, torch.bfloat16: {(torch.bfloat16, 1)}}
+
+
+SWEEP = "-m precision=float32,bfloat16"
 
 
 @pytest.mark.parametrize(
-    ("steps", "third", "rest"),
+    ("words", "named"),
     [
-        ({}, "bfloat16 alone", "the layout"),
-        ({"repair_layout": {}}, "bfloat16 alone", "the layout"),
-        ({"fuse_conv_bn": {}}, "bfloat16 alone", "the other steps"),
-        ({"half": None}, "", ""),
-        ({"conv2d_memory_format": None}, "", ""),
-        ({"conv2d_memory_format": {"memory_format": "contiguous"}}, "", ""),
+        (["precision=bfloat16"], True),
+        (["precision=float32"], False),
+        (["precision=bfloat16", "memfmt=contiguous"], False),
+        # A sweep over the group would leave the step in each row.
+        (["+steps.half.dtype=bfloat16"], False),
     ],
     ids=str,
 )
-def test_precision_and_layout_are_timed_in_three(steps, third, rest):
-    both = {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}}
-    given = {name: options for name, options in (both | steps).items() if options is not None}
-    (case,) = timed(models(given)).cases
-    compared = case.comparison
-    names = ["unprepared", "prepared", *filter(None, [third])]
-    assert [row.name for row in compared.rows] == names
-    assert compared.settings.get("rest", "") == rest
-    assert compared.settings["confidence_of_each"] == pytest.approx(1 - 0.05 / 5)  # as of two
-    assert case.row.name == "prepared"
+def test_precision_and_layout_name_the_sweep_that_tells_them_apart(
+    words, named, tmp_path, monkeypatch, capsys
+):
+    code, out, folder = ran(tmp_path, monkeypatch, capsys, *words)
+    assert code == 0
+    assert (SWEEP in " ".join(out.split())) is named
+    if named:
+        compared = Bench.load(folder / "bench.json").cases[0].comparison
+        assert [row.name for row in compared.rows] == ["unprepared", "prepared"]
 
 
-def test_a_third_model_has_only_the_precision_and_needs_time():
-    found = models({"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}})
-    alone = levels._precision_alone(found)
-    weight = alone.model[0].weight
-    assert (weight.dtype, weight.is_contiguous()) == (torch.bfloat16, True)
-    assert found.unprepared[0].weight.dtype is torch.float32
-    slow = timed(found, took=levels.LONGEST / 20).cases[0]  # time for two models only
-    assert [row.name for row in slow.comparison.rows] == ["unprepared", "prepared"]
+@pytest.mark.slow
+def test_the_sweep_that_is_named_has_a_row_of_the_layout_alone(tmp_path, monkeypatch, capsys):
+    words = ("bench=none", "isolate=false", *SWEEP.split(), "hydra.sweep.dir=s")
+    code, out, _ = ran(tmp_path, monkeypatch, capsys, *words)
+    assert (code, "2 of 2 rows ok" in out) == (0, True)
+    recipes = [path.read_text() for path in sorted(tmp_path.glob("s/*/recipe.yaml"))]
+    assert ["conv2d_memory_format" in each for each in recipes] == [True, True]
+    assert ["bfloat16" in each for each in recipes] == [False, True]
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])

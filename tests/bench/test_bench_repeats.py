@@ -49,7 +49,7 @@ def test_a_model_that_is_wrong_now_and_then_fails(wrong):
     row = found.row("prepared")
     assert (row.verdict, row.ratio) == ("failed", None)
     assert "calls with the same input returned other values" in row.reason
-    assert row.reason.endswith("; 0 of 74 calls of the baseline")
+    assert row.reason.endswith("; 0 of 75 calls of the baseline")
     assert not found.row("unprepared").repeats
 
 

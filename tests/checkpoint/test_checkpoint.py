@@ -226,16 +226,13 @@ def test_models_that_cannot_be_filled_are_refused(path):
         Pipeline.from_config({"device": {"device": "cpu"}}).apply(nn.Linear(2, 2, device="meta"))
 
 
-@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
-def test_a_model_without_tensors_is_saved_and_loaded(tmp_path, suffix):
-    path = tmp_path / f"model.{suffix}"
-    if suffix == "safetensors":
-        save(nn.Sequential(nn.ReLU()), path)
-        assert load(path, nn.Sequential(nn.ReLU())).missing == ()
-        return
-    torch.save({}, path)
+def test_a_model_without_tensors_is_saved_and_loaded(tmp_path):
+    path = tmp_path / "model.safetensors"
+    save(nn.Sequential(nn.ReLU()), path)
+    assert load(path, nn.Sequential(nn.ReLU())).missing == ()
+    torch.save({}, path.with_suffix(".pt"))
     with pytest.raises(CheckpointError, match="does not hold a mapping of names to tensors"):
-        load(path, nn.ReLU())
+        load(path.with_suffix(".pt"), nn.ReLU())
 
 
 def test_a_file_of_very_many_tensors_is_read(tmp_path):

@@ -28,6 +28,8 @@ ANY = {"key", "steps.NAME", "steps.NAME.OPTION", "hydra.callbacks.NAME"}
 OTHERS = {"class", "type", "install", "_target_", "bmodel", "bias"}
 # Arguments of prepare.frameworks, whose packages may be missing.
 OTHERS |= {"module", "network"}
+# An argument of torch.load, whose signature has it by position only.
+OTHERS |= {"weights_only"}
 # Our group in another Hydra application.
 OTHERS |= {"prepare/steps"}
 # Python functions whose arguments messages name.

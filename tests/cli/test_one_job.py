@@ -73,7 +73,6 @@ def test_a_plan_touches_nothing_and_says_what_would_change(go):
         "audit.json",
         "audit.csv",
         "flow.json",
-        "flow.svg",
         "verify.json",
     }
     row = r"upsample\.0\.weight</code></th><td>\[8, 8, 2, 2, 2\]</td><td>contiguous -> channels_last_3d"

@@ -80,7 +80,7 @@ def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, ca
             assert status(where) == "failed"
             assert json.loads((where / "result.json").read_text())["reason"] == "file"
     assert code == 0
-    assert set(names) == set(WRITTEN) < set(record.files_in(folder))
+    assert set(names) == set(WRITTEN) < set(record.files_in())
     # Everything that a run writes has failed once.
     assert set(found) == set(WRITTEN) if step == 1 else len(set(found)) > 2
 
@@ -102,11 +102,11 @@ def test_a_full_disk_at_the_end_still_prints_the_results(folder, capsys):
 
 def test_results_are_printed_if_weights_cannot_be_saved(folder, capsys):
     with pytest.MonkeyPatch.context() as patch:
-        Failing(patch, 1, calls=("write",), error=FULL, after=True)
-        assert cli.run([*SMALL, "hydra.run.dir=run", "save=weights.pt"]) == 1
+        Failing(patch, 1, calls=("fsync",), error=FULL, after=True)
+        assert cli.run([*SMALL, "hydra.run.dir=run", "save=weights.safetensors"]) == 1
     out, err = capsys.readouterr()
     assert "Sequential on " in out
-    assert "weights.pt: cannot" in err
+    assert "weights.safetensors: cannot" in err
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import prepare
 from coder_nets import Coder
@@ -40,7 +41,7 @@ def go(tmp_path, monkeypatch, capsys):
 
 
 def test_a_run_prepares_verifies_and_saves_the_model_by_its_own_names(go, tmp_path):
-    folder, said = go(*STEPS, f"save={tmp_path / 'weights.pt'}")
+    folder, said = go(*STEPS, f"save={tmp_path / 'weights.safetensors'}")
     assert said.startswith("Coder.decode on cpu, channels_last_3d")
     page = html.unescape((folder / "report.html").read_text())
     assert "[2, 8, 3, 6, 7] float32 -> [2, 3, 1, 4, 12] float32" in page
@@ -50,7 +51,7 @@ def test_a_run_prepares_verifies_and_saves_the_model_by_its_own_names(go, tmp_pa
     )
     recipe = Pipeline.load(folder / "recipe.yaml")
     assert recipe.steps["keep_layout"].calls == (CALL,)
-    assert list(torch.load(tmp_path / "weights.pt")) == NAMES
+    assert sorted(load_file(tmp_path / "weights.safetensors")) == sorted(NAMES)
     whole = recipe.apply(Coder().eval())
     assert whole(torch.randn(2, 3, 3, 6, 7)).is_contiguous(memory_format=torch.channels_last_3d)
 

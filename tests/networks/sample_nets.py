@@ -183,15 +183,3 @@ class RefersToItself(Net):
 def never_twice():
     """A network with other values at each call, which cannot be copied."""
     return RefersToItself(offset=time.monotonic())
-
-
-class Loud(nn.Module):
-    """Overflows float16 inside, though its result fits."""
-
-    def forward(self, x):
-        return ((1000 * x).square() + 1).sqrt() / 1000
-
-
-def overflowing():
-    """Return a network with one module that overflows float16."""
-    return nn.Sequential(nn.Conv2d(3, 8, 3), Loud(), nn.Conv2d(8, 4, 1))

@@ -68,8 +68,6 @@ def read_run(folder: Path, file: str, sound: Path, *, pages: bool) -> list:
 def show(record, sound: Path, *, page: bool) -> None:
     """Show a record in each way that its class has."""
     repr(record), str(record)
-    if page and hasattr(record, "_repr_html_"):
-        record._repr_html_()
     if isinstance(record, Audit):
         record.diff(Audit.load(sound))
         record.to_csv()

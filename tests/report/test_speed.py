@@ -9,7 +9,6 @@ from prepare.core.document import ReportContext
 from prepare.core.utils.machine import busy_sentence
 from prepare.core.utils.numbers import interval_text, pace_text, speed_text, verdict_text
 from prepare.stages.bench.document import bench_document
-from prepare.stages.bench.records import VariantResult
 
 
 @pytest.mark.parametrize(
@@ -72,47 +71,6 @@ def test_a_wide_interval_is_said_without_times_of_one_ratio():
     assert said == "unclear (95 % interval: 2.0x slower to 4.0x faster)"
     assert pace_text(0.19, (0.0498, 0.24)) == "over 4x faster (4.2x to 20x)"
     assert pace_text(1.25, (1.2, 1.3)) == "1.2x slower (1.20x to 1.30x)"
-
-
-def earned(ratio, verdict, *, both, of_both, samples=((0.1,) * 20,) * 2, rest="the layout"):
-    """Return what is shown of a model that was timed with its precision alone too."""
-    found = comparison(both, verdict=of_both, interval=(both * 0.98, both * 1.02))
-    base, prepared = found.rows
-    alone = VariantResult(name="bfloat16 alone", verdict=verdict, ratio=ratio, seconds=0.04 * ratio,
-                          ratio_interval=(ratio * 0.98, ratio * 1.02), samples=samples[1])  # fmt: skip
-    rows = (base, replace(prepared, samples=samples[0]), alone)
-    found = replace(found, rows=rows, settings={**found.settings, "rest": rest})
-    return bench_document(ReportContext(found={"bench": bench_of(found)}))
-
-
-def steady(ratio):
-    return (ratio * 0.1,) * 20, (0.1,) * 20
-
-
-def test_a_speed_says_what_earned_it():
-    shown = earned(0.4, "faster", both=0.48, of_both="faster", samples=steady(1.2))
-    assert shown.line.endswith("): 2.5x by bfloat16, 1.2x slower by the layout")
-    assert shown.answers[0].remark.endswith("2.5x by bfloat16, 1.2x slower by the layout")
-    (advice,) = shown.advice
-    assert advice.answer == "Leave the layout out"
-    assert advice.remark == "bfloat16 alone is 2.5x faster"
-    slow = earned(
-        4.0, "slower", both=2.0, of_both="slower", samples=steady(0.5), rest="the other steps"
-    )
-    assert slow.line.endswith("): 4.0x by bfloat16, 2.0x faster by the other steps")
-    best = min(slow.advice, key=lambda each: each.rank)
-    assert best.answer == "Leave bfloat16 out"
-    assert best.remark == "bfloat16 alone is 4.0x slower; time the other steps without it"
-
-
-def test_a_part_of_a_speed_that_is_not_known_is_called_unclear():
-    both = earned(0.4, "faster", both=0.4, of_both="faster", samples=steady(1.0))
-    assert both.line.endswith(": 2.5x by bfloat16, no difference by the layout")
-    few = earned(0.4, "faster", both=0.48, of_both="faster", samples=((0.1,), (0.1,)))
-    assert few.line.endswith(": 2.5x by bfloat16, unclear by the layout")
-    assert not few.advice
-    unknown = earned(0.9, "unclear", both=0.4, of_both="faster", samples=((0.1,), (0.1,)))
-    assert "by bfloat16" not in unknown.line
 
 
 def test_a_machine_is_busy_if_that_widens_an_interval():

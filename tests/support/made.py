@@ -13,7 +13,7 @@ from prepare.app.job.record import Job, Record, Result
 from prepare.app.job.results import Analyses, read_results
 from prepare.app.report.terminal.document import show_document
 from prepare.app.report.terminal.sweep import show_summary
-from prepare.app.sweep.manifest import SweepManifest, write_sweep_manifest
+from prepare.app.sweep.manifest import SweepManifest
 from prepare.audit import Audit, AuditRow
 from prepare.audit import audit as audit_of
 from prepare.core.document import ReportContext
@@ -22,8 +22,8 @@ from prepare.stages.bench.records import Bench, Case, Comparison, Control, Varia
 from prepare.stages.bench.time_prepared import INFERENCE
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
 from prepare.stages.registry import STAGES
-from prepare.stages.tune.records import CandidateResult, KeptModule, Tuning
-from prepare.stages.verify.records import Check, Lost, Verification
+from prepare.stages.tune.records import CandidateResult, Tuning
+from prepare.stages.verify.records import Check, Verification
 from small_nets import small_3d
 
 NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "memfmt=channels_last", "device=cpu", "verify=none")  # fmt: skip
@@ -70,9 +70,9 @@ def ran(tmp_path, monkeypatch, capsys, *words):
 def comparison(ratio=0.73, *, verdict="faster", interval=(0.70, 0.76), base=0.04, **more):
     rows = (
         VariantResult(name="unprepared", verdict="baseline", seconds=base, seconds_interval=(0.95 * base, 1.1 * base),
-            ratio=1.0, throughput=50.0, peak_bytes=1 << 26, device="cpu", calls=1, samples=(base,)),
+            ratio=1.0, throughput=50.0, device="cpu", calls=1, samples=(base,)),
         VariantResult(name="prepared", verdict=verdict, seconds=base * ratio, seconds_interval=(0.75 * base * ratio, 1.25 * base * ratio),
-            ratio=ratio, ratio_interval=interval, throughput=50 / ratio, peak_bytes=1 << 25, device="cpu", calls=1),
+            ratio=ratio, ratio_interval=interval, throughput=50 / ratio, device="cpu", calls=1),
     )  # fmt: skip
     settings = {"train": False, "confidence": 0.95, "threads": 2, "batch_size": 2}
     return Comparison(**{"rows": rows, "baseline": "unprepared", "aa": NOISE, "repeats": 20, "seconds": 3.2, "settings": settings,
@@ -94,7 +94,7 @@ def bench(ratio=0.5, *, low=None, high=None, verdict="faster", what="inference",
         settings={"train": what == "training step", "threads": 2, "cores_available": 2, "others": others},
         environment={"cpu": cpu, "platform": "Linux", "torch": "2.13.0", "devices": []},
     )  # fmt: skip
-    rows = [replace(row, peak_bytes=None, throughput=None) for row in found.rows]
+    rows = [replace(row, throughput=None) for row in found.rows]
     case = {"reason": error} if error else {"comparison": replace(found, rows=tuple(rows))}
     return bench_of(cases=(Case(what=what, **case),))
 
@@ -215,7 +215,9 @@ def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choic
     """Write one row of the sweep in `folder`; without a result it has not ended."""
     record = Record(folder / (name or f"{number}-row"))
     record.clear()
-    record.write_job(Job(number, SWEEP, list(overrides), choices or {}, shared=shared))
+    record.write_job(
+        Job(number, SWEEP, list(overrides), choices or {}, f"row-{number}", shared=shared)
+    )
     for found, file in ((audited, "audit.json"), (flowed, "flow.json"), (verified, "verify.json"), (benched, "bench.json")):  # fmt: skip
         if found is not None:
             found.save(record.folder / file)
@@ -238,7 +240,8 @@ def give_figures(folder: Path) -> None:
 def plan(folder: Path, rows) -> None:
     """Write the manifest of a sweep with these rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_sweep_manifest(folder, SweepManifest(SWEEP, [list(row) for row in rows]))
+    names = [f"row-{number}" for number in range(len(rows))]
+    SweepManifest(SWEEP, [list(row) for row in rows], names).save(folder / "sweep.json")
 
 
 FORMATS = ("contiguous", "channels_last_3d")
@@ -268,11 +271,10 @@ def formats_by_precisions(folder: Path) -> Path:
 
 
 def tuning() -> Tuning:
-    kept = KeptModule("0", 0.5, 1e-3, 1.1)
     rows = (
         CandidateResult(name="half", steps={"half": {"dtype": "bfloat16", "keep": []}}, status="winner", reason="half the time", cost=4,
-            seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, peak_bytes=1 << 20, verified="pass", error=1e-3,
-            allowed=1e-2, first_seconds=1.0, kept=(kept,)),
+            seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
+            allowed=1e-2, first_seconds=1.0),
         CandidateResult(name="unprepared", steps={}, status="slower", reason="twice", cost=0, seconds=0.1, ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
     return Tuning(rows=rows, winner="half", mode="eval", allow=("bfloat16",), budget=60.0, seconds=12.0, rounds=20, noise=1.02,
@@ -283,10 +285,9 @@ def write_run(folder: Path) -> None:
     """Write the record of a run that made every analysis."""
     write_record(folder)
     Flow.load(folder / "flow.json").save(folder / "flow_before.json")
-    lost = Lost(tensor="0.weight", before="float32", after="float16", elements=9, overflowed=1, flushed=1, rounded=0)  # fmt: skip
     check = Check(what="outputs", status="pass", mode="eval", batch=2, inputs="given", error=1e-7, allowed=1e-4, worst="0",
                   compared=1, sensitivity=1e-3, least_sensitive="0")  # fmt: skip
-    Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), lost=(lost,), culprit="",
+    Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), culprit="",
                  advice="", seconds=1.0, environment=MACHINE).save(folder / "verify.json")  # fmt: skip
     benched = comparison(environment=MACHINE)
     bench_of(benched).save(folder / "bench.json")

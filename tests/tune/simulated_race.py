@@ -16,7 +16,7 @@ class ScriptedRunner:
 
     def __init__(self, clock, spent, *, breaks_at=math.inf):
         self._clock, self._spent, self._left = clock, spent, breaks_at
-        self.seconds, self.peak, self.first_seconds = spent(), None, 0.0
+        self.seconds, self.first_seconds = spent(), 0.0
 
     def turn(self, number):
         self._left -= 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -37,23 +39,22 @@ from prepare.app.cli.resolve_config import (
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.model_target import locate_named, targets_in
 from prepare.app.job.outcome import FAILED, INTERRUPTED, WRONG, Outcome
-from prepare.app.job.record import Job, leads_out, used_folder
+from prepare.app.job.record import Job, used_folder
 from prepare.app.report.pages.write_pages import write_pages
 from prepare.app.report.terminal.console import announce, stage
 from prepare.app.report.terminal.run import RunOutput, shown_folder
 from prepare.app.report.terminal.sweep_progress import SweepProgress
-from prepare.app.sweep.coordinator import Coordinator
+from prepare.app.sweep.leader import Leader
 from prepare.app.sweep.manifest import (
     SweepManifest,
     identity_of,
     number_duplicates,
-    read_sweep_manifest,
 )
-from prepare.app.sweep.worker import OUTLIVE_COMMAND, run_in_sweep, shares_cores, stop_check
+from prepare.app.sweep.worker import run_in_sweep, shares_cores
 from prepare.core.utils.folders import conf_dir, hold_folder
-from prepare.core.utils.signals import Stopped
+from prepare.core.utils.packages import check_torch
+from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.text import line, plural
-from prepare.core.utils.torch_version import check_torch
 from prepare.errors import ConfigError, PrepareError, Problem
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ class CommandState:
 
     began: bool = False
     held: ExitStack | None = None
-    coordinator: Coordinator | None = None
+    leader: Leader | None = None
     progress: SweepProgress | None = None
 
 
@@ -127,33 +128,27 @@ def claimed(folder: Path, *, overwrite: bool, begun: bool = False) -> Iterator[N
             remedy = "wait for it, or choose another folder"
             wrong = f"another run is writing to {shown_folder(folder)}"
             _exit_if_any([Problem("hydra.run.dir", wrong, remedy)])
-        _exit_if_any(leads_out(folder, "hydra.run.dir"))
         _exit_if_any([] if overwrite else used_folder(folder, begun=begun))
         yield
 
 
 def _run_sweep_job(config: DictConfig, about: DictConfig) -> None:
     folder = Path(about.runtime.cwd, about.sweep.dir).resolve()
-    manifest = read_sweep_manifest(folder) or SweepManifest("", None, host="")
+    manifest = SweepManifest.load(folder / "sweep.json")
     launcher = about.runtime.choices.get("hydra/launcher")
     job = Job(
         number=about.job.num,
         sweep=manifest.sweep,
         overrides=overrides_in(about),
         choices=choices_in(about),
-        identity=manifest.identity(about.job.num),
+        identity=manifest.identities[about.job.num],
         launcher=launcher,
         shared=shares_cores(launcher, as_mapping(about, "launcher")),
     )
     try:
-        check = stop_check(folder, manifest, outlives_command=launcher in OUTLIVE_COMMAND)
-        check()
         spec = _spec(config, about, job)
         resume = config.get("resume") is True
-        outcome = run_in_sweep(spec, folder=folder, resume=resume, check=check)
-        if outcome is not None and outcome.code == INTERRUPTED:
-            check()
-            raise KeyboardInterrupt
+        run_in_sweep(spec, folder=folder, manifest=manifest, resume=resume)
     except Stopped:
         if STATE.get() is not None:
             raise
@@ -195,19 +190,20 @@ class Checks(Callback):
             identities = number_duplicates(_identity(composer.compose(row)) for row in rows)
             folder = Path(config.hydra.sweep.dir).resolve()
             resume = config.get("resume") is True
-            coordinator = Coordinator(
+            leader = Leader(
                 folder,
                 rows=rows,
                 identities=identities,
+                command=shlex.join(["python", "run.py", *sys.argv[1:]]),
                 resume=resume,
                 overwrite=config.get("overwrite") is True,
             )
             if not is_quiet():
                 line(f"{plural(len(rows), 'run')} in {shown_folder(folder)}", errors=True)
             if (state := STATE.get()) is not None:
-                state.coordinator = coordinator
+                state.leader = leader
                 if not is_quiet():
-                    state.progress = SweepProgress(folder, coordinator.manifest)
+                    state.progress = SweepProgress(folder, leader.manifest)
                     state.progress.start()
 
 
@@ -239,10 +235,10 @@ def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
     )
 
 
-def _identity(config: DictConfig) -> str | None:
-    """Return what determines the result of a row; None if that is known only in the job."""
+def _identity(config: DictConfig) -> str:
+    """Return what determines the result of a row; a new name if that is known only in the job."""
     values, problems = resolved(config)
-    return None if problems else identity_of(values, choices_in(config.hydra))
+    return secrets.token_hex(8) if problems else identity_of(values, choices_in(config.hydra))
 
 
 def instantiated(model: Mapping[str, Any]) -> Any:

@@ -28,8 +28,8 @@ from prepare.app.cli.flags import USAGES
 from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, WRONG
 from prepare.core.utils.machine import limit_spinning
 from prepare.core.utils.packages import switch_off_telemetry
-from prepare.core.utils.signals import stopped_by_sigterm
-from prepare.core.utils.text import line, plural, to_nobody
+from prepare.core.utils.process_state import stopped_by_sigterm
+from prepare.core.utils.text import to_nobody
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem, SweepError, raise_problems
 from prepare.pipeline.distributed import rank
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from prepare.app.cli.hydra_app import CommandState
     from prepare.app.report.terminal.sweep_progress import SweepProgress
-    from prepare.app.sweep.coordinator import Coordinator
+    from prepare.app.sweep.leader import Leader
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -136,23 +136,21 @@ def _through_hydra(argv: list[str]) -> int:
             hydra_app.STATE.reset(token)
             if state.held is not None:
                 state.held.close()
-            if state.coordinator is not None:
-                code = _end_sweep(state.coordinator, state.progress, code)
+            if state.leader is not None:
+                code = _end_sweep(state.leader, state.progress, code)
     return code
 
 
-def _end_sweep(coordinator: Coordinator, progress: SweepProgress | None, code: int) -> int:
+def _end_sweep(leader: Leader, progress: SweepProgress | None, code: int) -> int:
     """Give every row of the sweep a result, show its table, and return the exit code."""
     try:
-        if code == DONE and (elsewhere := coordinator.running_elsewhere()):
-            line(f"waiting for {plural(elsewhere, 'run')} of another process", errors=True)
-        coordinator.end(stopped=code != DONE)
+        leader.end(stopped=code != DONE)
     except KeyboardInterrupt:
         code = INTERRUPTED
-        coordinator.end(stopped=True)
+        leader.end(stopped=True)
     if progress is not None:
         progress.stop()
-    sweep_code = show_sweep(coordinator.folder)
+    sweep_code = show_sweep(leader.folder)
     return code or sweep_code
 
 
@@ -229,7 +227,7 @@ def _launch(argv: list[str], flags: Namespace, state: CommandState) -> int:
             raise
         from prepare.app.job.record import unusable
 
-        key = "hydra.sweep.subdir" if state.coordinator else "hydra.run.dir"
+        key = "hydra.sweep.subdir" if state.leader else "hydra.run.dir"
         raise unusable(error.filename or "the folder of the run", error, key) from error
     return DONE
 
@@ -250,12 +248,12 @@ def _launcher_errors(state: CommandState) -> Iterator[None]:
     except Exception as error:
         if _is_from_interrupt(error):
             raise KeyboardInterrupt from error
-        if state.coordinator is None or isinstance(error, OSError):
+        if state.leader is None or isinstance(error, OSError):
             raise
         from prepare.app.cli.override_errors import first_sentence
         from prepare.core.utils import files
 
-        path = state.coordinator.folder / "error.txt"
+        path = state.leader.folder / "error.txt"
         files.write_text(path, traceback.format_exc())
         wrong = f"the launcher stopped: {type(error).__name__}: {first_sentence(str(error))}"
         remedy = (

@@ -24,7 +24,7 @@ _CONVERTS = ("none", "partial", "object", "all")
 _LISTED = 12
 
 
-def check_targets(config: Mapping[str, Any], where: str = "model") -> None:
+def check_targets(config: Mapping[str, Any]) -> None:
     """Check a mapping with `_target_`, and every such mapping inside it.
 
     Raises:
@@ -33,7 +33,7 @@ def check_targets(config: Mapping[str, Any], where: str = "model") -> None:
         ModelError: importing the target's module raised.
     """
     problems: list[Problem] = []
-    for path, node in targets_in(config, where):
+    for path, node in targets_in(config, "model"):
         try:
             target = locate_named(node["_target_"], f"{path}._target_")
             problems += _keyword_problems(target, node, path)
@@ -60,9 +60,9 @@ def without_method(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     return rest, method
 
 
-def hydra_key_problems(config: Mapping[str, Any], where: str = "model") -> Iterable[Problem]:
+def hydra_key_problems(config: Mapping[str, Any]) -> Iterable[Problem]:
     """Return the problems of Hydra's own keys, whose wrong values it would refuse or ignore."""
-    for path, node in targets_in(config, where):
+    for path, node in targets_in(config, "model"):
         for key in ("_partial_", "_recursive_"):
             if key in node and not isinstance(node[key], bool):
                 wrong = f"{as_written(node[key])} is not allowed"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,18 +22,15 @@ from prepare.app.job.build_model import (
     read_into,
     too_large,
 )
-from prepare.app.job.model_target import locate_named, without_method
+from prepare.app.job.model_target import without_method
 from prepare.app.job.results import ExampleRun, Results, Show
 from prepare.audit import audit
-from prepare.core.forward.call import call_of
-from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
+from prepare.core.forward.call import arguments, call_of
+from prepare.core.forward.compiled import compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_example
-from prepare.core.forward.nested import arguments
-from prepare.core.forward.run_example import count_layouts, own_changes, run_example
+from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.machine import how_threads_wait
-from prepare.core.utils.progress import Stage as Progress
-from prepare.core.utils.progress import stage_if
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import format_steps
@@ -42,6 +39,7 @@ from prepare.stages.stage import Stage, StageContext
 
 if TYPE_CHECKING:
     from prepare.app.job.settings import Settings
+    from prepare.core.utils.text import Progress
 
 # A run of more seconds says how long it may take.
 _PATIENCE = 10.0
@@ -66,19 +64,16 @@ def run_stages(
     """
     begun = time.monotonic()
     stages = [settings.stages[name] for name in stages_of(settings.task)]
-    for stage in stages:
-        stage.check_early(settings, locate_named)
     with progress(f"building {settings.model['_target_']}"):
         model = model_of(settings, build, stages)
     work = _begun(settings, model, build, stages, folder=folder, progress=progress)
     saved = settings.compile.save
-    cache: AbstractContextManager[CacheCounts | None] = nullcontext()
-    with cache if saved is None else compile_cache(saved) as counts:
+    with nullcontext() if saved is None else compile_cache(saved):
         results = _prepared(settings, work, stages, show)
         with _announced(work, stages, announce, begun):
             results = _worked(work, stages, results, show)
-    if counts is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
-        note = f"compiled code in {saved}: {counts}"
+    if saved is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
+        note = f"the compiled code is in {saved}"
         results = replace(results, notes=[*results.notes, note])
     return results, model
 
@@ -94,16 +89,17 @@ def _begun(
 ) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
     applies = tasks()[settings.task].prepares or not stages
-    declared = Pipeline.from_config(settings.steps) if applies else Pipeline([])
+    declared = Pipeline.from_config(settings.steps)
     example = _example(settings)
     batch = call_of(example).batch if example else None
-    with stage_if(applies, progress, "planning"):
+    with progress("planning"):
         plan = plan_of(settings, model, declared, batch)
     # Without `strict` only the errors that are known to give wrong numbers.
-    if errors := [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]:
+    errors = [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]
+    if errors and applies:
         raise combined(errors)
-    if plan.steps != declared.to_config():  # with the repairs of what would end the process
-        declared = Pipeline.from_config(plan.steps)
+    # The plan has the repairs of what would end the process.
+    declared = Pipeline.from_config(plan.steps) if applies else Pipeline([])
     work = StageContext(
         model=model,
         settings=settings,
@@ -268,8 +264,6 @@ def _run_example(work: StageContext) -> tuple[ExampleRun | None, float]:
 
     with work.progress("running the example input"):
         forward = run_example(work.model, work.formatted, amp=work.amp)
-    if note := own_changes(work.model, forward):
-        work.notes.append(note)
     formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
     convolutions = count_layouts(forward.calls, formats)
     return ExampleRun(forward.inputs, forward.output, convolutions), forward.seconds

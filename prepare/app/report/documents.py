@@ -93,10 +93,16 @@ def stage_documents(shown: ReportContext) -> list[Document]:
 
 def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
     """Return the answers that the record of a run gives, what to do last."""
-    if run.result is not None and run.result.error and run.audit is None:
+    if run.result is not None and _has_failed(run):
         return _failure_answers(run.result)
     found = _by_question(documents)
     return [*found.values(), _card(advice(run, documents))] if found else []
+
+
+def _has_failed(run: SavedResults) -> bool:
+    """Return whether a run did not come to its end; one that fails a check has, and its answers say why."""
+    status = run.result.status if run.result is not None and run.result.error else "ok"
+    return run.audit is None and status not in ("ok", "verification_failed")
 
 
 def cards_of(documents: Iterable[Document], default: Iterable[Advice] = ()) -> list[Answer]:
@@ -128,7 +134,7 @@ def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
 def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
     """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times: add ...`."""
     result = run.result
-    if result is not None and result.error and run.audit is None:
+    if result is not None and _has_failed(run):
         return f"{result.status.replace('_', ' ').capitalize()}: {first_line(result.error)}"
     stopped = ""
     if run.is_stopped and result is not None and result.error:

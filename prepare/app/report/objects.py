@@ -1,12 +1,10 @@
-"""Show single records in Python: one line, the text of the terminal, and HTML for a notebook."""
+"""Show single records in Python: one line, and the text of the terminal."""
 
 from __future__ import annotations
 
 import io
-import re
 from collections.abc import Iterable
 from dataclasses import replace
-from functools import cache, partial
 from typing import Any
 
 from prepare.app.report.plan_changes import changes_table
@@ -17,8 +15,6 @@ from prepare.stages.registry import ordered_stages, stages_of
 _LONGEST = 160
 # What to do with a model that is reported on, if nothing speaks against it.
 DEFAULT = (replace(USE_RECIPE, answer="Use the model as it is", remark=""),)
-# What only the script of a page can show.
-_DATA = re.compile(r"<script type=\"application/json\".*?</script>", re.DOTALL)
 
 
 def one_line(record: Any) -> str:
@@ -53,31 +49,6 @@ def text(record: Any) -> str:
         except ModuleNotFoundError:
             return f"{one_line(record)}\nthe whole table needs the extra: pip install 'torch-prepare[cli]'"
     return stream.getvalue().rstrip("\n")
-
-
-def html(record: Any) -> str | None:
-    """Return the sections of a page with its style, scoped to themselves; None without jinja2."""
-    try:
-        from prepare.app.report.render import render
-    except ModuleNotFoundError:
-        return None
-    from prepare.app.report.documents import cards_of
-    from prepare.app.report.pages.section import sections
-
-    documents = documents_of(record)
-    # A page shows the lead on its first screen, which a notebook has not.
-    whole = [replace(each, parts=partial(_with_lead, each)) for each in documents]
-    parts = [(part.title, part.body) for part in sections(whole, [])]
-    cards = cards_of(documents, DEFAULT) if hasattr(record, "found") else []
-    title = "" if cards else one_line(record)
-    page = render(
-        "fragment.html", title=title, cards=cards, anchors=(), parts=parts, style=_style()
-    )
-    return _DATA.sub("", page)
-
-
-def _with_lead(document: Document) -> Iterable[Part]:
-    return (*document.lead, *document.parts())
 
 
 def documents_of(record: Any) -> list[Document]:
@@ -138,14 +109,3 @@ def _plan_parts(plan: dict[str, Any]) -> Iterable[Part]:
     from prepare.app.report.run_documents import issues, plan_parts
 
     return (*plan_parts(plan["summary"]), *issues(plan), changes_table(plan["tensors"]))
-
-
-@cache
-def _style() -> Any:
-    """Return the style of the pages for the inside of one element."""
-    from markupsafe import Markup
-
-    from prepare.app.report.render import render
-
-    style = re.sub(r"(?m)^(\s*)(:root|html|body)(?= \{)", r"\1:scope", render("report.css"))
-    return Markup(style)  # noqa: S704  a file of this package

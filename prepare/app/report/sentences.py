@@ -174,10 +174,8 @@ def autocast_text(amp: str) -> str:
 
 def outputs_sentence(*, format: str, gave: int, of: int, ambiguous: int) -> str:  # noqa: A002
     """Return one sentence on the outputs of convolutions: `8 of 8 convolutions returned channels_last`."""
-    text = f"{gave} of {plural(of, 'convolution')} returned {format}"
-    return (
-        f"{text} ({ambiguous} of these also satisfy another memory format)" if ambiguous else text
-    )
+    both = f" ({ambiguous} of these also satisfy another memory format)" if ambiguous else ""
+    return f"{gave} of {plural(of, 'convolution')} returned {format}{both}"
 
 
 def memory_text(figures: Headline) -> str:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from prepare.core.forward.autocast import Amp, read_amp
-from prepare.core.forward.nested import arguments
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.call import arguments
+from prepare.core.forward.torch_state import Amp, isolated, read_amp
 from prepare.core.forward.unchanged import unchanged
-from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils.process_state import held_interrupts, interruptible
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line
 from prepare.errors import ConfigError, Problem, RefusedError
@@ -41,7 +40,6 @@ def compare(
     format: Mapping[str, Callable[[Any], Any]] | None = None,  # noqa: A002
     device: str | torch.device | None = None,
     amp: Amp = "none",
-    aside: Collection[str] = (),
     seed: int = 0,
     progress: Callable[[Progress], object] | None = None,
     _clock: Clock = time.perf_counter,
@@ -77,21 +75,17 @@ def compare(
         longest: with `settle`, seconds in place of `budget` until the first look, for calls so slow that
             fewer than 8 rounds fit into `budget`.
         settle: stop as soon as no verdict is `unclear`, instead of at a precision. The looks are few, and
-            share the error: see `docs/decisions/few-looks.md`.
+            share the error.
         precision: stop as soon as every interval is within ± this fraction of its ratio.
         confidence: the probability with which all intervals hold.
         format: `Pipeline.format` for each variant that needs formatted inputs.
         device: require this device. By default each variant runs where its parameters are.
         amp: run the forward of every variant under `torch.autocast` to this dtype; a training step in float16
             uses a GradScaler. With `none`, an autocast region around this call has no effect.
-        aside: variants that explain the others: the bench does not wait for their verdicts, and each has its
-            interval at `confidence`.
         seed: seed of the order and of the inputs.
         progress: called from time to time between timings.
 
-    A variant that raises is reported as failed, and the others continue. Peak memory is that of one
-    call, without the model, see `prepare.stages.bench.peak_memory`; measuring it resets the process's own
-    peak.
+    A variant that raises is reported as failed, and the others continue.
 
     Raises:
         ConfigError: names or numbers are invalid; one problem for each.
@@ -111,7 +105,6 @@ def compare(
         confidence,
         seed,
         amp,
-        tuple(aside),
     )
     if problems := list(_problems(names, baseline, formats, options)):
         raise ConfigError.of(problems)
@@ -139,7 +132,6 @@ def _problems(
     if not names:
         yield Problem("variants", "the mapping is empty", "give {name: model}, the baseline first")
     wanted = [("baseline", baseline)] if names else []
-    wanted += [("aside", name) for name in options.aside]
     for key, name in [*wanted, *(("format", name) for name in formats)]:
         if name not in names:
             remedy = choose(str(name), names, noun="variants")

@@ -13,7 +13,6 @@ from prepare.core.document import (
     Answer,
     Bar,
     Bars,
-    Chart,
     Charts,
     Document,
     Folded,
@@ -36,8 +35,7 @@ from prepare.core.utils.numbers import (
     speed_text,
     verdict_text,
 )
-from prepare.core.utils.text import capitalized, plural, printable, size
-from prepare.stages.bench.earned import earned_advice, earned_text
+from prepare.core.utils.text import capitalized, plural, printable
 from prepare.stages.bench.records import PREPARED, Bench, Case, Comparison, Control, VariantResult
 
 if TYPE_CHECKING:
@@ -120,8 +118,6 @@ def case_sentence(case: Case) -> str:
     elif row.ratio_interval and is_wide(row.ratio_interval):
         disturbed = disturbed_times(case.comparison.settings, case.comparison.noise)
         text += f", as {disturbed}" if disturbed else ""
-    if earned := earned_text(case):
-        text += f": {earned}"
     return printable(f"{what} {text}")
 
 
@@ -164,8 +160,6 @@ def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
         text = _speed(bench.cases[0], confidence=None)
         answer = capitalized(text)
         kind, remark = _KINDS.get(row.verdict, "plain"), f"{_remark(row)} ({bench.cases[0].what})"
-        if earned := earned_text(bench.cases[0]):
-            remark += f"; {earned}"
         line = case_sentence(bench.cases[0]).removeprefix("inference").lstrip(", ")
         if kind == "good" and wrong:
             kind, remark = "plain", f"{remark}; but the outputs are wrong"
@@ -194,7 +188,6 @@ def _advice(bench: Bench) -> Iterator[Advice]:
     if found:
         rank, kind, answer, remark = found
         yield Advice(rank, kind, answer, remark)
-    yield from earned_advice(bench.cases[0], _SECTION)
 
 
 def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
@@ -205,10 +198,10 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
         text = "The outputs of the prepared model are wrong, so its time is that of another computation."
         yield Text(text=text, kind="error", where="page")
     charts = bench_charts(bench, verification)
-    yield Charts(charts=tuple(charts), file="bench.svg")
+    yield Charts(charts=tuple(charts))
     titles = columns(
         "Case text, Model head, Time number, Interval number, Speed prose, Interval number, "
-        "Items/s number, Peak memory number"
+        "Items/s number"
     )
     rows = [row for case in bench.cases for row in _rows(case)]
     parts: list[Part] = [Table(label="Times", columns=titles, rows=rows)]
@@ -222,19 +215,14 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
     yield Items(texts=tuple(_notes(bench)), kind="note", where="page")
 
 
-def bench_charts(bench: Bench, verification: Verification | None) -> list[Chart]:
-    """Return bars of times and peak memory."""
+def bench_charts(bench: Bench, verification: Verification | None) -> list[Bars]:
+    """Return bars of the times of each case."""
     wrong = is_wrong(verification)
-    cases = [case for case in bench.cases if case.comparison]
-    several = len(cases) > 1
-    charts: list[Chart] = [
+    return [
         Bars(title=f"Time of one {case.what}", rows=tuple(_times(case, wrong=wrong)))
-        for case in cases
+        for case in bench.cases
+        if case.comparison
     ]
-    memory = [bar for case in cases for bar in _memory(case, several=several)]
-    if memory:
-        charts.append(Bars(title="Peak memory beyond the model", rows=tuple(memory)))
-    return charts
 
 
 def _times(case: Case, *, wrong: bool) -> Iterator[Bar]:
@@ -246,14 +234,6 @@ def _times(case: Case, *, wrong: bool) -> Iterator[Bar]:
             text=doubt(row.verdict) if row.seconds is None else seconds(row.seconds),
             mark=_mark(row, wrong=wrong),
         )
-
-
-def _memory(case: Case, *, several: bool) -> Iterator[Bar]:
-    for row in case.comparison.rows if case.comparison else ():
-        if row.peak_bytes is not None:
-            label = f"{row.name}, {case.what}" if several else row.name
-            mark = "baseline" if row.verdict == "baseline" and not several else "same"
-            yield Bar(label=label, value=row.peak_bytes, text=size(row.peak_bytes), mark=mark)
 
 
 def _mark(row: VariantResult, *, wrong: bool) -> str:
@@ -272,7 +252,6 @@ def _rows(case: Case) -> Iterator[tuple[str, ...]]:
             verdict_text(row.verdict, row.ratio, row.ratio_interval),
             interval_text(row.ratio_interval, row.verdict),
             "" if row.throughput is None else digits(row.throughput),
-            "" if row.peak_bytes is None else size(row.peak_bytes),
         )
 
 

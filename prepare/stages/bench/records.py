@@ -37,10 +37,10 @@ class VariantResult:
     """The result for one variant; unknown values are None.
 
     `seconds` is the median time of one call, and `ratio` the median of the ratios to the baseline per
-    round (below 1 is faster), each with its interval. `throughput` is in items per second. `peak_bytes`
-    is the peak memory of one call, without the model. `samples` are the seconds of a call in each round,
-    each the mean of `calls` calls. `reason` says why the variant failed, or why its verdict is unclear.
-    `repeats` says how many calls with the same input returned other values, if any did.
+    round (below 1 is faster), each with its interval. `throughput` is in items per second. `samples`
+    are the seconds of a call in each round, each the mean of `calls` calls. `reason` says why the variant
+    failed, or why its verdict is unclear. `repeats` says how many calls with the same input returned other
+    values, if any did.
     """
 
     name: str
@@ -50,7 +50,6 @@ class VariantResult:
     ratio: float | None = None
     ratio_interval: Interval = None
     throughput: float | None = None
-    peak_bytes: int | None = None
     device: str = ""
     calls: int = 0
     samples: tuple[float, ...] = ()
@@ -208,7 +207,7 @@ class Bench(JsonRecord, Readable):
 
 def check_comparison(comparison: Comparison) -> None:
     """Raise an error if a value has another type than its readers expect, or a ratio is not positive."""
-    from prepare.core.utils.environment import check_environment
+    from prepare.core.utils.machine import check_environment
 
     check_values(comparison.settings, _SETTINGS)
     check_environment(comparison.environment)

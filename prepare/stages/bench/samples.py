@@ -17,16 +17,11 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, eq=False)
 class Series:
-    """The timings of a variant, one per round; `reason` says why the variant failed.
-
-    One that runs `aside` explains the others: it neither prolongs the bench nor widens their intervals.
-    """
+    """The timings of a variant, one per round; `reason` says why the variant failed."""
 
     variant: Variant
     samples: list[float] = field(default_factory=list)
-    page_faults: list[float] = field(default_factory=list)  # per call
     reason: str = ""
-    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +53,12 @@ class SampleSet:
         if self.baseline.reason:
             known = [statistics.estimate(each.samples, self.confidence) for each in self.active()]
         else:
-            compared = (each for each in self.active() if not each.aside)
-            known = [self.ratio(each) for each in compared if each is not self.baseline]
+            known = [self.ratio(each) for each in self.active() if each is not self.baseline]
         return max((each.precision for each in known), default=math.inf)
 
     def is_settled(self) -> bool:
         """Return whether no verdict is `unclear`, so that more rounds need not be timed."""
-        judged = (each for each in self.series if not (each.reason or each.aside))
+        judged = (each for each in self.series if not each.reason)
         return all(self._verdict(each)[0] != "unclear" for each in judged)
 
     def control_result(self) -> Control | None:
@@ -97,7 +91,6 @@ class SampleSet:
                 ratio=ratio and ratio.value,
                 ratio_interval=ratio and ratio.interval,
                 throughput=items / time.value if items and time.value else None,
-                peak_bytes=variant.peak_bytes,
                 device=device,
                 calls=variant.calls,
                 samples=tuple(series.samples),

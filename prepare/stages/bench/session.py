@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
 
-from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch, busy_sentence, disturbance
+from prepare.core.utils.machine import MachineWatch, busy_sentence, disturbance, environment
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.text import plural
 from prepare.errors import RefusedError
 from prepare.stages.bench import statistics
-from prepare.stages.bench.peak_memory import seconds_per_page_fault
 from prepare.stages.bench.records import Comparison, Control, Progress
 from prepare.stages.bench.rounds import Rounds
 from prepare.stages.bench.samples import SampleSet, Series
@@ -36,13 +33,11 @@ _LOOK_COUNT = len(LOOKS) + 1
 _MIN_SECONDS = 1.0
 # With fewer rounds than these a ratio says too little to be worth its time.
 _USEFUL_ROUNDS = 3
-# Report fresh memory from this fraction of the baseline's time on; ignore fewer page faults per call.
-_NOTABLE_PART, _NOTABLE_FAULTS = 0.1, 1000
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """Options of `bench.compare`: mode, seconds, when it stops, seed, autocast, variants aside."""
+    """Options of `bench.compare`: mode, seconds, when it stops, seed, autocast."""
 
     train: bool
     budget: float
@@ -53,7 +48,6 @@ class BenchOptions:
     confidence: float
     seed: int
     amp: str
-    aside: tuple[str, ...] = ()
 
 
 class Looks:
@@ -87,9 +81,8 @@ class BenchSession:
         progress: Callable[[Progress], object] | None,
         clock: Clock,
     ) -> None:
-        series = {n: Series(variant, aside=n in options.aside) for n, variant in variants.items()}
-        judged = sum(not each.aside for each in series.values()) - 1
-        confidence = statistics.bonferroni(options.confidence, judged)
+        series = {name: Series(variant) for name, variant in variants.items()}
+        confidence = statistics.bonferroni(options.confidence, len(series) - 1)
         control = Series(variants[baseline])
         self._samples = SampleSet(list(series.values()), series[baseline], control, confidence)
         self._options, self._progress = options, progress
@@ -113,15 +106,10 @@ class BenchSession:
             "interop_threads": torch.get_num_interop_threads(),
         }
         settings = asdict(self._options) | {
-            "aside": list(self._options.aside),
             "confidence_of_each": self._samples.confidence,
             "batch_size": items,
             "untimed_call_first": self._warm,
             "timer": base.timer,
-            "memory": next(
-                (e.variant.measure for e in self._samples.series if e.variant.measure), None
-            ),
-            "fresh_memory": self._fresh_memory(),
         }
         return Comparison(
             rows=tuple(self._samples.rows(items, self._unclear(control_result, conditions))),
@@ -182,7 +170,6 @@ class BenchSession:
 
     def _sample(self, series: Series, batch: Any) -> None:
         series.samples.append(series.variant.sample(batch, self._rounds.clock))
-        series.page_faults.append(series.variant.page_faults)
 
     def _guarded(self, series: Series, work: Callable[[], None]) -> None:
         """Run `work` unless the variant has failed; if `work` raises, only this variant fails."""
@@ -208,16 +195,6 @@ class BenchSession:
         if self._rounds.count < _MIN_ROUNDS or self._rounds.count % _TEST_EVERY:
             return False
         return self._samples.precision() <= self._options.precision
-
-    def _fresh_memory(self) -> float | None:
-        """Estimate the fraction of the baseline's time that page faults take; None if unknown."""
-        base = self._samples.baseline
-        if not base.samples or base.variant.device.type != "cpu":
-            return None
-        faults, seconds = median(base.page_faults), median(base.samples)
-        if faults < _NOTABLE_FAULTS or not seconds:
-            return 0.0
-        return round(min(1.0, faults * seconds_per_page_fault() / seconds), 3)
 
     def _report(self, doing: str) -> None:
         if self._progress is None:
@@ -246,11 +223,6 @@ class BenchSession:
             yield "the baseline differs significantly from itself (A/A): the machine was not steady"
         if not self._warm:
             yield "no untimed call before each timed one: the budget is too short for it"
-        if (fresh := settings["fresh_memory"]) and fresh >= _NOTABLE_PART:
-            yield (
-                f"about {fresh:.0%} of the baseline's time is spent on memory that each call returns to the "
-                "system and requests again, which may differ between processes: see docs/timing.md"
-            )
         for series in self._samples.series:
             if text := self._samples.repeats(series):
                 yield f"{series.variant.name}: {text}"

@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
     from prepare.stages.bench.records import Bench, Case, Comparison
 
-# The convolutions are timed within this part of the time of the whole.
-_PART = 0.1
-
 
 @stage("bench")
 class BenchStage(Stage):
@@ -26,7 +23,6 @@ class BenchStage(Stage):
     default: ClassVar[bool] = True
     imports: ClassVar[tuple[str, ...]] = ("prepare.stages.bench.time_prepared",)
     groups: ClassVar[bool] = True
-    files: ClassVar[tuple[str, ...]] = ("bench.svg",)
     fails: ClassVar[tuple[str, ...]] = ("slower",)
 
     level: Level = key(
@@ -82,7 +78,7 @@ class BenchStage(Stage):
                 amp=work.amp,
                 tell=tell or (lambda _: None),
             )
-        if note := _slower_note(work, found):
+        if note := _sweep_note(work, found):
             work.notes.append(note)
         return {"bench": found}
 
@@ -111,20 +107,20 @@ class BenchStage(Stage):
         return bench_document(shown)
 
 
-def _slower_note(work: StageContext, found: Bench) -> str:
-    """Return which convolutions are slower in their format, if the whole is not faster; empty for none."""
-    from prepare.pipeline.collect_wants import format_steps
-    from prepare.stages.bench.slow_convolutions import slower_note
+def _sweep_note(work: StageContext, found: Bench) -> str:
+    """Return which sweep says what the precision and what the layout earned; empty if one did not change.
 
-    reference, example, formatted = work.reference, work.example, work.formatted
-    is_formatted = format_steps(work.pipeline.steps.values(), work.model)
-    is_known = found.headline.verdict in ("slower", "no difference")
-    if isinstance(reference, str | None) or not (
-        example and formatted and is_formatted and is_known
-    ):
+    A precision that a group has chosen can be swept over; one of a step or a recipe would stay in each row.
+    """
+    chosen = work.settings.choices.get("precision")
+    tensors = work.plan.tensors
+    changed = any(each.old.dtype != each.new.dtype for each in tensors) and any(
+        each.old.stride != each.new.stride for each in tensors
+    )
+    if found.headline.ratio is None or not changed or chosen in (None, "float32"):
         return ""
-    inputs, seconds = (example, formatted), _PART * found.seconds
-    return slower_note(reference, work.model, inputs, amp=work.amp, seconds=seconds)
+    sweep = f"-m precision=float32,{chosen}"
+    return f"precision and layout changed together; {sweep} says what each earned"
 
 
 def _figures(case: Case, prefix: str) -> dict[str, Any]:
@@ -135,14 +131,14 @@ def _figures(case: Case, prefix: str) -> dict[str, Any]:
     low, high = row.ratio_interval or (None, None)
     values: dict[str, Any] = {"verdict": row.verdict, "time_ratio": finite(row.ratio)}
     values |= {"time_ratio_low": finite(low), "time_ratio_high": finite(high)}
-    values |= {"prepared_seconds": finite(case.seconds), "prepared_peak_bytes": row.peak_bytes}
+    values |= {"prepared_seconds": finite(case.seconds)}
     values |= {"timed_reason": row.reason, "timed_where": "", "busy": ""}
     if (comparison := case.comparison) is not None:
         baseline = comparison.row(comparison.baseline)
         busy = disturbed_times(comparison.settings, comparison.noise)
         values |= {"timed_where": _where(comparison), "busy": busy}
         values |= {"unprepared_seconds": finite(baseline.seconds)}
-        values |= {"unprepared_peak_bytes": baseline.peak_bytes, "rounds": comparison.repeats}
+        values |= {"rounds": comparison.repeats}
     return {f"{prefix}{key}": value for key, value in values.items()}
 
 

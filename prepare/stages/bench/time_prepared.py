@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.forward.autocast import Amp, device_of
 from prepare.core.forward.call import Call, call_of
-from prepare.core.model.deep_copy import CopyError, deep_copy
+from prepare.core.forward.torch_state import Amp, device_of
 from prepare.core.utils.text import first_line, plural
 from prepare.core.utils.user_code import is_out_of_memory
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.compare_variants import compare
-from prepare.stages.bench.earned import ALONE, REST
 from prepare.stages.bench.records import PREPARED, UNPREPARED, Bench, Case, Progress
 from prepare.stages.verify.inputs import format_call, resized
 
@@ -32,9 +30,7 @@ INFERENCE, ONE_SAMPLE, TRAINING = "inference", "inference of one sample", "train
 BUDGET = {"short": 9.0, "full": 60.0}
 # The longest time of a short case, for slow calls. It makes about `_CALLS` calls at least: three of each
 # variant, and three rounds of three, with a margin.
-LONGEST, _CALLS, _CALLS_OF_THREE = 120.0, 18, 24
-# The parts of a recipe that changes precision and layout, and nothing else.
-_LAYOUT = {"precision", "layout", "repair", "calls", "inputs", "common"}
+LONGEST, _CALLS = 120.0, 18
 PRECISION = {"short": 0.03, "full": 0.01}
 # The time of a training step in forwards, roughly.
 _FORWARDS = 3
@@ -47,16 +43,6 @@ class Models:
     unprepared: nn.Module | str
     prepared: nn.Module
     pipeline: Pipeline
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Alone:
-    """A model prepared by the steps of precision alone, and what the others are."""
-
-    name: str
-    model: nn.Module
-    pipeline: Pipeline
-    rest: str
 
 
 def time_models(
@@ -93,10 +79,7 @@ def time_models(
     if reason or not example:
         cases: tuple[Case, ...] = (Case(what=first, reason=reason),)
     else:
-        alone = None
-        if _CALLS_OF_THREE * _takes(models, first, took) <= (seconds or LONGEST):
-            alone = _precision_alone(models)
-        case = partial(_case, models, alone=alone, level=level, seconds=seconds, amp=amp, tell=tell)
+        case = partial(_case, models, level=level, seconds=seconds, amp=amp, tell=tell)
         cases = tuple(case(*each) for each in _calls(call_of(example), level, first).items())
     return Bench(level=level, mode=mode, seconds=time.perf_counter() - start, cases=cases)
 
@@ -149,7 +132,6 @@ def _case(
     what: str,
     call: Call,
     *,
-    alone: _Alone | None,
     level: Level,
     seconds: float | None,
     amp: Amp,
@@ -162,8 +144,6 @@ def _case(
         UNPREPARED: (unprepared, _device_steps(models)),
         PREPARED: (models.prepared, models.pipeline),
     }
-    if alone is not None:
-        variants[alone.name] = alone.model, alone.pipeline
     try:
         comparison = compare(
             {name: model for name, (model, _) in variants.items()},
@@ -174,7 +154,6 @@ def _case(
             longest=LONGEST if level == "short" and seconds is None else None,
             settle=level == "short",
             amp=amp,
-            aside=[alone.name] if alone else [],
             precision=PRECISION[level],
             format={
                 name: partial(format_call, prepared=model, pipeline=pipeline)
@@ -184,36 +163,7 @@ def _case(
         )
     except Exception as error:
         return Case(what=what, reason=_expected(error))
-    if alone is not None:
-        comparison = replace(comparison, settings={**comparison.settings, REST: alone.rest})
     return Case(what=what, comparison=comparison)
-
-
-def _precision_alone(models: Models) -> _Alone | None:
-    """Return a model with the precision of the prepared one alone; None if there is no other change."""
-    unprepared, steps = models.unprepared, list(models.pipeline.steps.values())
-    parts = {step.recipe_part for step in steps}
-    if isinstance(unprepared, str) or not {"precision", "layout"} <= parts:
-        return None
-    precision = next(step for step in steps if step.recipe_part == "precision")
-    pipeline = Pipeline(s for s in steps if s is precision or s.recipe_part in ("common", "inputs"))
-    try:
-        model = pipeline.apply(deep_copy(unprepared), strict=False, known_issues="ignore")
-    except (CopyError, PrepareError):
-        return None
-    if _forms(model) == _forms(models.prepared):
-        return None
-    return _Alone(
-        name=f"{precision.to_options().get('dtype', precision.name)}{ALONE}",
-        model=model,
-        pipeline=pipeline,
-        rest="the layout" if parts <= _LAYOUT else "the other steps",
-    )
-
-
-def _forms(model: nn.Module) -> list[Any]:
-    """Return the classes and strides in a model."""
-    return [*map(type, model.modules()), *(tensor.stride() for tensor in model.parameters())]
 
 
 def _device_steps(models: Models) -> Pipeline:

@@ -10,18 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.autocast import autocast, device_of
+from prepare.core.forward.call import arguments, map_tensors, tensors_in
 from prepare.core.forward.explain_error import explained
-from prepare.core.forward.nested import arguments, map_tensors, tensors_in
-from prepare.core.forward.stand_ins import copy_of
-from prepare.core.forward.unchanged import without_gradients
+from prepare.core.forward.torch_state import autocast, device_of
+from prepare.core.forward.unchanged import copy_of, without_gradients
 from prepare.core.model.devices import wait_for
 from prepare.core.model.tensors import is_expanded, is_plain
 from prepare.core.utils.process_state import paused_collector
 from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
 from prepare.stages.bench.model_state import modules_in
-from prepare.stages.bench.peak_memory import measure_peak, page_faults
 from prepare.stages.bench.repeats import Repeats, kept
 
 Clock = Callable[[], float]
@@ -35,8 +33,7 @@ class Variant:
     """A model or function, with the formatter of its inputs.
 
     A timing is the mean of `calls` calls in a row; with `warm`, one untimed call precedes them. A call takes
-    about `call_seconds`, and had `page_faults` in the last timing. `peak_bytes` is the peak memory of a call,
-    without model and input, and `measure` the name of its measure.
+    about `call_seconds`.
     """
 
     def __init__(
@@ -58,9 +55,8 @@ class Variant:
         self._gradients: list[Tensor] = []
         # Whether the forward needs gradients in evaluation mode too; None before its first call.
         self._differentiates: bool | None = None
-        self.calls, self.warm, self.call_seconds, self.page_faults = 1, False, 0.0, 0.0
-        self.peak_bytes: int | None = None
-        self.measure, self.repeats = "", Repeats()
+        self.calls, self.warm, self.call_seconds = 1, False, 0.0
+        self.repeats = Repeats()
 
     @property
     def device(self) -> torch.device:
@@ -84,9 +80,9 @@ class Variant:
 
     def warm_up(self, batch: Any, clock: Clock) -> None:
         """Make two more calls: compilers, algorithm searches and memory pools are done by then."""
-        self.call_seconds = self.timed(batch, clock)
+        for _ in range(2):
+            self.call_seconds = self.timed(batch, clock)
         self.calls = math.ceil(_MIN_TIMING / max(self.call_seconds, _MIN_TIMING / _MAX_CALLS))
-        self.peak_bytes, self.measure = self.peak(batch)
 
     def sample(self, batch: Any, clock: Clock) -> float:
         """Return one timing, in seconds per call."""
@@ -102,23 +98,13 @@ class Variant:
         try:
             first = kept(self._step(args, kwargs)) if warm else None
             with paused_collector():
-                before = page_faults()
                 seconds, output = _timed(
                     lambda: self._step(args, kwargs), calls, self._devices, clock
                 )
-                self.page_faults = (page_faults() - before) / calls
             if first is not None:
                 self.repeats.compare(batch, first)
             self.repeats.compare(batch, output)
             return seconds
-        finally:
-            self.clear()
-
-    def peak(self, batch: Any) -> tuple[int | None, str]:
-        """Return the peak memory of one call in bytes, without model and input, and its measure."""
-        args, kwargs = self._arguments(batch)
-        try:
-            return measure_peak(lambda: self._step(args, kwargs), self._devices)
         finally:
             self.clear()
 

@@ -18,7 +18,6 @@ from prepare.core.document import (
     Items,
     Part,
     ReportContext,
-    Strip,
     Table,
     Text,
     columns,
@@ -27,7 +26,6 @@ from prepare.core.utils.numbers import doubt
 from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.stages.flow.causes import breaks_text, event_name, layout_causes, named
-from prepare.stages.flow.pictures import layout_strip, module_tree, style_of, styles_of
 from prepare.stages.flow.records import NOT_ASKED, Event, Flow
 
 if TYPE_CHECKING:
@@ -100,15 +98,15 @@ def layout_remedy(flow: Flow) -> str:
 
 def _answer(flow: Flow, before: Flow | None) -> Answer:
     kind, answer, remark = _verdict(flow, before)
-    line = _lost_line(answer, remark) if answer.startswith("Lost") else ""
     sentence = f"Layout {answer[0].lower()}{answer[1:]}"
-    return Answer(LAYOUT, kind, answer, remark, sentence=sentence, line=line)
-
-
-def _lost_line(answer: str, remark: str) -> str:
-    """Return `LOST at 13 places (13 InstanceNorm3d): 4.3 MiB copied per forward`."""
+    if not answer.startswith("Lost"):
+        return Answer(LAYOUT, kind, answer, remark, sentence=sentence)
     causes, _, rest = remark.partition("; ")
-    return f"LOST{answer[4:]} ({causes})" + (f": {rest}" if rest else "")
+    lost = [event for event in flow.events if event.kind == "break"]
+    if len(lost) == lost[0].count == 1 and lost[0].source:
+        answer = answer.replace("1 place", printable(lost[0].source))
+    line = f"LOST{answer[4:]} ({causes})" + (f": {rest}" if rest else "")
+    return Answer(LAYOUT, kind, answer, remark, sentence=sentence, line=line)
 
 
 def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
@@ -143,11 +141,8 @@ def why_not_kept(flow: Flow | None) -> str:
     if flow is None:
         return "layout not measured, without an example input or with flow=none"
     answer = _answer(flow, None)
-    return (
-        ""
-        if answer.kind == "good"
-        else f"layout {answer.line or f'{answer.answer}: {answer.remark}'}"
-    )
+    said = answer.line or f"{answer.answer}: {answer.remark}"
+    return "" if answer.kind == "good" else f"layout {said}"
 
 
 def _advice(flow: Flow, before: Flow | None, bench: Bench | None) -> Iterator[Advice]:
@@ -209,18 +204,9 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
     figures = [("After the repairs" if before else "", flow)]
     if before:
         figures.insert(0, ("Before the repairs", before))
-    legend = styles_of([each for _, each in figures])
     for label, each in figures:
-        text, file = flow_sentence(each), "flow.svg" if each is flow else ""
-        title = f"{label}: {text}" if label else capitalized(text)
-        strip = layout_strip(each, width=1000, style=style_of)
-        yield Strip(
-            title=title,
-            label=text,
-            **strip._asdict(),
-            legend=tuple(legend) if each is flow else (),
-            file=file,
-        )
+        text = flow_sentence(each)
+        yield Text(text=f"{label}: {text}" if label else capitalized(text), where="page")
     titles = columns(
         "Lost by head, Lost text, Copied there number, To bring it back number, First in code"
     )
@@ -243,7 +229,6 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
         more = plural(len(notes) - _NOTES, "more note")
         notes = [*notes[:_NOTES], f"{more}; flow.json has them all."]
     yield Items(texts=tuple(notes), kind="note")
-    yield module_tree(flow)
     yield _events(flow, before)
     yield _copies(flow)
     yield _convolutions(flow)

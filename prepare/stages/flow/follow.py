@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._pytree import tree_map_only
 
-from prepare.core.forward.autocast import Amp, autocast, device_of, read_amp
+from prepare.core.forward.call import arguments, tensors_in
 from prepare.core.forward.compiled import eager_if_compiled, is_compiled
 from prepare.core.forward.explain_error import explained
-from prepare.core.forward.nested import arguments, tensors_in
-from prepare.core.forward.stand_ins import (
+from prepare.core.forward.torch_state import Amp, autocast, device_of, read_amp
+from prepare.core.forward.unchanged import (
     copy_of,
-    lazy_parameter,
     real_stand_in,
-    stand_ins_for,
+    unchanged,
+    without_gradients,
 )
-from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.forward_code import forward_code
 from prepare.core.model.module_kinds import is_rewritten, operation_of
-from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.model.tensors import lazy_parameter
+from prepare.core.utils.process_state import interruptible
 from prepare.errors import RefusedError
 from prepare.stages.flow.call_sites import CallSite, ModuleStack
 from prepare.stages.flow.fake_tensors import Target, explain_failure
@@ -98,8 +99,8 @@ def predict(
 
         reason = ""
         try:
-            with held_interrupts(may_hang=True), _watching(model, example, watcher, stand_in):
-                inputs = stand_ins_for(arguments(example), stand_in)
+            with _watching(model, example, watcher, stand_in):
+                inputs = tree_map_only(Tensor, stand_in, arguments(example))
                 _run(model, inputs, watcher, backward=backward, fake=fake, amp=amp)
         except Exception as error:  # the model's code may raise anything on tensors without data
             if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
@@ -144,8 +145,8 @@ def observe(
         if name := lazy_parameter(model):
             raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
         try:
-            with held_interrupts(), _watching(model, example, watcher, real_stand_in):
-                inputs = stand_ins_for(arguments(example), copy_of)
+            with _watching(model, example, watcher, real_stand_in):
+                inputs = tree_map_only(Tensor, copy_of, arguments(example))
                 _run(model, inputs, watcher, backward=backward, fake=None, amp=amp)
         except Exception as error:
             if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
@@ -263,12 +264,9 @@ class _ModuleHooks:
             self.watcher.follow_module(site, inputs, outputs)
         name = self.watcher.stack.name(module)
         if name is not None and self._is_recorded():
-            self.watcher.builder.add_module_call(name, _layouts(outputs))
+            words = [word for word in map(layout_of, outputs) if word != "none"]
+            self.watcher.builder.add_module_call(name, words)
 
     def _is_recorded(self) -> bool:
         # In backward a checkpointed segment runs again; its modules were recorded in forward.
         return torch._C._current_autograd_node() is None and not self.watcher.in_compiled
-
-
-def _layouts(tensors: Iterable[Tensor]) -> list[str]:
-    return [word for word in map(layout_of, tensors) if word != "none"]

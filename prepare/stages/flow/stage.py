@@ -35,7 +35,6 @@ class FlowStage(Stage):
             prepares=False,
         )
     }
-    files: ClassVar[tuple[str, ...]] = ("flow.svg",)
     fails: ClassVar[tuple[str, ...]] = ("breaks",)
 
     level: Level = key("predict", "find where activations lose the layout")

@@ -12,12 +12,11 @@ from torch import nn
 from prepare.core.forward.unchanged import ModelState
 from prepare.core.model.devices import free_memory
 from prepare.core.utils.process_state import ignored_warnings
-from prepare.core.utils.text import first_line, size
+from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.variant import Variant
 from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
-from prepare.stages.tune.records import UNPREPARED
 from prepare.stages.verify import verify
 from prepare.stages.verify.inputs import user_formatter
 
@@ -64,11 +63,6 @@ class PreparedCandidate:
         )
         with _as_candidate_error(self._variant), ignored_warnings():
             self._warm_up(like)
-        # The unprepared model stays: all others are compared with it, and it may win.
-        most = None if candidate.name == UNPREPARED else tuning.max_memory
-        if most is not None and (self.peak or 0) > most:
-            reason = f"a call needs {size(self.peak or 0)}, and max_memory is {size(most)}"
-            raise CandidateError(reason)
 
     def turn(self, number: int) -> float:
         """Return the seconds of one call, with its share of the first one if the number of calls is known."""
@@ -78,11 +72,8 @@ class PreparedCandidate:
             batch = self._pool[number % len(self._pool)]
             return share + self._variant.sample(batch, self._tuning.clock)
 
-    def check(self, exact: dict[Any, Any]) -> CheckResult:
-        """Verify the prepared copy, with all its values as they were before it was timed.
-
-        `exact` caches results of the unprepared model for the next candidate.
-        """
+    def check(self) -> CheckResult:
+        """Verify the prepared copy, with all its values as they were before it was timed."""
         self._before.restore()
         free, tuning = free_memory(torch.device("cpu")) or 0, self._tuning
         try:
@@ -96,7 +87,6 @@ class PreparedCandidate:
                     gradients=tuning.mode == "train",
                     seconds=max(_MIN_CHECK_SECONDS, tuning.options.budget),
                     memory=max(_MIN_CHECK_MEMORY, int(_MEMORY_PART * free)),
-                    _exact_runs=exact,
                     amp=tuning.amp,
                 )
         except Exception as error:  # out of memory, or a candidate that no check anticipates
@@ -116,7 +106,6 @@ class PreparedCandidate:
             # The first call in a row finds colder caches.
             variant.calls, variant.warm = like._variant.calls, like._variant.warm
         self.seconds = variant.call_seconds * (variant.calls + variant.warm)
-        self.peak = variant.peak_bytes
 
 
 def capacity(model: nn.Module, device: torch.device) -> int:

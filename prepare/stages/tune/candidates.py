@@ -1,32 +1,26 @@
 """The candidates of a tuning: recipes that may be faster, the unprepared model first.
 
 A recipe has up to one choice for each part: a precision, a layout with repairs, replaced calls and formatted
-inputs, a fusion, a compiler. The steps say what they offer for their part (`Step.recipe_part`,
-`Step.offers`).
-
-The cost of a recipe is its complexity: the sum of the costs of its steps (`Step.cost`). Of two recipes the
-one with the lower cost is the simpler one. Formats and formatted inputs change no value (1 each); repairs
-change a module's class (2); replaced calls change its code, and fusing makes new parameters (3 each); 16 bits
-round every value (4; with more modules kept than norms 1 more); a compiler is needed at run time (6), and
-freezing or another backend than inductor ties the model to its weights (1 more).
+inputs, a fusion, a compiler. What is offered for each part stands here, for the built-in steps. A step of
+another package is tried where the user has declared it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prepare.core.forward.autocast import Amp, device_of
+from prepare.core.forward.torch_state import Amp, device_of
 from prepare.core.model.known_issues import standing
 from prepare.errors import PrepareError
+from prepare.patterns import exactly
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.stages.tune.records import UNPREPARED, Steps
-from prepare.step import Step
+from prepare.steps.rewrites import find_rewrite
 
 if TYPE_CHECKING:
     from torch import nn
@@ -34,6 +28,20 @@ if TYPE_CHECKING:
 
 AS_DECLARED = "as declared"
 _FLAT = "contiguous"
+# Steps that concern the whole process, or decide where everything runs: they are part of every recipe.
+_COMMON = ("device", "backends")
+_FORMATS = {2: "conv2d_memory_format", 3: "conv3d_memory_format"}
+# How much a step adds to the complexity of a recipe; others add 3. Formats and formatted inputs change no
+# value, repairs and rewrites change a module's class, 16 bits round every value, and a compiler is needed at
+# run time.
+_COSTS = {
+    **dict.fromkeys((*_COMMON, "eval_mode"), 0),
+    **dict.fromkeys((*_FORMATS.values(), "input_format"), 1),
+    **dict.fromkeys(("repair_layout", "rewrite_conv"), 2),
+    "half": 4,
+    "compile": 6,
+}
+_OTHER_COST = 3
 
 
 class Choice(NamedTuple):
@@ -42,13 +50,19 @@ class Choice(NamedTuple):
     name: str
     steps: Mapping[str, Any]
 
-    @property
-    def is_frozen(self) -> bool:
-        """Return whether a compiler makes constants of the weights."""
-        return any(options.get("freezing") for options in self.steps.values())
-
 
 _NO_CHANGE = Choice("", {})
+_INPUT = Choice("input", {"input_format": {"attach": True}})
+_REPAIR = Choice("repair", {"repair_layout": {}})
+_REPAIR_ALL = Choice("repair", {"repair_layout": {"force": True}})
+_FUSE = Choice("fuse", {"eval_mode": {}, "fuse_conv_bn": {}})
+_FROZEN = Choice("frozen compile", {"compile": {"freezing": True}})
+_COMPILE = Choice("compile", {"compile": {}})
+# The faster first: float16 is very slow on a CPU.
+_LOW = {
+    "bfloat16": Choice("bfloat16", {"half": {"dtype": "bfloat16"}}),
+    "half": Choice("half", {"half": {"dtype": "float16"}}),
+}
 
 
 @dataclass(frozen=True)
@@ -60,36 +74,29 @@ class Candidate:
 
     @cached_property
     def cost(self) -> int:
-        """The complexity of the recipe; see the module."""
-        return sum(
-            STEPS[name].from_options(options).cost() if name in STEPS else Step.complexity
-            for name, options in self.steps.items()
-        )
+        """The complexity of the recipe: of two that are about as fast the simpler one wins."""
+        frozen = self.steps.get("compile", {}).get("freezing", False)  # ties it to its weights
+        return sum(_COSTS.get(name, _OTHER_COST) for name in self.steps) + frozen
 
-    def part(self, part: str) -> Steps:
-        """Return its steps that are this part of a recipe."""
-        return {name: options for name, options in self.steps.items() if _part(name) == part}
-
-    @cached_property
+    @property
     def compiles(self) -> bool:
         """Return whether it uses a compiler, so that its first call takes long."""
-        return bool(self.part("compiler"))
+        return "compile" in self.steps
 
     @property
     def precision(self) -> str | None:
         """The dtype that the recipe casts to, or None."""
-        return next((each.get("dtype") for each in self.part("precision").values()), None)
+        return self.steps.get("half", {}).get("dtype")
 
-    @cached_property
+    @property
     def compiler(self) -> str:
-        """The steps that compile, with their options, as one text."""
-        return json.dumps(self.part("compiler"))
+        """The options of the compiler as one text."""
+        return json.dumps(self.steps.get("compile"))
 
-    @cached_property
+    @property
     def eager(self) -> str:
         """The other steps as one text: the same for candidates that differ only in the compiler."""
-        compiler = self.part("compiler")
-        rest = {name: options for name, options in self.steps.items() if name not in compiler}
+        rest = {name: options for name, options in self.steps.items() if name != "compile"}
         return json.dumps(rest, sort_keys=True)
 
 
@@ -108,31 +115,27 @@ def candidates(
     of them. `model` is inspected in its present mode and not changed. `calls` are those of the model's own
     code that a step can replace, see `calls_to_keep`.
     """
-
-    def offered(part: str) -> list[Choice]:
-        return _offered(model, part, allow=allow, mode=mode)
-
-    common = {name: options for name, options in declared.items() if _part(name) == "common"}
+    common = {name: options for name, options in declared.items() if name in _COMMON}
     recipes = [Candidate(UNPREPARED, _resolved(common))]
     if any(options is not None for name, options in declared.items() if name not in common):
         recipes.append(Candidate(AS_DECLARED, _resolved(declared)))
-    inputs, (repair, repair_all) = offered("inputs")[0], offered("repair")[:2]
-    layouts = list(_layouts(model, calls, inputs, repair))
-    combined = partial(_combined, Choice("", common), inputs)
-    fusions = [each for each in offered("fusion") if _has_effect(model, each.steps)]
+    layouts = list(_layouts(model, calls))
+    combined = partial(_combined, Choice("", common))
+    fusions = [each for each in _fusions(model, mode) if _has_effect(model, each.steps)]
     risky = _risky_dtypes(model, recipes[0], amp) if mode == "train" else set()
-    safe = partial(_safe_layouts, layouts, risky=risky, inputs=inputs, repair=repair_all)
-    low = offered("precision")
+    safe = partial(_safe_layouts, layouts, risky=risky)
+    low = [choice for word, choice in _LOW.items() if word in allow]
     precisions = [*low[:1], _NO_CHANGE, *low[1:]]
     for precision in precisions:
         for layout in safe(precision):
             for fusion in (*fusions, _NO_CHANGE):
                 recipes += combined(precision, layout, fusion)
-    best_fusion, compilers = next(iter(fusions), _NO_CHANGE), offered("compiler")
+    best_fusion = next(iter(fusions), _NO_CHANGE)
+    compilers = list(_compilers(model, mode)) if "compile" in allow else []
     for precision in precisions:
         for compiler in compilers:
             # With freezing norms are fused anyway.
-            fusion = _NO_CHANGE if compiler.is_frozen else best_fusion
+            fusion = _NO_CHANGE if compiler is _FROZEN else best_fusion
             for layout in _compiled_layouts(safe(precision), mode):
                 recipes += combined(precision, layout, fusion, compiler)
     # The first of equal recipes stays.
@@ -143,52 +146,26 @@ def candidates(
 def calls_to_keep(model: nn.Module, batch: Any, *, mode: str, amp: Amp = "none") -> tuple[str, ...]:
     """Return the calls of the model's own code that a step can replace; changes the model."""
     formats = next((choice.steps for choice in _formats(model)), {})
-    rewriter = next(_steps_of("calls"), None)
-    if not formats or rewriter is None:
+    if not formats:
         return ()
-    repairs, inputs = (_offered(model, part)[0].steps for part in ("repair", "inputs"))
-    pipeline = Pipeline.from_config({**repairs, **formats, **{name: {} for name in inputs}})
+    pipeline = Pipeline.from_config({**_REPAIR.steps, **formats, "input_format": {}})
     pipeline.apply(model, strict=False, known_issues="ignore")
     example = pipeline.format(batch)
-    step, _ = rewriter().for_example(model, example, backward=mode == "train", amp=amp)
+    keep: Any = STEPS["keep_layout"]()
+    step, _ = keep.for_example(model, example, backward=mode == "train", amp=amp)
     return step.calls if isinstance(step.calls, tuple) else ()
 
 
-def _part(name: str) -> str:
-    """Return the part of a recipe that a step is; empty for none, and for a step that is not installed."""
-    with suppress(PrepareError):
-        return STEPS[name].recipe_part
-    return ""
-
-
-def _steps_of(part: str) -> Iterator[type[Any]]:
-    """Yield the installed steps that are this part of a recipe."""
-    return (STEPS[name] for name in STEPS if _part(name) == part)
-
-
-def _offered(
-    model: nn.Module, part: str, *, allow: tuple[str, ...] = (), mode: str = ""
-) -> list[Choice]:
-    """Return what the installed steps offer for a part of the recipe."""
-    return [
-        Choice(offer.word, {**offer.needs, step.name: offer.options})
-        for step in _steps_of(part)
-        for offer in step.offers(model, allow=allow, mode=mode)
-    ]
-
-
-def _layouts(
-    model: nn.Module, calls: tuple[str, ...], inputs: Choice, repair: Choice
-) -> Iterator[Choice]:
+def _layouts(model: nn.Module, calls: tuple[str, ...]) -> Iterator[Choice]:
     """Yield memory formats, each with and without repairs and formatted inputs; then no change.
 
     Calls are replaced only where inputs are formatted.
     """
-    keep = {step.name: {"calls": list(calls)} for step in _steps_of("calls")}
+    keep = {"keep_layout": {"calls": list(calls)}}
     for word, formats in _formats(model):
-        is_useful = _has_effect(model, {**formats, **repair.steps})
-        for name, repairs in (repair, _NO_CHANGE) if is_useful else (_NO_CHANGE,):
-            words, both = [word, inputs.name, name], {**formats, **inputs.steps}
+        is_useful = _has_effect(model, {**formats, **_REPAIR.steps})
+        for name, repairs in (_REPAIR, _NO_CHANGE) if is_useful else (_NO_CHANGE,):
+            words, both = [word, _INPUT.name, name], {**formats, **_INPUT.steps}
             if calls and word != _FLAT:
                 yield Choice(_joined([*words, "keep"]), {**repairs, **keep, **both})
             yield Choice(_joined(words), {**repairs, **both})
@@ -198,14 +175,50 @@ def _layouts(
 
 def _formats(model: nn.Module) -> Iterator[Choice]:
     """Yield channels-last for the ranks of convolutions in the model; contiguous if that changes it."""
-    offered = _offered(model, "layout")
-    last = [each for each in offered if each.name != _FLAT]
+    from torch import nn
+
+    classes = {2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
+    words = {2: "channels_last", 3: "channels_last_3d"}
+    ranks = [rank for rank in words if any(isinstance(m, classes[rank]) for m in model.modules())]
+    last = [Choice(words[rank], {_FORMATS[rank]: {}}) for rank in ranks]
     if len(last) > 1:
         yield Choice("by_rank", _merged(last))
     yield from last
-    flat = _merged(each for each in offered if each.name == _FLAT)
+    flat = {_FORMATS[rank]: {"memory_format": _FLAT} for rank in ranks}
     if flat and Pipeline.from_config(flat).plan(model, known_issues="ignore"):
         yield Choice(_FLAT, flat)
+
+
+def _fusions(model: nn.Module, mode: str) -> Iterator[Choice]:
+    """Yield norms fused into convolutions, and patch embeddings as products."""
+    if mode == "eval":
+        yield _FUSE
+    linear = find_rewrite("linear")
+    if names := [name for name, module in model.named_modules() if linear.fits(module)]:
+        yield Choice("rewrite", {"rewrite_conv": {"linear": [*map(exactly, names)]}})
+
+
+def _compilers(model: nn.Module, mode: str) -> Iterator[Choice]:
+    """Yield ways to compile: with constant weights, as it is, and the largest repeated block alone."""
+    if mode == "eval":
+        yield _FROZEN
+    yield _COMPILE
+    if block := _repeated_block(model):
+        yield Choice(f"compile {block}", {"compile": {"include": [f"type:{block}"]}})
+
+
+def _repeated_block(model: nn.Module) -> str:
+    """Return the class of the largest block that occurs more than once; empty without one.
+
+    A block has at least two modules without children, and is not a container of torch.
+    """
+    inside: dict[type, list[int]] = {}
+    for module in model.modules():
+        leaves = sum(not child._modules for child in module.modules())
+        if module is not model and leaves > 1 and not type(module).__module__.startswith("torch."):
+            inside.setdefault(type(module), []).append(leaves)
+    repeated = {cls: sum(counts) for cls, counts in inside.items() if len(counts) > 1}
+    return max(repeated, key=lambda cls: repeated[cls]).__name__ if repeated else ""
 
 
 def _risky_dtypes(model: nn.Module, base: Candidate, amp: str) -> set[str | None]:
@@ -213,8 +226,7 @@ def _risky_dtypes(model: nn.Module, base: Candidate, amp: str) -> set[str | None
 
     None is among them if autocast casts to one: whatever the parameters are.
     """
-    declared = (each["device"] for each in base.steps.values() if "device" in each)
-    device = next(declared, device_of([model]).type)
+    device = base.steps.get("device", {}).get("device") or device_of([model]).type
     kinds = {type(module).__name__ for module in model.modules()}
     risky: set[str | None] = {
         dtype
@@ -226,21 +238,15 @@ def _risky_dtypes(model: nn.Module, base: Candidate, amp: str) -> set[str | None
 
 
 def _safe_layouts(
-    layouts: list[Choice],
-    precision: Choice,
-    *,
-    risky: set[str | None],
-    inputs: Choice,
-    repair: Choice,
+    layouts: list[Choice], precision: Choice, *, risky: set[str | None]
 ) -> list[Choice]:
     """Return the layouts to try in a precision; if it is risky, all with repairs and formatted inputs."""
-    if next((options["dtype"] for options in precision.steps.values()), None) not in risky:
+    if precision.steps.get("half", {}).get("dtype") not in risky:
         return layouts
     repaired = {}
     for name, steps in layouts:
-        is_repaired = not repair.steps.keys().isdisjoint(steps)
-        word = _joined([name, "" if is_repaired else repair.name])
-        repaired[word] = {**steps, **inputs.steps, **repair.steps}
+        word = _joined([name, "" if "repair_layout" in steps else _REPAIR.name])
+        repaired[word] = {**steps, **_INPUT.steps, **_REPAIR_ALL.steps}
     return [Choice(name, steps) for name, steps in repaired.items()]
 
 
@@ -250,27 +256,22 @@ def _compiled_layouts(layouts: list[Choice], mode: str) -> list[Choice]:
     A compiler chooses layouts itself. In eval mode repairs are left out; in training they stay, as known
     issues of eager gradients would otherwise refuse the recipe.
     """
-    avoided = {"calls"} if mode == "train" else {"calls", "repair"}
+    avoided = {"keep_layout"} if mode == "train" else {"keep_layout", "repair_layout"}
     *formats, unchanged = layouts
-    plain = [each for each in formats if avoided.isdisjoint(map(_part, each.steps))]
+    plain = [each for each in formats if avoided.isdisjoint(each.steps)]
     return [unchanged, *plain[:1]]
 
 
 def _combined(
-    common: Choice,
-    inputs: Choice,
-    precision: Choice,
-    layout: Choice,
-    fusion: Choice,
-    *others: Choice,
+    common: Choice, precision: Choice, layout: Choice, fusion: Choice, *others: Choice
 ) -> Iterator[Candidate]:
     """Yield the recipe of these choices, unless it is empty or the same as another one."""
     name = layout.name
     if precision.name:
-        if layout.name and inputs.steps.keys().isdisjoint(layout.steps):
+        if layout.name and "input_format" not in layout.steps:
             return  # 16 bits need a cast of the input: the same as the layout with formatted inputs
-        name, others = name.replace(f" + {inputs.name}", ""), (*others, inputs)
-    words = [precision.name, name, *(each.name for each in (fusion, *others) if each is not inputs)]
+        name, others = name.replace(f" + {_INPUT.name}", ""), (*others, _INPUT)
+    words = [precision.name, name, *(each.name for each in (fusion, *others) if each is not _INPUT)]
     if any(words):
         steps = _merged((fusion, common, precision, layout, *others))
         yield Candidate(_joined(words), _resolved(steps))

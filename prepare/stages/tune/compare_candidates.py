@@ -12,7 +12,6 @@ from prepare.stages.bench.statistics import Estimate, Scatter
 
 if TYPE_CHECKING:
     from prepare.stages.tune.candidates import Candidate
-    from prepare.stages.tune.records import KeptModule
 
 CONFIDENCE = 0.95
 # Ratios that are closer than this count as equal, and the simpler recipe wins.
@@ -50,7 +49,7 @@ class Contestant:
     `runner` is its `PreparedCandidate` while it is in the race. `seconds` is the shortest time of a turn so
     far. `status` is empty while it can still win; then `reason` says why it lost, and `eliminated_by` is the
     faster contestant, if it lost to one. Its times count from the round `since` on, the one in which it came
-    back because its elimination may have been noise. `kept` are the modules that were found to need float32.
+    back because its elimination may have been noise.
     """
 
     candidate: Candidate
@@ -62,9 +61,7 @@ class Contestant:
     reason: str = ""
     eliminated_by: Contestant | None = None
     since: int = 0
-    peak: int | None = None
     first_seconds: float | None = None
-    kept: tuple[KeptModule, ...] = ()
 
     @property
     def name(self) -> str:

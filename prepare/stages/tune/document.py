@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 from prepare.core.document import (
     FASTER,
@@ -13,17 +12,13 @@ from prepare.core.document import (
     USE_RECIPE,
     Advice,
     Answer,
-    Axis,
     Bar,
     Bars,
-    Chart,
     Charts,
     Document,
     Folded,
     Items,
     Part,
-    Plane,
-    Point,
     ReportContext,
     Table,
     Text,
@@ -41,7 +36,7 @@ from prepare.core.utils.numbers import (
     tolerance_text,
     verdict_text,
 )
-from prepare.core.utils.text import capitalized, plural, printable, size
+from prepare.core.utils.text import capitalized, plural, printable
 from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 
 _MARKS = {"winner": "better", "wrong": "wrong"}
@@ -52,28 +47,12 @@ _RESULTS = {"slower": "slower than another recipe", "not faster": "unclear again
 _EXPLAINED = ("wrong", "cannot tell", "failed", "not measured")
 _COLUMNS = columns(
     "Recipe head, Result text, Time number, Speed text, Interval text, First call number, "
-    "Rounds number, Peak memory number, Verified text, Error number, Tolerance number"
+    "Rounds number, Verified text, Error number, Tolerance number"
 )
 # The columns of the terminal.
 _SHORT = ("Recipe", "Speed", "Time", "Interval", "Error", "Result", "First call")
 # More bars do not fit on the first screen.
 _BARS = 6
-
-
-class KeptRow(NamedTuple):
-    """A module, the 16-bit dtype, its errors in that and kept, and by how much it changes the time."""
-
-    module: str
-    dtype: str
-    low: str
-    kept: str
-    time: str
-
-    @property
-    def sentence(self) -> str:
-        """Return `head stays in float32: its error is 0.5 in bfloat16, 0.002 kept; +3 % time of a call`."""
-        text = f"{self.module} stays in float32: its error is {self.low} in {self.dtype}, {self.kept} kept"
-        return f"{text}; {self.time} time of a call" if self.time else text
 
 
 def tune_document(shown: ReportContext) -> Document | None:
@@ -112,20 +91,6 @@ def cached_text(tuning: Tuning) -> str:
     """Return `from the cache, measured on 2026-11-25 at 16:25`; empty if it was measured now."""
     day, _, time = tuning.made.partition("T")
     return f"from the cache, measured on {day} at {time[:5]}" if tuning.from_cache else ""
-
-
-def kept_rows(tuning: Tuning) -> list[KeptRow]:
-    """Return a row for each module that stays in float32; recipes of one dtype keep the same modules."""
-    rows_by_module: dict[tuple[str, str], KeptRow] = {}
-    for row in tuning.rows:
-        dtype = str(next((o["dtype"] for o in row.steps.values() if "keep" in o), ""))
-        for each in row.kept:
-            low = "infinite" if each.error is None else f"{each.error:.2g}"
-            ratio = each.time_ratio
-            cost = "" if ratio is None else f"{100 * (ratio - 1):+.0f} %"
-            kept = KeptRow(each.module, dtype, low, f"{each.kept_error:.2g}", cost)
-            rows_by_module.setdefault((dtype, each.module), kept)
-    return list(rows_by_module.values())
 
 
 def _faster(tuning: Tuning) -> Answer:
@@ -188,8 +153,6 @@ def _in_terminal(tuning: Tuning) -> Iterator[Part]:
             reasons.setdefault(f"{doubt(row.status)}: {row.reason}", []).append(row.name)
     for reason, names in reasons.items():
         yield Text(text=f"{', '.join(names)}: {reason}", where="terminal")
-    for kept in kept_rows(tuning):
-        yield Text(text=kept.sentence, where="terminal")
     yield Text(text=_measured(tuning), where="terminal")
     for note in tuning.notes:
         yield Text(text=f"note: {note}", where="terminal")
@@ -197,43 +160,18 @@ def _in_terminal(tuning: Tuning) -> Iterator[Part]:
 
 def _on_page(tuning: Tuning) -> Iterator[Part]:
     yield Text(text=f"{tune_sentence(tuning)}.", where="page")
-    charts = tuple(tune_charts(tuning))
-    yield Charts(charts=charts, file="tune.svg", where="file")
     rows = [_cells(row, tuning) for row in _ranked(tuning)]
     yield Table(label="All recipes", columns=_COLUMNS, rows=rows, where="page")
-    # The first screen has the bars, or the first of them.
-    bars = [chart for chart in _bars(tuning) if len(chart.rows) > _BARS]
+    # The first screen has the first of the bars.
+    bars = tuple(chart for chart in _bars(tuning) if len(chart.rows) > _BARS)
     text = "A whisker is the interval of the ratio; together they have 95 % confidence. Recipes that were "
     note = Text(text=text + "eliminated early ran fewer rounds.", kind="note")
-    yield Folded(title="Pictures of all recipes", parts=(Charts(charts=(*bars, *charts[1:])), note))
-    title = "Modules that have to stay in float32, with the largest error of their results alone and the "
-    yield Table(
-        label="Modules in float32",
-        title=f"{title}time of a call",
-        columns=columns("Module name, Error in 16 bits number, Error kept number, Time number"),
-        rows=[(k.module, f"{k.low} in {k.dtype}", k.kept, k.time) for k in kept_rows(tuning)],
-        where="page",
-    )
+    yield Folded(title="Pictures of all recipes", parts=(Charts(charts=bars), note) if bars else ())
     lost = [row for row in _ranked(tuning) if row.status != "winner" and row.reason]
     texts = tuple(f"{row.name}: {row.reason}" for row in lost)
     yield Folded(title="Why the other recipes lost", parts=(Items(texts=texts, kind="note"),))
     notes = (_measured(tuning), *tuning.notes)
     yield Items(texts=notes, kind="note", where="page")
-
-
-def tune_charts(tuning: Tuning) -> list[Chart]:
-    """Return bars of the time ratios, and a plane of time against error for at least three points."""
-    charts: list[Chart] = [*_bars(tuning)]
-    verified = [row for row in _ranked(tuning) if None not in (row.ratio, row.error)]
-    if len(verified) > 2:
-        each = {row.allowed for row in verified if row.allowed}
-        lines = ((each.pop(), "tolerance"),) if len(each) == 1 else ()
-        x = Axis(label=f"time of one {_step(tuning)}, against the unprepared model")
-        y = Axis(label="largest error of the outputs", log=True, lines=lines)
-        points = tuple(_point(row, tuning) for row in verified)
-        title = "Speed against error of verified recipes"
-        charts.append(Plane(title=title, points=points, x=x, y=y))
-    return charts
 
 
 def _bars(tuning: Tuning) -> Iterator[Bars]:
@@ -259,17 +197,6 @@ def _bar(row: CandidateResult, tuning: Tuning) -> Bar:
         value=row.ratio,
         interval=row.ratio_interval,
         text=_verdict(row, tuning),
-        mark=_mark(row, tuning),
-    )
-
-
-def _point(row: CandidateResult, tuning: Tuning) -> Point:
-    return Point(
-        label=row.name,
-        x=float(row.ratio or 0.0),
-        y=float(row.error or 0.0),
-        x_interval=row.ratio_interval,
-        text=f"{_verdict(row, tuning)}, error {row.error:.2g}",
         mark=_mark(row, tuning),
     )
 
@@ -304,7 +231,6 @@ def _cells(row: CandidateResult, tuning: Tuning) -> tuple[str, ...]:
         interval_text(row.ratio_interval, tuning.verdict(row)),
         "" if row.first_seconds is None else seconds(row.first_seconds),
         str(row.rounds or ""),
-        "" if row.peak_bytes is None else size(row.peak_bytes),
         doubt(row.verified),
         small(row.error),
         small(row.allowed),

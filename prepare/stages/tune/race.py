@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.numbers import pace_text
-from prepare.errors import ModelError
 from prepare.stages.bench import statistics
 from prepare.stages.bench.rounds import Rounds
 from prepare.stages.tune.compare_candidates import (
@@ -19,11 +18,10 @@ from prepare.stages.tune.compare_candidates import (
 )
 
 if TYPE_CHECKING:
-    from prepare.core.utils.progress import Stage
+    from prepare.core.utils.text import Progress
     from prepare.stages.bench.variant import Clock
     from prepare.stages.tune.candidate_run import PreparedCandidate
     from prepare.stages.tune.candidates import Candidate
-    from prepare.stages.tune.keep_modules import KeepInFloat32
 
 # Rounds between two eliminations: to test after each round would favour recipes that are fast by chance.
 _ROUNDS_PER_BLOCK = 3
@@ -31,8 +29,6 @@ _ROUNDS_PER_BLOCK = 3
 _COMPILE_PART = 0.6
 # Verifications that do not pass are given back to the budget, up to this fraction of it.
 _REFUND_PART = 0.5
-# The part of the remaining budget that a search for modules to keep in float32 may use.
-_CORRECT_PART = 0.5
 # Eliminated recipes come back, so many at a time, when the race is clear; or when this part of its budget is
 # left, if that is enough for so many rounds.
 _FINALS_PART, _FINALISTS, _FINAL_ROUNDS = 0.5, 2, 40
@@ -45,8 +41,8 @@ class Race:
 
     The first candidate is the unprepared model. It runs twice in every round, as the reference of the
     others and as their control, and needs no verification. `start` prepares a candidate and makes its
-    first calls; `check` verifies one that runs; `correct` may return a recipe that is right in place of one
-    whose verification failed. At most `capacity` candidates run at a time, but at least three.
+    first calls; `check` verifies one that runs. At most `capacity` candidates
+    run at a time, but at least three.
     """
 
     def __init__(
@@ -59,8 +55,7 @@ class Race:
         clock: Clock,
         capacity: int = 1000,
         seed: int = 0,
-        progress: Stage = lambda _: nullcontext(),
-        correct: KeepInFloat32 | None = None,
+        progress: Progress = lambda _: nullcontext(),
     ) -> None:
         self.contestants = [Contestant(candidate) for candidate in candidates]
         self.standings = Standings(self.contestants, Contestant(candidates[0]))
@@ -69,7 +64,6 @@ class Race:
         self._budget, self._progress = budget, progress
         self._start_order = StartOrder(self.standings, budget * _COMPILE_PART)
         self._refundable = budget * _REFUND_PART
-        self._corrector = correct
 
     def run(self) -> Contestant:
         """Run the race and return the winner: a recipe that passed its verification, or the unprepared model.
@@ -130,7 +124,7 @@ class Race:
                 self._eliminate(contestant, "failed", str(error))
             else:
                 contestant.runner = runner
-                contestant.seconds, contestant.peak = runner.seconds, runner.peak
+                contestant.seconds = runner.seconds
                 contestant.first_seconds = runner.first_seconds
         if contestant.candidate.compiles:
             order, took = self._start_order, self.rounds.seconds() - began
@@ -245,28 +239,7 @@ class Race:
         elif checked.status != "pass":
             reason = f"it could not be verified: {checked.reason}"
             self._disqualify(contestant, "cannot tell", reason)
-        if self._corrector and self._corrector.may_help(checked):
-            self._correct(contestant, self._corrector)
         return checked.status == "pass"
-
-    def _correct(self, contestant: Contestant, corrector: KeepInFloat32) -> None:
-        """Enter the recipe that is right in place of one whose results are wrong, if there is one."""
-        began = self.rounds.seconds()
-        if contestant.kept:  # it is the corrected recipe itself
-            return
-        try:
-            corrected = corrector(contestant.candidate, self._left() * _CORRECT_PART)
-        except ModelError as error:  # a module cannot be run by itself; the others stay in the race
-            contestant.reason += f"; its modules cannot be measured: {error}"
-            return
-        if corrected:
-            contestant.reason += f"; {corrected.reason}"
-            if corrected.candidate:
-                twin = Contestant(
-                    corrected.candidate, checked=corrected.checked, kept=corrected.kept
-                )
-                self.contestants.insert(self.contestants.index(contestant) + 1, twin)
-        self._refund(self.rounds.seconds() - began)
 
     def _refund(self, seconds: float) -> None:
         """Give the time of a failed verification to the recipes that come back because of it."""

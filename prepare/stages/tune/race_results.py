@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Any
 from prepare.core.utils.machine import busy_sentence
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.text import plural
-from prepare.core.utils.wording import words
 from prepare.stages.bench import statistics
 from prepare.stages.tune.records import CandidateResult
 
 if TYPE_CHECKING:
     from prepare.stages.tune.compare_candidates import Contestant
     from prepare.stages.tune.race import Race
+
+
+_MORE = "give it more time (tune.budget)"
 
 
 def row_of(race: Race, winner: Contestant, contestant: Contestant) -> CandidateResult:
@@ -32,17 +34,11 @@ def row_of(race: Race, winner: Contestant, contestant: Contestant) -> CandidateR
         ratio=finite(ratio.value),
         ratio_interval=ratio.interval,
         rounds=len(times),
-        peak_bytes=contestant.peak,
         first_seconds=contestant.first_seconds,
         verified=checked.status if checked else "",
         error=0.0 if contestant is race.standings.base else error,
         allowed=allowed,
-        kept=contestant.kept,
     )
-
-
-def _more_time() -> str:
-    return f"give it more time with {words(cli='tune.budget=SECONDS', python='budget=SECONDS')}"
 
 
 def notes_on(race: Race, machine: Mapping[str, Any]) -> Iterator[str]:
@@ -54,11 +50,11 @@ def notes_on(race: Race, machine: Mapping[str, Any]) -> Iterator[str]:
     needed = statistics.min_values(race.standings.confidence)
     unmeasured = sum(each.status == "not measured" for each in race.contestants)
     if unmeasured:
-        yield f"not measured: {plural(unmeasured, 'candidate')}; {_more_time()}"
+        yield f"not measured: {plural(unmeasured, 'candidate')}; {_MORE}"
     if 0 < race.rounds.count < needed:
         yield (
             f"too few rounds for small differences: {plural(race.rounds.count, 'round')} of {needed}; "
-            f"{_more_time()}"
+            f"{_MORE}"
         )
     if control and not control[0] <= 1 <= control[1]:
         yield (

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from prepare.core.utils.environment import check_environment
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
+from prepare.core.utils.machine import check_environment
 from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
 from prepare.errors import TuneError
-from prepare.patterns import NORMS, exactly
 from prepare.stages.bench import statistics
 from prepare.stages.bench.records import UNPREPARED, check_ratios
 from prepare.stages.bench.statistics import Estimate
@@ -30,41 +29,6 @@ STATUSES = (
 Steps = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class KeptModule:
-    """A module that has to stay in float32, and what that avoids and costs.
-
-    `error` is the error of its results alone in 16 bits, as a fraction of their scale, None if it overflows
-    or does not run; `kept_error` that in float32 with 16-bit inputs and results. `time_ratio` is the time of
-    a call with it kept to that without, None if there was no time to measure it.
-    """
-
-    module: str
-    error: float | None
-    kept_error: float
-    time_ratio: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """The modules that have to stay in float32 in a 16-bit model.
-
-    `status` is the verification with these kept: `pass`, also if nothing has to be kept; `fail` or
-    `cannot tell` if no set of modules helps, or no time was left. `reason` says why.
-    """
-
-    dtype: str
-    status: str
-    reason: str
-    kept: tuple[KeptModule, ...] = ()
-
-    @property
-    def steps(self) -> Steps:
-        """The step `half` with these modules kept, as plain data."""
-        names = (exactly(each.module) for each in self.kept)
-        return {"half": {"dtype": self.dtype, "keep": [NORMS, *names]}}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateResult:
     """The result for one candidate; unknown values are None.
@@ -76,7 +40,7 @@ class CandidateResult:
     is the status of its verification, empty if it was not verified; `error` is the largest error of the
     outputs relative to their scale, and `allowed` the tolerance. `reason` says why it won or lost.
     `first_seconds` is the time of its first call, with a compilation; `seconds` includes a share of it if the
-    tuning was given a number of calls. `kept` are the modules that a search found to need float32.
+    tuning was given a number of calls.
     """
 
     name: str
@@ -88,12 +52,10 @@ class CandidateResult:
     ratio: float | None = None
     ratio_interval: Interval = None
     rounds: int = 0
-    peak_bytes: int | None = None
     verified: str = ""
     error: float | None = None
     allowed: float | None = None
     first_seconds: float | None = field(default=None, metadata={"late": True})
-    kept: tuple[KeptModule, ...] = field(default=(), metadata={"late": True})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

@@ -11,22 +11,15 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from prepare.core.forward.autocast import Amp, device_of
-from prepare.core.forward.explain_error import explained
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.torch_state import Amp, device_of, isolated
 from prepare.core.model.deep_copy import CopyError, copy_or_build
-from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch
-from prepare.core.utils.options import read_size
+from prepare.core.utils.machine import MachineWatch, environment
 from prepare.errors import (
-    ConfigError,
     ModelError,
     PrepareError,
     Problem,
     RefusedError,
-    raise_problems,
 )
-from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.stages.bench import statistics
@@ -35,20 +28,18 @@ from prepare.stages.tune.cache import Cache, age, conditions
 from prepare.stages.tune.candidate_run import PreparedCandidate, capacity
 from prepare.stages.tune.candidates import Candidate, calls_to_keep, candidates
 from prepare.stages.tune.compare_candidates import CandidateError, CheckResult
-from prepare.stages.tune.keep_modules import KeepInFloat32, ModuleError, errors_of
 from prepare.stages.tune.race import Race
 from prepare.stages.tune.race_results import notes_on, row_of
 from prepare.stages.tune.records import (
     STATUSES,
     UNPREPARED,
-    Keep,
     StoppedTuning,
     Tuning,
 )
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
-    from prepare.core.utils.progress import Stage
+    from prepare.core.utils.text import Progress
     from prepare.stages.tune.stage import TuneStage
 
 
@@ -63,7 +54,7 @@ class TuningSession:
     amp: Amp = "none"
     declared: Mapping[str, Any] = field(default_factory=dict)
     seed: int
-    progress: Stage
+    progress: Progress
     clock: Clock = time.perf_counter
     build: Callable[[], nn.Module] | None = None
 
@@ -80,7 +71,8 @@ class TuningSession:
                 calls=self._calls_to_keep(),
             )
             under = conditions(self.model, self.batch, recipes, mode=self.mode, amp=self.amp)
-            under |= self._limits()
+            if self.options.calls is not None:
+                under["calls"] = self.options.calls
             cache = Cache(self.options.cache)
             cached = cache.find(under, budget=self.options.budget)
             tuning = cached and self._verified_again(cached, cache)
@@ -89,59 +81,12 @@ class TuningSession:
                 cache.store(tuning)
         return replace(tuning, notes=(*tuning.notes, *cache.notes))
 
-    def keep(self, dtype: str) -> Keep:
-        """Find the modules that have to stay in float32 for the step `half` alone to be right."""
-        _check_model(self.model)
-        recipe = Pipeline.from_config({"half": {"dtype": dtype}, "input_format": {"attach": True}})
-        if self.mode == "train":
-            unfit = [problem for step in recipe.steps.values() for problem in step.in_training()]
-            raise_problems(ConfigError, unfit)
-        candidate = Candidate(dtype, recipe.to_config())
-        with isolated():
-            pool = self._pool(candidate)
-            correct = self._corrector(pool, lambda each: PreparedCandidate(self, each, pool))
-            try:
-                with self.progress(f"verifying {dtype}"):
-                    checked = correct.check(candidate, correct.start(candidate))
-            except CandidateError as error:
-                checked = CheckResult("fail", str(error))
-            if not correct.may_help(checked):
-                reason = checked.reason or "it is right with norms in float32 alone"
-                return Keep(dtype=dtype, status=checked.status, reason=reason)
-            corrected = correct(candidate, self.options.budget)
-        assert corrected is not None
-        reason = corrected.reason if corrected.kept else f"{checked.reason}; {corrected.reason}"
-        status = "pass" if corrected.kept else checked.status
-        return Keep(dtype=dtype, status=status, reason=reason, kept=corrected.kept)
-
-    def _corrector(
-        self, pool: list[Any], start: Callable[[Candidate], PreparedCandidate]
-    ) -> KeepInFloat32:
-        exact: dict[Any, Any] = {}
-
-        def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
-            return runner.check(exact)
-
-        def measure(candidate: Candidate) -> dict[str, ModuleError]:
-            try:
-                return errors_of(candidate.steps, self.copied, pool[0], mode=self.mode)
-            except Exception as error:
-                raise explained(self.model, error) from None
-
-        return KeepInFloat32(measure, start, check, self.clock, self.progress)
-
     def _calls_to_keep(self) -> tuple[str, ...]:
         example = make_pool(self.batch, seed=self.seed)[0]
         try:
             return calls_to_keep(self.copied(), example, mode=self.mode, amp=self.amp)
         except PrepareError:
             return ()
-
-    @property
-    def max_memory(self) -> int | None:
-        """The most bytes that a call of a recipe may need, without model and input."""
-        limit = self.options.max_memory
-        return None if limit is None else read_size(limit)
 
     def copied(self) -> nn.Module:
         """Return a copy of the model without gradients, in the mode of the tuning.
@@ -180,7 +125,7 @@ class TuningSession:
 
     def _check_again(self, winner: Candidate) -> CheckResult:
         try:
-            return PreparedCandidate(self, winner, self._pool(winner)).check({})
+            return PreparedCandidate(self, winner, self._pool(winner)).check()
         except CandidateError as error:
             return CheckResult("cannot tell", str(error))
 
@@ -194,17 +139,18 @@ class TuningSession:
             first = first or runner  # the unprepared model
             return runner
 
-        correct = self._corrector(pool, start)
+        def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
+            return runner.check()
+
         race = Race(
             recipes,
             start=start,
-            check=correct.check,
+            check=check,
             budget=self.options.budget,
             clock=self.clock,
             capacity=capacity(self.model, _device(recipes[0], self.model)),
             seed=self.seed,
             progress=self.progress,
-            correct=correct,
         )
         stopped: KeyboardInterrupt | None = None
         try:
@@ -239,15 +185,6 @@ class TuningSession:
             so_far = race.standings.best_text(winner)
             raise StoppedTuning(f"{what}; {so_far}", tuning) from None
         return tuning
-
-    def _limits(self) -> dict[str, Any]:
-        """Return the user's own limits, and the number of calls, as a part of the conditions."""
-        limits: dict[str, Any] = {}
-        if self.max_memory is not None:
-            limits["max_memory"] = self.max_memory
-        if self.options.calls is not None:
-            limits["calls"] = self.options.calls
-        return limits
 
     def _pool(self, base: Candidate) -> list[Any]:
         """Return inputs on the device of the model: no timing has their transfer."""

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from prepare.core.utils.numbers import finite
-from prepare.core.utils.wording import argument, words
 from prepare.errors import Problem
 from prepare.stages.registry import stage
-from prepare.stages.stage import Memory, Stage, StageContext, Task, key
+from prepare.stages.stage import Stage, StageContext, Task, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
@@ -42,7 +41,6 @@ class TuneStage(Stage):
             stages=("tune", "flow", "verify"),
         )
     }
-    files: ClassVar[tuple[str, ...]] = ("tune.svg",)
 
     allow: tuple[Allowed, ...] = key(
         (), "what to try beyond float32 without a compiler", "[bfloat16]"
@@ -52,11 +50,6 @@ class TuneStage(Stage):
     )
     cache: Annotated[bool | str, "true, false, or a folder"] = key(
         True, "save the result: true, false or a folder"
-    )
-    max_memory: Memory = key(
-        None,
-        "peak memory of a call, without model and input, beyond which a recipe cannot win",
-        "8GiB",
     )
     calls: Annotated[int | None, "a whole number, as in 1000", _check_calls] = key(
         None, "calls that the model will get, to weigh the first, which may compile", "1000"
@@ -70,12 +63,9 @@ class TuneStage(Stage):
 
     def problems(self, config: Mapping[str, Any]) -> Iterable[Problem]:
         if config.get("mode") == "train" and "half" in self.allow:
-            where = words(cli="tune.allow", python="allow")
-            wrong = (
-                f"parameters in float16 cannot be trained, and this is {argument('mode', 'train')}"
-            )
-            autocast = argument("amp", "float16")
-            yield Problem(where, wrong, f"allow bfloat16, or tune under autocast with {autocast}")
+            wrong = "parameters in float16 cannot be trained, and this is mode=train"
+            remedy = "allow bfloat16, or tune under autocast with amp=float16"
+            yield Problem("tune.allow", wrong, remedy)
 
     def choose(self, work: StageContext) -> Pipeline:
         from prepare.stages.tune import tune
@@ -93,7 +83,6 @@ class TuneStage(Stage):
                 budget=self.budget,
                 declared={**settings.steps, **_chosen_options(work)},
                 cache=self.cache,
-                max_memory=self.max_memory,
                 calls=self.calls,
                 seed=settings.seed,
                 progress=work.progress,

@@ -1,4 +1,4 @@
-"""Tune a model, or find the modules that it needs in float32, on one rank for all."""
+"""Tune a model, on one rank for all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.core.forward.autocast import Amp, read_amp
+from prepare.core.forward.torch_state import Amp, read_amp
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.pipeline.distributed import on_rank_zero
@@ -18,9 +18,9 @@ from prepare.stages.tune.stage import TuneStage
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.core.utils.progress import Stage
+    from prepare.core.utils.text import Progress
     from prepare.stages.bench.variant import Clock
-    from prepare.stages.tune.records import Keep, Tuning
+    from prepare.stages.tune.records import Tuning
 
 
 def tune(
@@ -33,10 +33,9 @@ def tune(
     budget: float = 60.0,
     declared: Mapping[str, Any] | None = None,
     cache: bool | str | Path = True,
-    max_memory: int | str | None = None,
     calls: int | None = None,
     seed: int = 0,
-    progress: Stage = lambda _: nullcontext(),
+    progress: Progress = lambda _: nullcontext(),
     build: Callable[[], nn.Module] | None = None,
     _clock: Clock = time.perf_counter,
 ) -> Tuning:
@@ -49,10 +48,8 @@ def tune(
 
     A recipe can only win if its results are correct. It is verified against the unprepared model (see
     `prepare.verify`) before it eliminates that model, and before it wins; if it fails, it is dropped, and
-    the recipes that it had eliminated are timed again. For a recipe in 16 bits that fails, the fewest modules
-    that have to stay in float32 are searched for (see `prepare.stages.tune.keep_modules`), and the recipe
-    with these kept joins the race. Of the recipes within 2 % of the fastest the simplest wins (see
-    `prepare.stages.tune.candidates`). The winner may be the unprepared model.
+    the recipes that it had eliminated are timed again. Of the recipes within 2 % of the
+    fastest the simplest wins (see `prepare.stages.tune.candidates`). The winner may be the unprepared model.
 
     Args:
         model: on the device where it will run, not compiled and not wrapped (DDP).
@@ -66,8 +63,6 @@ def tune(
             the winner is always verified.
         declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
         cache: whether the result is cached, or the folder for it. A cached winner is verified again.
-        max_memory: bytes, or a text as `8GiB`. A recipe whose call needs more, without model and input, is
-            dropped; the unprepared model is not.
         calls: how often the model will be called in one process. Each call then takes its share of the first
             one, which compiles; without it only calls after the first count.
         seed: seed of the order and of the inputs.
@@ -97,7 +92,6 @@ def tune(
         "allow": allow if isinstance(allow, str) else list(allow),
         "budget": budget,
         "cache": cache if isinstance(cache, bool) else str(cache),
-        "max_memory": max_memory,
         "calls": calls,
     }
     session = TuningSession(
@@ -113,40 +107,6 @@ def tune(
         clock=_clock,
     )
     return on_rank_zero(session.run)
-
-
-def keep_in_float32(
-    model: nn.Module,
-    batch: Any,
-    *,
-    dtype: Literal["float16", "bfloat16"] = "bfloat16",
-    mode: Literal["eval", "train"] = "eval",
-    budget: float = 60.0,
-    seed: int = 0,
-    progress: Stage = lambda _: nullcontext(),
-    build: Callable[[], nn.Module] | None = None,
-) -> Keep:
-    """Find the fewest modules that have to stay in float32 for `model` to be right in a 16-bit dtype.
-
-    The search of `tune` for a recipe that fails, without a race: the arguments are those of `tune`, and
-    `dtype` is that of the step `half`. Modules that do not run in 16 bits are kept too. `model` is not
-    changed.
-
-    Raises:
-        RefusedError: `mode` is unknown, or the model cannot be copied or prepared in its present state.
-        ConfigError: `dtype` or `budget` is invalid, or float16 is to be trained.
-        ModelError: the model itself does not run.
-    """
-    session = TuningSession(
-        model=model,
-        batch=batch,
-        options=_options(mode, {"budget": budget, "cache": False}),
-        mode=mode,
-        seed=seed,
-        progress=progress,
-        build=build,
-    )
-    return on_rank_zero(lambda: session.keep(dtype))
 
 
 def _options(mode: str, options: Mapping[str, Any]) -> TuneStage:

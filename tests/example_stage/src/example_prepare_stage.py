@@ -33,7 +33,6 @@ class Depths(Stage):
     noun: ClassVar[str] = "the measurement of the depth"
     order: ClassVar[int] = 90
     tasks: ClassVar[Mapping[str, Task]] = {"depths": Task("measure the depth of the module tree")}
-    files: ClassVar[tuple[str, ...]] = ("depths.svg",)
     columns: ClassVar[tuple[Column, ...]] = (
         Column("depth", lambda figures: str(figures.get("tree_depth", "")), number=True),
     )
@@ -76,6 +75,6 @@ class Depths(Stage):
             rows=(("depth", text),),
             parts=lambda: (
                 Facts(rows=(("Depth", str(depth.depth)), ("At most", str(depth.most)))),
-                Charts(charts=(Bars(title="Depth of the tree", rows=bars),), file="depths.svg"),
+                Charts(charts=(Bars(title="Depth of the tree", rows=bars),)),
             ),
         )

@@ -19,6 +19,7 @@ from prepare.app.report.sweep_table import (
     choices,
     columns,
     conclusions,
+    in_words,
     numbered,
     reasons,
     shared_rows,
@@ -30,7 +31,6 @@ from prepare.app.sweep.ranking import (
     command,
     first_timing,
     rank,
-    sweep_command,
 )
 from prepare.app.sweep.summary import UNENDED, Summary, SweepRow
 from prepare.core.document import (
@@ -77,7 +77,7 @@ def sweep_page(summary: Summary, folder: Path) -> str:
         documents,
         cards=sweep_cards(summary, sweep.ranking),
         about=("report of a sweep",),
-        command=sweep_command(summary),
+        command=summary.command,
     )
 
 
@@ -180,14 +180,10 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
     yield from _judged(best[0]) if len(best) == 1 else _counted(rows)
     statuses = Counter(row.status for row in rows)
     ok = statuses.pop("ok", 0)
-    others = ", ".join(f"{n:,} {status.replace('_', ' ')}" for status, n in statuses.items())
-    yield Answer(
-        "Did all rows end well?",
-        "good" if ok == len(rows) else "warn",
-        f"{ok:,} of {len(rows):,} ok",
-        others,
-        section="failures" if others else "rows",
-    )
+    others = ", ".join(f"{n:,} {in_words(status)}" for status, n in statuses.items())
+    kind, answer = "good" if ok == len(rows) else "warn", f"{ok:,} of {len(rows):,} ok"
+    section = "failures" if others else "rows"
+    yield Answer("Did all rows end well?", kind, answer, others, section=section)
 
 
 def _best(summary: Summary, groups: Sequence[RankedGroup]) -> Answer:

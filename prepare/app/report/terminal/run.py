@@ -88,7 +88,9 @@ class RunOutput:
         rows = results.audit.rows if results.audit else ()
         missed = missed_notes(row for row in rows if row.status == "ineffective")
         notes = [*missed, *results.notes, *(note for each in documents for note in each.notes)]
-        _show_first([f"warning: {text}" for text in results.plan.warnings], notes)
+        # A stage that follows a model without preparing it says itself what is slow there.
+        warnings = results.plan.warnings if results.audit or not results.found else []
+        _show_first([f"warning: {text}" for text in warnings], notes)
         # Users copy the path, so do not wrap it.
         line(f"  {'details'.ljust(_LABEL)}  {printable(self._path('report.html'))}")
 

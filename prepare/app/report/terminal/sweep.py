@@ -14,6 +14,7 @@ from prepare.app.report.sweep_table import (
     Column,
     columns,
     conclusions,
+    in_words,
     numbered,
     reason_text,
     reasons,
@@ -55,7 +56,7 @@ def show_summary(summary: Summary) -> None:
 
 def show_where(summary: Summary, folder: Path) -> None:
     """Print how the rows ended, and the paths of table and page."""
-    statuses = Counter(row.status.replace("_", " ") for row in summary.rows)
+    statuses = Counter(in_words(row.status) for row in summary.rows)
     others = (f", {count} {status}" for status, count in statuses.items() if status != "ok")
     text = f"{statuses['ok']} of {plural(len(summary.rows), 'row')} ok{''.join(others)}"
     line(f"{text}; the table is in {shown_folder(folder / 'summary.md')}")
