@@ -17,8 +17,8 @@ import textwrap
 from pathlib import Path
 
 from draw_layouts import picture, rectangle, text, write_drawings
-
 from prepare.stages.flow.pictures import layout_strip
+
 from prepare.stages.flow.records import Flow
 
 ROOT = Path(__file__).parent.parent
