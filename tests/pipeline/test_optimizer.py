@@ -107,13 +107,6 @@ def in_line(optimizer):
                 assert (tensor.stride(), tensor.dtype) == (parameter.stride(), parameter.dtype)
 
 
-def test_every_optimizer_of_torch_is_tested_in_every_implementation():
-    assert {"Adam", "Adafactor", "LBFGS", "Rprop", "SGD", "SparseAdam"} <= set(NAMES)
-    assert "Muon" in NAMES or torch.__version__ < (2, 9)
-    assert {name for name, _ in FUSED} >= {"Adagrad", "Adam", "AdamW", "SGD"}
-    assert {name for name, _ in EVERY} == set(NAMES) - {"LBFGS"}
-
-
 @each
 def test_preparing_before_training_gives_the_contiguous_weights(name, how):
     model, reference = FLAT.apply(network()), network()
