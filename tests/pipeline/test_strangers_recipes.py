@@ -16,7 +16,7 @@ from fuzz_recipe import Watch
 from paths import ROOT
 from prepare import checkpoint, recipe
 from prepare.core.utils.wording import command_line_words
-from prepare.errors import ConfigError, PrepareError, RecipeWarning
+from prepare.errors import ConfigError, PrepareError, RecipeError, RecipeWarning
 from prepare.patterns import Patterns, exactly, matches
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
@@ -258,12 +258,14 @@ def test_an_allowed_switch_writes_no_file_but_compiled_code(switch, value, tmp_p
 
 
 @pytest.mark.parametrize("pattern", ["re:(a+)+b", "re:a"])
-def test_a_regular_expression_is_for_python_only(pattern):
+def test_a_regular_expression_is_for_python_only(pattern, tmp_path):
     with pytest.raises(ConfigError, match=f"^steps.half.keep: {REFUSED}"):
         Pipeline.from_recipe({"half": {"keep": [pattern]}})
     pipeline = Pipeline.from_config({"half": {"keep": [pattern]}})
     assert "keep" not in pipeline.to_recipe()["half"]
     assert [problem.where for problem in pipeline.left_out()] == ["steps.half.keep"]
+    with pytest.raises(RecipeError, match=r"^steps\.half\.keep: "):
+        pipeline.save(tmp_path / "recipe.yaml")
     with command_line_words(), pytest.raises(ConfigError, match="^steps.half.keep: .*globs"):
         Pipeline.from_config({"half": {"keep": [pattern]}})
 
