@@ -1,10 +1,9 @@
-"""The quick tier with other versions of torch, Python and Hydra: `nox` runs all, `nox -l` lists them.
+"""The quick tier at the corners of what is supported: `nox` runs all four, `nox -l` lists them.
 
-    nox -s "tests-3.12(torch='2.8.0')"
-    nox -s hydra -- tests/cli -k multirun
+    nox -s "tests(torch='2.5.1', python='3.11')"
 
-Each torch is a build for CUDA of about 5 GB, which runs on the
-CPU too; the environments are removed with `rm -r .nox`.
+Another torch than that of constraints.txt is a build for CUDA of about 5 GB, which runs on the CPU too; the
+environments are removed with `rm -r .nox`.
 """
 
 import re
@@ -14,49 +13,41 @@ import nox
 
 nox.options.default_venv_backend = "uv|venv"
 
-TORCH = ["2.5.1", "2.8.0", "2.10.0", "2.15.0"]
-PYTHON = ["3.11", "3.12", "3.13"]
-HYDRA = ("hydra-core==1.3.8", "omegaconf==2.3.1")
-NEXT_HYDRA = ("hydra-core==1.4.0rc3", "omegaconf>=2.4.1rc1")
 # What a session installs itself, and what other versions of torch need in other versions, or have none of.
 OTHERS = r"(hydra-core|omegaconf|torch|triton|nvidia-.*|lightning|pytorch-lightning)=="
-EXTRAS = "cli,joblib,submitit"
+HYDRA = ("hydra-core==1.3.8", "omegaconf==2.3.1")
+NEXT_HYDRA = ("hydra-core==1.4.0rc3", "omegaconf>=2.4.1rc1")
+TOOLS = (
+    "pytest",
+    "pytest-xdist",
+    "hypothesis",
+    "numpy",
+    "psutil",
+    "einops",
+    "expecttest",
+    "setuptools",
+)
 
 
-def constraints(session: nox.Session) -> str:
-    """Write the constraints without those of OTHERS, and return the file's name."""
+def run(session: nox.Session, *packages: str) -> None:
+    """Install the package, what its tests need, and `packages`; other tests skip themselves."""
     lines = Path("constraints.txt").read_text().splitlines()
     # Not `session.create_tmp()`: it becomes TMPDIR, so that tests would run inside this repository.
-    file = Path(session.virtualenv.location) / "constraints.txt"
-    file.write_text("\n".join(line for line in lines if not re.match(OTHERS, line)))
-    return str(file)
+    constraints = Path(session.virtualenv.location) / "constraints.txt"
+    constraints.write_text("\n".join(line for line in lines if not re.match(OTHERS, line)))
+    extras = ".[cli,joblib,submitit]"
+    session.install("-c", str(constraints), "-e", extras, *TOOLS, *packages)
+    session.run("pytest", *session.posargs)
 
 
-def install(session: nox.Session, *packages: str) -> None:
-    """Install the package, what its tests need, and `packages`; other tests skip themselves."""
-    tools = [
-        "pytest",
-        "pytest-xdist",
-        "hypothesis",
-        "numpy",
-        "psutil",
-        "einops",
-        "expecttest",
-        "setuptools",
-    ]
-    session.install("-c", constraints(session), "-e", f".[{EXTRAS}]", *tools, *packages)
-
-
-@nox.session(python=PYTHON)
-@nox.parametrize("torch", TORCH)
+@nox.session
+@nox.parametrize(("python", "torch"), [("3.11", "2.5.1"), ("3.12", "2.13.0"), ("3.13", "2.15.0")])
 def tests(session: nox.Session, torch: str) -> None:
     """Run the quick tier with this torch."""
-    install(session, f"torch=={torch}", *HYDRA)
-    session.run("pytest", *session.posargs)
+    run(session, f"torch=={torch}", *HYDRA)
 
 
-@nox.session(python=PYTHON[0])
+@nox.session(python="3.11")
 def hydra(session: nox.Session) -> None:
     """Run the quick tier with the next Hydra."""
-    install(session, "torch==2.13.0", *NEXT_HYDRA)
-    session.run("pytest", *session.posargs)
+    run(session, "torch==2.13.0", *NEXT_HYDRA)

@@ -24,7 +24,7 @@ from torch import nn
 from video_networks import REAL_NETWORKS, VIDEO_NETWORKS
 from zoo_networks import NETWORKS, Network
 
-from prepare.core.utils.environment import environment
+from prepare.core.utils.machine import environment
 from prepare.core.utils.text import first_line
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import Flow, predict

@@ -31,7 +31,7 @@ from torch import nn
 from zoo_networks import IMAGE, NETWORKS, Network
 from zoo_tables import line_of, tables
 
-from prepare.core.utils.environment import environment
+from prepare.core.utils.machine import environment
 
 FILE = Path(__file__).parent / "results" / "gpu.json"
 LIMIT = 600.0

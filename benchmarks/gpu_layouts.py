@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from zoo_networks import diffusers, monai, nnunet
 
-from prepare.core.forward.nested import tensors_in
+from prepare.core.forward.call import tensors_in
 from prepare.pipeline import Pipeline
 
 FORMATS = {2: "conv2d_memory_format", 3: "conv3d_memory_format"}

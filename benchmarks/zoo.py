@@ -54,9 +54,9 @@ from zoo_tables import (
     tables,
 )
 
-from prepare.core.forward.nested import tensors_in
-from prepare.core.utils.environment import environment
+from prepare.core.forward.call import tensors_in
 from prepare.core.utils.json_records import write_json
+from prepare.core.utils.machine import environment
 from prepare.core.utils.text import first_line
 from prepare.pipeline import Pipeline
 from prepare.stages import bench

@@ -1,6 +1,7 @@
-"""Match modules by a glob on the dotted name, by `type:` and a class, or by `re:` and a full match."""
+"""Match modules by a glob on the dotted name, by `type:` and a class, or by `re:` (in Python)."""
 
 import fnmatch
+import glob
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -8,20 +9,9 @@ from typing import Annotated, Any
 
 from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.suggest import nearest
+from prepare.core.utils.wording import words
 
 NORMS = "norms"
-# A regular expression in a recipe may take this power of two of steps for a name of 64 characters.
-_MOST_STEPS = 24
-_UNREAD = re.compile(r"\(\?(?:#|[aiLmsu-]*x)")
-_ESCAPED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
-_REPEATS = re.compile(r"[*+]|\{\d*,\d*\}")
-_CHOICES = re.compile(r"\||(?<![(*+}?])\?")
-# What the patterns of one option may cost to compile, in units of about a microsecond.
-_MOST_COST = 20_000
-_COSTS = {"*": 25, "(": 10, "|": 10, "[": 10}
-# A set of characters beyond ASCII has a table of its own.
-_WIDE_SET = 5_000
-_WIDE = re.compile(r"[^\x00-\x7f]|\\[uUN]")
 
 
 def matches(pattern: str, name: str, module: Any) -> bool:
@@ -35,9 +25,10 @@ def matches(pattern: str, name: str, module: Any) -> bool:
 
 
 def exactly(name: str) -> str:
-    """Return a pattern that matches only the module with this dotted name."""
-    plain = name not in ("", NORMS) and not name.startswith(("type:", "re:"))
-    return name if plain and not set(name) & set("*?[") else f"re:{re.escape(name)}"
+    """Return a pattern that matches only the module with this dotted name; `*` for the model itself."""
+    if name == NORMS or name.startswith(("type:", "re:")):
+        return f"[{name[0]}]{glob.escape(name[1:])}"
+    return glob.escape(name) or "*"
 
 
 def kept_modules(model: Any, patterns: tuple[str, ...]) -> dict[str, str]:
@@ -52,14 +43,11 @@ def kept_modules(model: Any, patterns: tuple[str, ...]) -> dict[str, str]:
 
 
 def readable(patterns: tuple[str, ...]) -> None:
-    """Raise ValueError with the reason for a pattern that is not valid, before a costly one is compiled."""
-    if (cost := sum(map(_cost, patterns))) > _MOST_COST:
-        longest = max(patterns, key=_cost)
-        raise ValueError(
-            f"patterns cost {cost:,}, more than the {_MOST_COST:,} allowed (a character 1, a * 25), as "
-            f"{_short(longest)} does; give fewer or shorter ones, or plain names"
-        )
+    """Raise ValueError with the reason for a pattern that is not valid, or is for Python only."""
     for pattern in patterns:
+        if pattern.startswith("re:") and words(cli="refused", python=""):
+            remedy = "give names or globs, as in encoder.*"
+            raise ValueError(f"{pattern!r:.60} is a regular expression, for Python only", remedy)
         _matcher(pattern)
 
 
@@ -83,24 +71,12 @@ def near_misses(pattern: str, candidates: Mapping[str, Any]) -> str:
     return f"modules: {', '.join(allowed[:8])}{', ...' if len(allowed) > 8 else ''}"
 
 
-def are_quick(patterns: tuple[str, ...]) -> bool:
-    """Return whether no regular expression in `patterns` can take a time that grows exponentially.
-
-    Stricter than necessary: no group may be repeated, and comments and the flag `x` are not read.
-    """
-    for pattern in patterns:
-        text = _ESCAPED.sub("x", pattern.removeprefix("re:")) if pattern.startswith("re:") else ""
-        repeats, choices = len(_REPEATS.findall(text)), len(_CHOICES.findall(text))
-        if (
-            _UNREAD.search(pattern)
-            or re.search(r"\)[*+{]", text)
-            or 6 * repeats + choices > _MOST_STEPS
-        ):
-            return False
-    return True
+def are_no_code(patterns: tuple[str, ...]) -> bool:
+    """Return whether no pattern is a regular expression, whose search may take for ever."""
+    return not any(pattern.startswith("re:") for pattern in patterns)
 
 
-Patterns = Annotated[tuple[str, ...], "a list of patterns", readable, ForRecipes(are_quick)]
+Patterns = Annotated[tuple[str, ...], "a list of patterns", readable, ForRecipes(are_no_code)]
 
 
 @cache
@@ -115,40 +91,21 @@ def _matcher(pattern: str) -> Callable[[str, Any], bool]:
         try:
             regex = re.compile(rest)
         except (re.error, RecursionError, OverflowError) as error:
-            wrong = f"{_short(pattern)} is not a regular expression: {error}"
+            wrong = f"{pattern!r:.60} is not a regular expression: {error}"
             raise ValueError(wrong) from None
         return lambda name, _: regex.fullmatch(name) is not None
     if not pattern or pattern in ("type:", "re:"):
         raise ValueError(f"{pattern!r} is an empty pattern")
-    if not _is_glob(pattern):
+    if set(pattern).isdisjoint("*?["):
         return lambda name, _: name == pattern
-    glob = re.compile(_translated(pattern))
-    return lambda name, _: glob.match(name) is not None
+    compiled = re.compile(_translated(pattern))
+    return lambda name, _: compiled.match(name) is not None
 
 
-def _is_glob(pattern: str) -> bool:
-    return not set(pattern).isdisjoint("*?[")
-
-
-def _translated(glob: str) -> str:
+def _translated(pattern: str) -> str:
     # fnmatch searches the rest of the text for the end of each bracket; the last ones have none.
-    head, end, tail = glob.rpartition("]")
+    head, end, tail = pattern.rpartition("]")
     return fnmatch.translate(head + end + tail.replace("[", "[[]"))
-
-
-def _cost(pattern: str) -> int:
-    """Return what a pattern costs to compile; a plain name costs nothing."""
-    if not pattern.startswith("re:") and not _is_glob(pattern):
-        return 0
-    text = pattern
-    if pattern.startswith("re:"):
-        text = text.replace(r"\\", "").replace(r"\[", "")
-    wide = _WIDE_SET * text.count("[") if _WIDE.search(text) else 0
-    return len(pattern) + wide + sum(cost * text.count(each) for each, cost in _COSTS.items())
-
-
-def _short(pattern: str) -> str:
-    return repr(pattern if len(pattern) <= 60 else f"{pattern[:60]}...")
 
 
 def _by_class(accepts: Callable[[str], Any]) -> Callable[[str, Any], bool]:

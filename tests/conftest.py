@@ -14,7 +14,6 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
-import warm_process
 from hydra_cache import use_hydra_cache
 from prepare.core.utils.packages import switch_off_telemetry
 from prepare.registry import STEPS, register
@@ -48,13 +47,9 @@ def pytest_xdist_auto_num_workers():
 
 
 def pytest_configure(config):
-    """Start new interpreters in the full counts, and compose each configuration anew, as for a user."""
-    if "not slow" not in config.option.markexpr:
-        os.environ[warm_process.COLD] = "1"
-        return
-    use_hydra_cache()
-    if os.name == "posix":
-        warm_process.worker._start_server = warm_process.WarmServer
+    """Compose each configuration anew in the full counts, as for a user."""
+    if "not slow" in config.option.markexpr:
+        use_hydra_cache()
 
 
 def pytest_collection_finish():

@@ -170,7 +170,7 @@ def own_states():
 
 
 # Pages whose commands take long run in the full counts.
-LONG = ("README", "sweeps", "exporting", "reports", "tuning", "many-machines",
+LONG = ("README", "sweeps", "exporting", "reports", "tuning",
         "inference", "timing", "verification", "output", "frameworks", "layout",
         "agents", "precision", "rewrites")  # fmt: skip
 

@@ -19,9 +19,9 @@ from prepare.stages.bench.records import VERDICTS
 from prepare.stages.flow.torch_operators import CAUSES
 from prepare.stages.registry import tasks
 from prepare.stages.tune.records import STATUSES as TUNE_STATUSES
-from prepare.stages.verify.compare_modules import MODULE_FIELDS
-from prepare.stages.verify.execution.single_run import RESULT_FIELDS
+from prepare.stages.verify.modules_alone import MODULE_KINDS
 from prepare.stages.verify.records import STATUSES as VERIFY_STATUSES
+from prepare.stages.verify.runs import KINDS
 
 
 def layers() -> list[set[str]]:
@@ -78,7 +78,7 @@ def test_every_status_and_verdict_is_explained_on_its_page():
 
 
 def test_every_check_of_a_verification_is_explained_on_its_page():
-    checks = {*RESULT_FIELDS, *MODULE_FIELDS, *constants("prepare/stages/verify", "what")}
+    checks = {*KINDS, *MODULE_KINDS, *constants("prepare/stages/verify", "what")}
     assert len(checks) > 8
     assert sorted(checks - listed("output.md")) == []
 

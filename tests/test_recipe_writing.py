@@ -80,6 +80,7 @@ class Thing:
         raise AssertionError("a value is not to be asked for its text")
 
 
+KEYS = "use strings, and none that begins with '_'"
 ALLOWED = "use null, true, false, finite numbers, strings, lists and dicts"
 
 
@@ -90,9 +91,9 @@ ALLOWED = "use null, true, false, finite numbers, strings, lists and dicts"
         ([], "steps: 'steps' is a list, not a mapping; write 'steps: {name: {option: value}}'"),
         ({"half": ["a"]}, f"steps.half: the step 'half' is a list; {BAD_STEP}"),
         ({"a b": True}, f"steps.'a b': the step 'a b' is true; {BAD_STEP}"),
-        ({3: {}}, "steps: holds a key that is a number; use strings"),
-        ({10**5000: []}, "steps: holds a key that is a number; use strings"),
-        ({Thing(): []}, "steps: holds a key that is of type Thing; use strings"),
+        ({3: {}}, f"steps: holds a key that is a number; {KEYS}"),
+        ({10**5000: []}, f"steps: holds a key that is a number; {KEYS}"),
+        ({Thing(): []}, f"steps: holds a key that is of type Thing; {KEYS}"),
         ({"half": {"keep": ["a", Thing()]}}, f"steps.half.keep[1]: is of type Thing; {ALLOWED}"),
         ({"half": {"keep": ("a",)}}, f"steps.half.keep: is of type tuple; {ALLOWED}"),
         ({"half": {"keep": {"a"}}}, f"steps.half.keep: is of type set; {ALLOWED}"),
@@ -104,11 +105,9 @@ ALLOWED = "use null, true, false, finite numbers, strings, lists and dicts"
         ({"half": {"keep": 10**5000}}, f"steps.half.keep: has more than 64 bits; {ALLOWED}"),
         ({"half": {"keep": "${a}"}}, f"steps.half.keep: holds '${{' in '${{a}}'; {ALLOWED}"),
         ({"half": {"${a}": 1}}, f"steps.half.'${{a}}': holds '${{' in '${{a}}'; {ALLOWED}"),
-        ({"half": {"_x": 1}}, "steps.half: holds the key '_x': no key of a recipe begins with '_'; rename it"),
-        ({"half": {"<<": {}}}, "steps.half: holds the merge key '<<'; rename it"),
-        ({"half": {None: 1}}, "steps.half: holds a key that is null; use strings"),
-        ({"half": {"keep": ["a"] * 5000}},
-         "steps:4995: is past the first 5,000 keys and values; use patterns in place of lists of names"),
+        ({"half": {"_x": 1}}, f"steps.half: holds the key '_x': no key of a recipe begins with '_'; {KEYS}"),
+        ({"half": {"<<": {}}}, f"steps.half: holds the merge key '<<'; {KEYS}"),
+        ({"half": {None: 1}}, f"steps.half: holds a key that is null; {KEYS}"),
         ({"half": {"keep": "a" * (1 << 20)}},
          "steps: is larger than 1,048,576 bytes; use patterns in place of lists of names"),
     ],

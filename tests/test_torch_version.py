@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prepare.app.cli import main as cli
-from prepare.core.utils import torch_version
+from prepare.core.utils import packages
 
 PYPROJECT = Path(__file__).parents[1] / "pyproject.toml"
 OLD = "import torch; torch.__version__ = type(torch.__version__)('2.4.1'); "
@@ -26,7 +26,7 @@ def test_the_command_line_says_one_line_and_returns_2(tmp_path):
 
 
 def test_a_sweep_says_it_before_it_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(torch_version.metadata, "version", lambda name: "2.4.1")
+    monkeypatch.setattr(packages.metadata, "version", lambda name: "2.4.1")
     assert cli.run(["--multirun", "model=unet2d", f"hydra.sweep.dir={tmp_path / 'sweep'}"]) == 2
     assert capsys.readouterr().err == f"{SAID}\n"
     assert not (tmp_path / "sweep").exists()

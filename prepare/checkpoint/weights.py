@@ -20,7 +20,7 @@ from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.tensors import identity, is_expanded, is_lazy, is_plain
 from prepare.core.utils import files, json_records
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.process_state import held_interrupts
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import words
 from prepare.errors import (
@@ -304,8 +304,7 @@ def save(model: nn.Module, path: str | Path, *, pipeline: Pipeline | None = None
         metadata["recipe"] = recipe.dumps(pipeline.to_recipe())
     try:
         with files.new_file(path) as file:
-            file.remove_stale()
-            safetensors.torch.save_file(tensors, file.temporary, metadata)
+            safetensors.torch.save_file(tensors, file.name, metadata)
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         wrong = f"cannot be written: {' '.join(str(error).split())[:160]}"
         remedy = "make room, or write elsewhere; torch.save holds what safetensors has no place for"
@@ -371,7 +370,7 @@ def _strip(path: Path, state: Mapping[str, Tensor], strip: str) -> dict[str, Ten
 def _read(path: Path, key: str | None) -> tuple[dict[str, Tensor], dict[str, str]]:
     if path.name.endswith(INDEX):
         return _read_shards(path), {}
-    with open(path, "rb", opener=files.open_regular) as file:
+    with path.open("rb") as file:
         begin = file.read(2)
     if begin in (b"PK", b"\x80\x02"):  # a zip archive; before torch 1.6 a pickle
         return _read_torch(path, key, zipped=begin == b"PK"), {}
@@ -385,7 +384,7 @@ def _read(path: Path, key: str | None) -> tuple[dict[str, Tensor], dict[str, str
 
 def _read_shards(path: Path) -> dict[str, Tensor]:
     """Return the tensors of all files that an index names; these lie in its folder."""
-    shards = json_records.parse_json(files.read_text(path, limit=json_records.LIMIT))["weight_map"]
+    shards = json.loads(files.read_text(path, limit=json_records.LIMIT))["weight_map"]
     read: dict[str, dict[str, Tensor]] = {}
     for shard in dict.fromkeys(shards.values()):
         if Path(shard).name != shard or shard.endswith(INDEX):

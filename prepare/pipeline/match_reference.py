@@ -8,7 +8,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.tensors import NamedTensor, identity, is_wrapper, named_tensors, stride_of
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.process_state import held_interrupts
 from prepare.errors import RefusedError, raise_problems
 from prepare.pipeline.plan import state
 from prepare.pipeline.preconditions import scripted_problems

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     import torch
 
     from prepare.core.document import Document, ReportContext
-    from prepare.core.forward.autocast import Amp
     from prepare.core.forward.example_input import Example
-    from prepare.core.utils.progress import Stage as Progress
+    from prepare.core.forward.torch_state import Amp
+    from prepare.core.utils.text import Progress
     from prepare.pipeline import Pipeline
     from prepare.pipeline.plan import Plan
 

@@ -41,9 +41,9 @@ class InputFormat(InputStep):
     shape (N, H, W, C), with at most 4 channels and more pixels, keep their strides: permuted, they lie in
     channels-last. A finite value beyond the range of a 16-bit dtype becomes its largest number. A value
     that needs no change is returned as the same object.
-    With `attach`, forward gets the caller's own containers with formatted tensors in them while it runs:
-    what it writes into them, and into a tensor in place, reaches the caller. Tensors that share elements
-    share them in forward too, and keep their strides. A compiled call leaves strides to its compiler.
+    With `attach`, forward gets a formatted copy of its arguments: what it writes into a copy does not reach
+    the caller, and a warning says so; then format the batch by hand. A compiled call leaves strides to its
+    compiler, and does not warn.
     Helps: required for 16-bit weights; for channels-last weights it saves the first copy.
     Hurts: with `attach`, a call that bypasses `model(...)` (`model.forward`, a submodule) is not
     formatted.

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from clocks import Clock
+from prepare.core.forward.call import arguments
 from prepare.core.forward.example_input import Example
-from prepare.core.forward.nested import arguments
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare

@@ -10,7 +10,6 @@ from prepare.core.model.issue_sizes import SIZES
 from prepare.core.model.known_issues import issues
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import observe, predict
-from prepare.stages.verify.verdict import _issues_of, advise, causes_of
 
 NAME = "conv3d_bfloat16_small_cpu"
 SMALL, LARGE = (2, 8, 2, 2, 2), (2, 8, 4, 4, 4)
@@ -50,19 +49,3 @@ def test_the_flow_notes_a_call_with_wrong_numbers(follow):
     note = follow(model, torch.randn(LARGE).bfloat16()).notes[-1]
     assert note.startswith(f"2 is wrong on this device {SIZES['smaller_than_kernel'].what}")
     assert NAME in note
-
-
-def test_the_advice_names_the_issue_of_this_size_first():
-    (sentence,) = _issues_of(conv(), torch.Size(SMALL))
-    causes = causes_of(
-        failed={"outputs"},
-        culprit="2",
-        module=conv(),
-        steps={"half": {"dtype": "bfloat16"}},
-        at_this_size=(sentence,),
-    )
-    text = advise(causes)
-    assert f"(a) 2 is {sentence}" in text
-    assert 'add "repair_layout": {}, or exclude it' in text
-    assert _issues_of(conv(), torch.Size(LARGE)) == ()
-    assert _issues_of(None, None) == ()

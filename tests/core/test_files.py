@@ -158,18 +158,17 @@ BOTH = [
     ("no/a", f"{MISSING}; there is no folder {{folder}}/no"),
     ("recipe.yaml/a", "Not a directory; one of its folders is a file: give another path"),
     (".", "Is a directory; give the path of a file"),
-    ("pipe", IRREGULAR),
-    ("to pipe", IRREGULAR),
     ("loop", "Too many levels of symbolic links"),
     ("n" * 256, "File name too long; choose a shorter name"),
 ]
+WRITTEN = [("pipe", IRREGULAR), ("to pipe", IRREGULAR)]
 READ = [("recpie.yaml", f"{MISSING}; did you mean {{folder}}/recipe.yaml?"), ("qqqq", MISSING)]
 
 
 @posix
 @pytest.mark.parametrize(
     ("done", "name", "wrong"),
-    [("written", *case) for case in BOTH] + [("read", *case) for case in BOTH + READ],
+    [("written", *case) for case in BOTH + WRITTEN] + [("read", *case) for case in BOTH + READ],
 )
 def test_a_failure_names_the_file_and_what_to_do(folder, done, name, wrong):
     before, path = names(folder), folder / name
@@ -249,7 +248,7 @@ def test_a_read_only_file_system_is_an_error_of_one_line():
 
 
 def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):
-    FailAt(monkeypatch, 2, NO_SPACE)
+    FailAt(monkeypatch, 1, NO_SPACE)
     with pytest.raises(FileError) as raised:
         json_records.write_json(tmp_path / "a", {})
     assert str(raised.value) == (

@@ -7,8 +7,7 @@ import sys
 import pytest
 
 from prepare.core.utils import machine
-from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch, disturbance, disturbed_part
+from prepare.core.utils.machine import MachineWatch, disturbance, environment
 
 
 @pytest.mark.parametrize(
@@ -19,19 +18,16 @@ from prepare.core.utils.machine import MachineWatch, disturbance, disturbed_part
         ({"others": 0.3, "threads": 2}, ""),
         ({"load_before": 3.9}, "this machine is busy (load 3.9 on 2 cores)"),
         ({"load_before": 3.9, "others": 0.0, "threads": 2}, ""),
-        ({"stolen": 0.12}, "the host of this virtual machine is busy (it took 12% of the processor time)"),
         ({"cores_available": None, "threads": 2}, ""),  # of an older record
-        ({"held_back": 0.3}, "a processor limit held this process back (30% of the time)"),
     ],
 )  # fmt: skip
 def test_a_disturbance_is_described_with_its_figure(conditions, said):
     assert disturbance({"cores_available": 2} | conditions) == said
 
 
-def test_other_programs_and_stolen_time_are_read_from_the_system(tmp_path, monkeypatch):
+def test_the_time_of_other_programs_is_read_from_the_system(tmp_path, monkeypatch):
     stat = tmp_path / "stat"
     monkeypatch.setattr(machine, "_STAT", stat)
-    monkeypatch.setattr(machine, "_LIMITS", ())
     monkeypatch.setattr(machine, "usable_cores", lambda: {0, 2})
     moments = iter([10.0, 20.0])
     monkeypatch.setattr(machine.time, "perf_counter", lambda: next(moments))
@@ -44,15 +40,12 @@ def test_other_programs_and_stolen_time_are_read_from_the_system(tmp_path, monke
     found = watch.conditions()
     assert found["cores_available"] == 2
     assert found["others"] == pytest.approx(1.5, abs=0.1)
-    assert found["stolen"] == 0.1
-    assert found["held_back"] is None
 
 
 def test_what_the_system_does_not_tell_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_STAT", tmp_path / "missing")
-    monkeypatch.setattr(machine, "_LIMITS", (tmp_path / "missing",))
     found = MachineWatch().conditions()
-    assert (found["others"], found["stolen"], found["held_back"]) == (None, None, None)
+    assert found["others"] is None
 
 
 # ------------------------------------------------------------------------------ threads that spin
@@ -94,13 +87,3 @@ def test_a_choice_of_the_user_is_kept_and_recorded(name, monkeypatch):
 def test_nothing_is_set_once_torch_is_loaded():
     machine.limit_spinning()
     assert machine.how_threads_wait() == ""
-
-
-def test_the_part_of_a_machine_is_compared_as_a_number():
-    said = [
-        disturbance({"cores_available": cores, "others": others, "threads": cores})
-        for others, cores in ((9.0, 16), (12.0, 16), (1.9, 2))
-    ]
-    held = [disturbance({"cores_available": 2, "held_back": part}) for part in (0.09, 0.11)]
-    assert sorted([*said, *held], key=disturbed_part) == [*held, *said]
-    assert disturbed_part("") == 0

@@ -205,18 +205,3 @@ def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(own):
     if not own:
         thread.join()
     assert ended == 7
-
-
-def test_the_lock_of_the_process_is_taken_as_a_lock_of_threading():
-    assert PROCESS_STATE.acquire(timeout=1)
-    took = []
-    ways = ({"blocking": False}, {"timeout": 0.05})
-    thread = threading.Thread(
-        target=lambda: took.extend(PROCESS_STATE.acquire(**how) for how in ways)
-    )
-    thread.start()
-    thread.join()
-    PROCESS_STATE.release()
-    assert took == [False, False]
-    assert PROCESS_STATE.acquire(blocking=False)
-    PROCESS_STATE.release()

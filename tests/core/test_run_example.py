@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from prepare.core.forward.call import describe
 from prepare.core.forward.example_input import Example, build_example, read_example
-from prepare.core.forward.nested import describe
 from prepare.core.forward.run_example import (
     ConvCall,
     LayoutCount,
@@ -214,7 +214,7 @@ def test_without_a_shape_there_is_no_example():
         ({"shape": [1], "low": "a"}, "input.low: 'a' is not allowed; give a number or null"),
         ({"shape": [1], "high": float("inf")}, "input.high: inf is not a finite number; give a number or null"),
         ({"shape": [1], "high": float("nan")}, "input.high: nan is not a finite number; give a number or null"),
-        ({"shape": [1], "low": 2}, "input.high: is missing; give one above low, which is 2; without it values end at 1"),
+        ({"shape": [1], "low": 2}, "input.high: [2, 1.0) holds no number; values are in [low, high), by default in [0, 1)"),
         ({"shape": [1], "dtype": "int8", "high": 2.5}, "input.high: 2.5 is not a whole number; give one, as the dtype is int8"),
         ({"shape": [1], "dtype": "int8", "low": 3}, "input.high: is missing for int8; give the first number that is too high, as in input.high=1000 for 0 to 999"),
         ({"args": {"a": 1}}, "input.args: {'a': 1} is not allowed; give a list, as in [item,item]"),

@@ -3,7 +3,6 @@
 import os
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -13,7 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.utils.signals import act_on_interrupts, held_interrupts, interruptible
+from prepare.core.forward.unchanged import unchanged
+from prepare.core.utils.process_state import act_on_interrupts, held_interrupts, interruptible
 from prepare.pipeline import Pipeline
 from small_nets import facts
 
@@ -123,29 +123,6 @@ def test_a_forked_process_is_not_left_with_deferred_signals():
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-C_HANDLERS = """
-import faulthandler, os, signal, sys, time
-from torch import nn
-from prepare.pipeline import Pipeline
-number = getattr(signal, sys.argv[1])
-if number == signal.SIGINT:
-    signal.signal(number, signal.default_int_handler)
-faulthandler.register(number)  # a handler of C code, which `signal.getsignal` does not see
-Pipeline.from_config({"conv2d_memory_format": {}}).apply(nn.Conv2d(3, 4, 3), known_issues="ignore")
-os.kill(os.getpid(), number)
-time.sleep(0.01)
-print("lives")
-"""
-
-
-@pytest.mark.parametrize("name", ["SIGINT", pytest.param("SIGTERM", marks=pytest.mark.slow)])
-def test_a_handler_of_c_code_outlives_an_apply(name):
-    command = [sys.executable, "-c", C_HANDLERS, name]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (0, "lives\n"), done.stderr
-    assert "most recent call first" in done.stderr
-
-
 def large():
     return nn.Sequential(*(nn.Conv2d(64, 64, 3) for _ in range(8 * 6)))
 
@@ -198,3 +175,23 @@ def test_many_signals_to_a_process_with_threads_leave_models_whole():
     acted, whole = applied_under_signals(1000)
     assert acted == 1000
     assert 0 < whole < acted
+
+
+def test_a_signal_between_two_lines_leaves_model_and_batch():
+    net, x = nn.BatchNorm2d(3), torch.randn(2, 3, 4, 4)
+    before = facts(net), x.clone()
+    with pytest.raises(KeyboardInterrupt), unchanged(net, x):
+        signal.raise_signal(signal.SIGINT)
+        net(x.mul_(2))
+    assert facts(net) == before[0]
+    assert torch.equal(x, before[1])
+
+
+def test_a_signal_in_a_call_of_the_model_acts_at_once():
+    net, done = nn.BatchNorm2d(3), []
+    before = facts(net)
+    with pytest.raises(KeyboardInterrupt), unchanged(net):
+        interruptible(signal.raise_signal, signal.SIGINT)
+        done.append("after it")
+    assert not done
+    assert facts(net) == before

@@ -9,8 +9,7 @@ from prepare.app.job.settings import read_settings
 from prepare.core.forward.example_input import Example
 from prepare.errors import ConfigError
 from prepare.stages.registry import STAGES
-from prepare.stages.verify import check_model as checks
-from prepare.stages.verify import verify
+from prepare.stages.verify import budget, verify
 
 MODEL = {"_target_": "prepare.models.unet.UNet3d"}
 
@@ -47,11 +46,11 @@ def test_a_wrong_time_limit_is_a_problem(value):
 
 
 def test_the_default_memory_limit_is_half_of_what_is_free(monkeypatch):
-    monkeypatch.setattr(checks, "free_memory", lambda _: 2000)
+    monkeypatch.setattr(budget, "free_memory", lambda _: 2000)
     model = nn.Sequential(nn.Conv2d(3, 4, 3))
     reference = nn.Sequential(nn.Conv2d(3, 4, 3))
     reference.load_state_dict(model.state_dict())
     found = verify(reference, model, torch.ones(1, 3, 8, 8))
     assert "raise verify.memory" in found.reason
-    monkeypatch.setattr(checks, "free_memory", lambda _: None)
+    monkeypatch.setattr(budget, "free_memory", lambda _: None)
     assert verify(reference, model, torch.ones(1, 3, 8, 8)).status == "pass"

@@ -32,9 +32,7 @@ from run_faults import (
 ODD = ["model._target_=nets.odd", "input.shape=[1,3,4,4]", *CHOSEN]
 
 
-LEAVES_OUT = (
-    'steps.conv2d_memory_format.exclude=["re:.red.*", "re:=1.1", "re:new\\nline", "re:.{5000}"]'
-)
+LEAVES_OUT = 'steps.conv2d_memory_format.exclude=["?red*", "=1?1", "new\\nline", "xxxxxxxxx*"]'
 
 
 def odd_names() -> list[str]:
@@ -124,7 +122,7 @@ def test_no_utf_8_terminal_and_no_writable_home_are_needed(folder):
     }
     unwritable = "/proc" if Path("/proc/self").exists() else str(folder / "nets.py")
     narrow = {"COLUMNS": "40", "HOME": unwritable, "XDG_CACHE_HOME": f"{unwritable}/cache"}
-    run = start(*ODD, LEAVES_OUT, "hydra.run.dir=run", cwd=folder, cold=True, **plain, **narrow)
+    run = start(*ODD, LEAVES_OUT, "hydra.run.dir=run", cwd=folder, **plain, **narrow)
     code, out, err = finish(run)
     assert (code, told(err)) == (0, [])
     assert out.isascii()
@@ -165,7 +163,6 @@ def test_a_recipe_gives_the_same_bytes_in_every_process(folder):
         *words,
         "hydra.run.dir=alone",
         cwd=folder,
-        cold=True,
         PYTHONHASHSEED="2",
         OMP_NUM_THREADS="2",
     )

@@ -19,10 +19,8 @@ def kind(cls):
 class Cache:
     """An object of the user's, as a key-value cache is."""
 
-    __slots__ = ("layers", "length")
-
     def __init__(self):
-        self.layers, self.length = [{"keys": torch.zeros(1)}], 0
+        self.keys, self.length = torch.zeros(1), 0
 
 
 class Base(nn.Module):
@@ -165,15 +163,15 @@ class TupleAttribute(Base):
 @kind
 class Containers(Base):
     def make(self):
-        self.frames, self.table = deque(maxlen=2), OrderedDict(a=[0, {"deep": {1}}])
+        self.frames, self.table, self.seen = deque(maxlen=2), OrderedDict(a=0), {1}
 
     def change(self, x):
         self.frames.append(x.detach().mean())
-        self.table["a"][0] += 1
-        self.table["a"][1]["deep"].add(self.table["a"][0])
+        self.table["a"] += 1
+        self.seen.add(self.table["a"])
         self.table.setdefault("b", [])
         self.table.move_to_end("a")
-        return sum(frame.to(x.dtype) for frame in self.frames) + len(self.table["a"][1]["deep"])
+        return sum(frame.to(x.dtype) for frame in self.frames) + len(self.seen)
 
 
 @kind
@@ -182,11 +180,11 @@ class KeyValues(Base):
         self.cache, self.options = Cache(), SimpleNamespace(step=0)
 
     def change(self, x):
-        held = self.cache.layers[0]
-        held["keys"] = torch.cat([held["keys"], x.detach().float().mean()[None]])[-3:]
-        self.cache.length += 1
+        held = self.cache
+        held.keys = torch.cat([held.keys, x.detach().float().mean()[None]])[-3:]
+        held.length += 1
         self.options.step += 1
-        return held["keys"].sum().to(x.dtype) + self.options.step
+        return held.keys.sum().to(x.dtype) + self.options.step
 
 
 @kind
@@ -225,11 +223,9 @@ class Modes(Base):
 @kind
 class Hooked(Base):
     def make(self):
-        features, count = [], 0
+        features = []
 
         def keep(module, args, output):
-            nonlocal count
-            count += 1
             features.append(output.detach().mean())
 
         self.conv.register_forward_hook(keep)
@@ -238,17 +234,6 @@ class Hooked(Base):
     def change(self, x):
         self.conv.register_forward_hook(lambda *_: None)
         return float(len(self.conv._forward_hooks))
-
-
-@kind
-class OfTheClass(Base):
-    total, found = 0, []
-
-    def change(self, x):
-        OfTheClass.total += 1
-        self.found.append(OfTheClass.total)
-        OfTheClass.late = True
-        return float(len(self.found))
 
 
 @kind
@@ -266,16 +251,6 @@ class Generators(Base):
     def change(self, x):
         drawn = torch.rand((), generator=self.own).item() + self.python.random()
         return drawn + self.numbers[0].random()
-
-
-@kind
-class Array(Base):
-    def make(self):
-        self.array = np.zeros(3)
-
-    def change(self, x):
-        self.array += 1
-        return float(self.array.sum())
 
 
 @kind

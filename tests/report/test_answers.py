@@ -12,13 +12,11 @@ import prepare
 from prepare.app.job.headline import headline
 from prepare.app.job.record import Job, Result
 from prepare.app.job.results import SavedResults
-from prepare.app.report.charts import laid_out
 from prepare.app.report.documents import answers, shown_of, stage_documents
 from prepare.app.report.documents import verdict as verdict_of
 from prepare.app.report.render import breakable, short
 from prepare.app.report.sentences import verified_text
 from prepare.audit import Audit
-from prepare.core.document import Axis, Bar, Bars, Plane, Point
 from prepare.core.utils.numbers import part_of_tolerance, share_text
 from prepare.core.utils.wording import command_line_words
 from prepare.stages.flow.causes import layout_causes, named, source_name
@@ -260,28 +258,6 @@ def test_bytes_are_grouped_by_the_cause_that_made_the_copy():
     ]
     assert sum(c.copied + c.regained for c in causes) == flow.summary["copied_bytes"]
     assert named(causes) == "1 InstanceNorm3d, 1 cat in Net"
-
-
-def test_an_outlier_leaves_the_axis_with_an_arrow():
-    interval = (0.002, 2620.0)
-    rows = (
-        Bar(label="unprepared", value=1.0, mark="baseline"),
-        Bar(label="a", value=0.8, interval=(0.7, 0.9)),
-        Bar(label="b", value=2.0, interval=interval),
-    )
-    chart = laid_out(Bars(title="", rows=rows))
-    assert [row["beyond"] for row in chart["rows"]] == [False, False, True]
-    assert chart["rows"][1]["wide"] > 100
-    points = tuple(Point(label=f"#{n} long name of a row", x=x, y=1e-3) for n, x in enumerate((0.8, 0.9, 32.0)))  # fmt: skip
-    plane = laid_out(Plane(title="", points=points, x=Axis(label=""), y=Axis(label="", log=True)))
-    assert [point["beyond"] for point in plane["points"]] == [False, False, True]
-    assert plane["points"][1]["x"] > 100
-
-
-def test_each_of_many_close_points_has_a_label():
-    points = tuple(Point(label=f"#{n} channels_last", x=1 - n / 100, y=1e-3) for n in range(6))
-    plane = laid_out(Plane(title="", points=points, x=Axis(label=""), y=Axis(label="", log=True)))
-    assert sorted(text.split()[0] for *_, text in plane["labels"]) == [f"#{n}" for n in range(6)]
 
 
 def test_a_busy_machine_is_said_beside_the_speed():

@@ -12,15 +12,14 @@ import pytest
 import made
 from browser import acted, browser, opened
 from page_reader import HOSTILE, Reader
-from prepare.app.job.record import Job, Record, Result
+from prepare.app.job.record import Record, Result
 from prepare.app.report.pages.page import write_page
 from prepare.app.report.pages.section import LIMIT
 from prepare.app.report.pages.sweep_page import sweep_page, write_sweep_page
 from prepare.app.report.sweep_table import conclusions, right_text
-from prepare.app.sweep.locks import Claim
-from prepare.app.sweep.manifest import SweepManifest, job_claim, write_sweep_manifest
-from prepare.app.sweep.ranking import rank, sweep_command
-from prepare.app.sweep.summary import Summary, SweepRow, read_summary
+from prepare.app.sweep.ranking import rank
+from prepare.app.sweep.summary import read_summary
+from prepare.core.utils.folders import hold_folder
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +57,6 @@ def test_the_page_recommends_the_best_row(swept):
         "Right Right pass 0.004",
     ):
         assert phrase in found.text, phrase
-
-
-def test_the_command_of_a_sweep_has_every_choice():
-    def of(*rows):
-        named = [SweepRow(n, {}, "ok", overrides=words) for n, words in enumerate(rows)]
-        return sweep_command(Summary(named, []))
-
-    first, second = ("+model.n=1", "~bench", "memfmt=a"), ("+model.n=1", "~bench", "memfmt=b")
-    assert of(first, second) == "python run.py --multirun +model.n=1 '~bench' memfmt=a,b"
-    assert of(first, ("+model.n=2", "~bench", "memfmt=b")) == ""  # not every combination
 
 
 def test_a_sweep_without_times_counts_what_is_right_and_kept(tmp_path):
@@ -132,17 +121,11 @@ def test_a_sweep_without_success_says_so(tmp_path):
 
 
 def test_a_running_row_is_not_a_failure(tmp_path):
-    write_sweep_manifest(tmp_path, SweepManifest("one", [["a=1"], ["a=2"]], ["x", "y"]))
-    record = Record(tmp_path / "0-row")
-    record.clear()
-    record.write_job(Job(0, "one", ["a=1"], {}, identity="x"))
-    held = Claim(job_claim(tmp_path, "x"))
-    assert held.acquire()
-    try:
+    made.plan(tmp_path, [["a=1"], ["a=2"]])
+    made.add_row(tmp_path, 0, ["a=1"], result=None)
+    with hold_folder(tmp_path):
         text = page_of(tmp_path)
-    finally:
-        held.close()
-    assert "1 running, 1 interrupted" in Reader(text).text
+    assert "1 running, 1 waiting" in Reader(text).text
     assert (
         "#0"
         not in Reader(

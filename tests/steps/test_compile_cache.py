@@ -5,7 +5,6 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 from paths import ROOT
 from prepare.app.cli import main as cli
@@ -13,17 +12,11 @@ from prepare.errors import FileError
 from prepare.steps import compile as compiling
 
 
-def test_a_cache_counts_graphs_and_restores_the_folder(tmp_path, monkeypatch):
-    counters = torch._dynamo.utils.counters["inductor"]
+def test_a_cache_restores_the_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "before"))
-    monkeypatch.setitem(counters, "fxgraph_cache_hit", 3)
-    monkeypatch.setitem(counters, "fxgraph_cache_miss", 0)
-    with compiling.cache(tmp_path / "code") as cache:
+    with compiling.cache(tmp_path / "code"):
         assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "code")
-        monkeypatch.setitem(counters, "fxgraph_cache_hit", 5)
-        monkeypatch.setitem(counters, "fxgraph_cache_miss", 1)
     assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "before")
-    assert (cache.read, cache.compiled, str(cache)) == (2, 1, "2 graphs read, 1 compiled")
 
 
 def test_a_cache_that_cannot_be_made_is_one_line(tmp_path):
@@ -33,7 +26,7 @@ def test_a_cache_that_cannot_be_made_is_one_line(tmp_path):
             pass
 
 
-def test_a_job_counts_what_it_compiled_and_read(tmp_path, capsys):
+def test_a_job_says_where_its_code_is(tmp_path):
     words = [
         "model._target_=sample_nets.Net",
         "input.shape=[2,3,16,16]",
@@ -46,8 +39,7 @@ def test_a_job_counts_what_it_compiled_and_read(tmp_path, capsys):
         cli.run([*words, step, f"compile.save={folder}", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
     )
     assert folder.is_dir()
-    shown = " ".join(capsys.readouterr().out.split())
-    assert "0 graphs read, 0 compiled" in shown
+    assert str(folder) in (tmp_path / "run" / "result.json").read_text()
 
 
 COLD = """
@@ -58,9 +50,10 @@ from prepare.steps import compile
 torch.set_num_threads(1)
 net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()).eval()
 Pipeline.from_config({"compile": {}}).apply(net)
-with compile.cache(sys.argv[1]) as cache, torch.no_grad():
+with compile.cache(sys.argv[1]), torch.no_grad():
     net(torch.ones(1, 3, 8, 8))
-print(cache.read, cache.compiled)
+counters = torch._dynamo.utils.counters["inductor"]
+print(counters["fxgraph_cache_hit"], counters["fxgraph_cache_miss"])
 """
 
 

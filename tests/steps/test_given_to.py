@@ -16,7 +16,6 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils._pytree import tree_leaves
 
-from paths import ROOT
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
 from prepare.steps import half, input_format, keep_layout, repair_layout, repairs
@@ -303,26 +302,6 @@ def test_a_prepared_model_gives_the_numbers_of_the_unprepared(receiver, net):
             torch.jit.script(prepared)
     else:
         assert_same(give(prepared, in_format(x, net)), give(plain, x), net)
-
-
-def said(receiver, step):
-    """Return the word of the docs for a step, from what its networks do."""
-    nets = [net for net in NETS if step_of(net) == step]
-    if (receiver, step) in REFUSED:
-        return "no"
-    refused = {*REFUSED, *TORCH_REFUSES}
-    return "in part" if any((receiver, net) in refused for net in nets) else "yes"
-
-
-def test_the_docs_have_the_same_table():
-    text = (ROOT / "docs" / "training.md").read_text()
-    table = text.partition("## What a prepared model can be given to")[2].partition("\n## ")[0]
-    lines = re.findall(r"^\|(.+)\|$", table, re.MULTILINE)
-    (_, *header), _, *rows = ([cell.strip() for cell in line.split(" | ")] for line in lines)
-    steps = [re.findall(r"`(\w+)", cell)[0] for cell in header]
-    assert set(steps) == {step_of(net) for net in NETS}
-    found = {name: words for names, *words in rows for name in names.split(", ")}
-    assert found == {name: [said(name, step) for step in steps] for name in GIVEN_TO}
 
 
 def test_a_repaired_module_is_one_node_of_a_graph():

@@ -98,9 +98,7 @@ def test_a_kept_module_is_kept_with_all_in_it_and_cast_once():
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_a_model_with_kept_modules_is_verified_in_both_modes(mode, monkeypatch):
-    # The baseline runs in 16 bits too: it gets the same casts, not rounded outputs.
-    monkeypatch.setattr("prepare.stages.verify.execution.runner.rounded", None)
+def test_a_model_with_kept_modules_is_verified_in_both_modes(mode):
     model = net().train(mode == "train")
     reference = copy.deepcopy(model)
     prepared_model, pipeline = prepared(model, "blocks", "head", input_format={})

@@ -6,7 +6,7 @@ import yaml
 
 from keeping_nets import chunked
 from paths import CONF
-from prepare.core.utils.accelerator import accelerator
+from prepare.core.utils.machine import accelerator
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.testing import StepContract

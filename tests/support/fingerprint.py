@@ -26,8 +26,6 @@ def fingerprint(value, seen=None):
         inner = [value.getstate()]
     elif isinstance(value, np.random.Generator):
         inner = [repr(value.bit_generator.state)]
-    elif isinstance(value, np.ndarray):
-        inner = [value.tobytes()]
     elif isinstance(value, dict):
         inner = [(repr(key), fingerprint(item, seen)) for key, item in value.items()]
     elif isinstance(value, list | tuple | deque):
@@ -39,11 +37,7 @@ def fingerprint(value, seen=None):
         inner = [fingerprint(item, seen) for item in cells]
     elif isinstance(value, nn.Module) or type(value).__module__ in ("stateful_nets", "types"):
         held = vars(value) if hasattr(value, "__dict__") else {}
-        slots = {key: getattr(value, key) for key in getattr(type(value), "__slots__", ())}
-        of_class = {k: v for k, v in vars(type(value)).items() if isinstance(v, int | list)}
-        inner = [
-            (k, fingerprint(v, seen)) for each in (held, slots, of_class) for k, v in each.items()
-        ]
+        inner = [(key, fingerprint(item, seen)) for key, item in held.items()]
     return type(value).__name__, id(value), inner
 
 

@@ -183,7 +183,7 @@ def read(data: bytes) -> dict | RecipeError:
 def same_by_both_parsers(data: bytes) -> None:
     """Wherever libyaml and PyYAML's own parser both take a recipe, they find the same in it."""
     fast, slow = read(data), None
-    libyaml, plain_yaml._FAST = plain_yaml._FAST, None
+    libyaml, plain_yaml._FAST = plain_yaml._FAST, plain_yaml._SLOW
     try:
         slow = read(data)
     finally:
@@ -220,7 +220,7 @@ def main() -> None:
     if options.slow_parser:
         for data in small_cases(options.seed + 1, options.cases // 4):
             same_by_both_parsers(data)
-        plain_yaml._FAST = None
+        plain_yaml._FAST = plain_yaml._SLOW
     recipe.loads(SEEDS[0])
     watch, found, slowest = Watch(), Counter(), (0.0, b"")
     big = islice(big_cases(plain_yaml.MAX_BYTES), 0, None, options.big)

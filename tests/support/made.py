@@ -3,6 +3,7 @@
 import re
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -13,17 +14,17 @@ from prepare.app.job.record import Job, Record, Result
 from prepare.app.job.results import Analyses, read_results
 from prepare.app.report.terminal.document import show_document
 from prepare.app.report.terminal.sweep import show_summary
-from prepare.app.sweep.manifest import SweepManifest, write_sweep_manifest
+from prepare.app.sweep.manifest import SweepManifest
 from prepare.audit import Audit, AuditRow
 from prepare.audit import audit as audit_of
 from prepare.core.document import ReportContext
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.stages.bench.time_prepared import INFERENCE
-from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
+from prepare.stages.flow.records import Convolution, Copy, Event, Flow
 from prepare.stages.registry import STAGES
 from prepare.stages.tune.records import CandidateResult, Tuning
-from prepare.stages.verify.records import Check, Lost, Verification
+from prepare.stages.verify.records import Check, Verification
 from small_nets import small_3d
 
 NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "memfmt=channels_last", "device=cpu", "verify=none")  # fmt: skip
@@ -112,9 +113,15 @@ def verification(error=1e-6, *, status="pass", wrong=0, allowed=5e-2, **more) ->
                 "checks": tuple(checks)} | more)  # fmt: skip
 
 
-def module(name: str, layout: str = "channels_last_3d", kind: str = "Conv3d") -> ModuleLayout:
-    depth = name.count(".") + 1 if name else 0
-    return ModuleLayout(name=name, type=kind, depth=depth, layout=layout, calls=1)
+class Made(NamedTuple):
+    """A module of a network that is only told of."""
+
+    name: str
+    type: str
+
+
+def module(name: str, kind: str = "Conv3d") -> Made:
+    return Made(name, kind)
 
 
 def event(name: str, kind: str = "break", **more) -> Event:
@@ -139,7 +146,7 @@ def convolution(name: str, output: str = "channels_last_3d", **more) -> Convolut
 def flow_of(modules=(), events=(), copies=(), **more) -> Flow:
     convolutions = tuple(convolution(one.name) for one in modules if one.type == "Conv3d")
     return make(Flow, **{"mode": "predict", "status": "ok", "wanted": {5: "channels_last_3d"}, "events": tuple(events),
-                "copies": tuple(copies), "convolutions": convolutions, "modules": tuple(modules)} | more)  # fmt: skip
+                "copies": tuple(copies), "convolutions": convolutions} | more)  # fmt: skip
 
 
 def flow(breaks=0) -> Flow:
@@ -152,12 +159,11 @@ def blocks(count: int, *, broken: int | None = None) -> Flow:
     broken = count if broken is None else broken
     modules, events, copies = [module("", kind="Net"), module("body", kind="Sequential")], [], []
     for number in range(count):
-        lost = "contiguous" if number < broken else "channels_last_3d"
         name = f"body.{number}"
-        modules += [module(name, lost, "Block"), module(f"{name}.conv")]
+        modules += [module(name, "Block"), module(f"{name}.conv")]
         modules += [
-            module(f"{name}.norm", lost, "InstanceNorm3d"),
-            module(f"{name}.relu", lost, "ReLU"),
+            module(f"{name}.norm", "InstanceNorm3d"),
+            module(f"{name}.relu", "ReLU"),
         ]
         if number < broken:
             events += [event(f"{name}.norm"), event(f"{name}.conv", "regain")]
@@ -167,16 +173,15 @@ def blocks(count: int, *, broken: int | None = None) -> Flow:
 
 def hostile_flow() -> Flow:
     modules = [module("", kind=HOSTILE[0])]
-    modules += [replace(module(""), name=name, type=name, depth=1) for name in HOSTILE]
+    modules += [module(name, name) for name in HOSTILE]
     events = [
         replace(event(name), type=name, operation=name, operand=name, source=name, cause=name)
         for name in HOSTILE
     ]
     copies = [replace(copied(name), type=name, operation=name, why=name) for name in HOSTILE]
     found = flow_of(modules, events, copies)
-    odd = [replace(module(""), name=f"odd {name}", depth=1, layout=name) for name in HOSTILE]
     rows = tuple(convolution(name, type=name, backend=name) for name in HOSTILE)
-    return replace(found, modules=(*found.modules, *odd), convolutions=rows, notes=tuple(HOSTILE))
+    return replace(found, convolutions=rows, notes=tuple(HOSTILE))
 
 
 def write_record(folder: Path, flow: Flow | None = None) -> Path:
@@ -215,7 +220,9 @@ def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choic
     """Write one row of the sweep in `folder`; without a result it has not ended."""
     record = Record(folder / (name or f"{number}-row"))
     record.clear()
-    record.write_job(Job(number, SWEEP, list(overrides), choices or {}, shared=shared))
+    record.write_job(
+        Job(number, SWEEP, list(overrides), choices or {}, f"row-{number}", shared=shared)
+    )
     for found, file in ((audited, "audit.json"), (flowed, "flow.json"), (verified, "verify.json"), (benched, "bench.json")):  # fmt: skip
         if found is not None:
             found.save(record.folder / file)
@@ -238,7 +245,8 @@ def give_figures(folder: Path) -> None:
 def plan(folder: Path, rows) -> None:
     """Write the manifest of a sweep with these rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_sweep_manifest(folder, SweepManifest(SWEEP, [list(row) for row in rows]))
+    names = [f"row-{number}" for number in range(len(rows))]
+    SweepManifest(SWEEP, [list(row) for row in rows], names).save(folder / "sweep.json")
 
 
 FORMATS = ("contiguous", "channels_last_3d")
@@ -282,10 +290,9 @@ def write_run(folder: Path) -> None:
     """Write the record of a run that made every analysis."""
     write_record(folder)
     Flow.load(folder / "flow.json").save(folder / "flow_before.json")
-    lost = Lost(tensor="0.weight", before="float32", after="float16", elements=9, overflowed=1, flushed=1, rounded=0)  # fmt: skip
     check = Check(what="outputs", status="pass", mode="eval", batch=2, inputs="given", error=1e-7, allowed=1e-4, worst="0",
                   compared=1, sensitivity=1e-3, least_sensitive="0")  # fmt: skip
-    Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), lost=(lost,), culprit="",
+    Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), culprit="",
                  advice="", seconds=1.0, environment=MACHINE).save(folder / "verify.json")  # fmt: skip
     benched = comparison(environment=MACHINE)
     bench_of(benched).save(folder / "bench.json")

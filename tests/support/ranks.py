@@ -1,5 +1,7 @@
 """Two processes that train together over gloo, and what they are asked to do there."""
 
+import multiprocessing
+import os
 import tempfile
 import traceback
 import warnings
@@ -10,7 +12,6 @@ import torch
 from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
-import warm_process
 from prepare import checkpoint
 from prepare.core.model.replaced_method import replaced_methods
 from prepare.pipeline import Pipeline
@@ -27,7 +28,8 @@ class Ranks:
     """Starts the processes once; called with a function of this file, gives what each of them returned."""
 
     def __init__(self, folder):
-        context = warm_process.context()
+        context = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
+        context.set_forkserver_preload(["torch", "prepare.pipeline"])
         self._inboxes = [context.Queue() for _ in range(2)]
         self._outbox = context.Queue()
         self._processes = [

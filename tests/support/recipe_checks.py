@@ -17,7 +17,7 @@ steps:
     keep:
       - norms
       - type:Conv3d
-      - "re:.*\\\\.conv\\\\d+"
+      - "*.conv?"
   conv3d_memory_format:
     memory_format: channels_last_3d
     include: []
@@ -28,7 +28,7 @@ steps:
 
 STEPS_1 = {
     "device": {"device": "cuda:0"},
-    "half": {"dtype": "bfloat16", "keep": ["norms", "type:Conv3d", "re:.*\\.conv\\d+"]},
+    "half": {"dtype": "bfloat16", "keep": ["norms", "type:Conv3d", "*.conv?"]},
     "conv3d_memory_format": {"memory_format": "channels_last_3d", "include": [], "exclude": None},
     "compile": None,
 }

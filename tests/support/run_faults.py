@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import warm_process
+from commands import start_command
 from paths import CONF
 from prepare.core.utils import files
 from prepare.recipe import load
@@ -84,10 +84,10 @@ CHOSEN = ["memfmt=channels_last", "device=cpu", "bench=none"]
 SMALL = ["model._target_=nets.small", "input.shape=[1,3,8,8]", *CHOSEN]
 
 
-def start(*words: str | Path, cwd: Path, cold: bool = False, **more: str) -> subprocess.Popen:
+def start(*words: str | Path, cwd: Path, **more: str) -> subprocess.Popen:
     """The command line in a process of its own, its output as bytes."""
     env = os.environ | {"OMP_NUM_THREADS": "1"} | more
-    return warm_process.start(*words, cwd=cwd, env=env, text=False, cold=cold)
+    return start_command(*words, cwd=cwd, env=env, text=False)
 
 
 def finish(process: subprocess.Popen) -> tuple[int, str, str]:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import psutil
 
-import warm_process
+from commands import start_command
 from paths import SHARED
 
 QUICK = ("bench=none", "verify=none", "flow=none")
@@ -53,10 +53,8 @@ class Ended(NamedTuple):
 def start(*words: str, cwd: Path, folder: str = "swept", **environ: str) -> subprocess.Popen:
     """Start the sweep in a child process, which reacts to Ctrl-C and can import `sample_nets`."""
     env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": SHARED, "COLUMNS": "200"} | environ
-    # A launcher's own processes load torch anyway.
-    cold = any(word.startswith("hydra/launcher=") and "basic" not in word for word in words)
     words = ["--multirun", *QUICK, f"hydra.sweep.dir={folder}", *words]
-    return warm_process.start(*words, cwd=cwd, env=env, cold=cold)
+    return start_command(*words, cwd=cwd, env=env)
 
 
 def finish(process: subprocess.Popen, folder: Path) -> Ended:

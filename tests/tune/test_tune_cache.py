@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.utils.accelerator import NAMES
 from prepare.core.utils.folders import cache_folder
+from prepare.core.utils.machine import NAMES
 from prepare.stages.tune import cache as caching
 from prepare.stages.tune import session
 from prepare.stages.tune.candidates import candidates
@@ -63,9 +63,7 @@ def test_conditions_include_the_machine_and_the_structure(monkeypatch):
     lies = small().to(memory_format=torch.channels_last)
     assert all(conditions(model) != before for model in (wider, padded, lies))
     with monkeypatch.context() as patched:
-        patched.setattr(
-            "prepare.core.utils.environment._instructions", lambda described: ["another"]
-        )
+        patched.setattr("prepare.core.utils.machine._instructions", lambda described: ["another"])
         assert conditions() != before  # a processor of the same name, with other instructions
     assert conditions() == before
     monkeypatch.setattr(torch, "get_num_threads", lambda: 99)
@@ -80,16 +78,15 @@ def test_conditions_include_the_machine_and_the_structure(monkeypatch):
         ({"driver": "580.1"}, "driver was none, now 580.1"),
         ({"architectures": ["sm_86"]}, "architecture was none, now sm_86"),
         ({"hip": "7.0"}, "HIP was none, now 7.0"),
-        ({"macos": "26.7"}, "macOS was none, now 26.7"),
     ],
 )
 def test_a_stale_tuning_is_measured_again_and_says_why(timed, tmp_path, monkeypatch, change, says):
     without = {"backend": "cpu", **dict.fromkeys(NAMES)}
-    monkeypatch.setattr("prepare.core.utils.environment.accelerator", lambda: without)
+    monkeypatch.setattr("prepare.core.utils.machine.accelerator", lambda: without)
     found_with(timed, {}, small().eval(), cache=tmp_path)
     assert found_with(timed, {}, small().eval(), cache=tmp_path).from_cache
     now = without | change
-    monkeypatch.setattr("prepare.core.utils.environment.accelerator", lambda: now)
+    monkeypatch.setattr("prepare.core.utils.machine.accelerator", lambda: now)
     again = found_with(timed, {}, small().eval(), cache=tmp_path)
     assert not again.from_cache
     (note,) = [note for note in again.notes if "is stale" in note]

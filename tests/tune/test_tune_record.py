@@ -9,7 +9,7 @@ from made import show, tuning
 from prepare.core.document import USE_RECIPE, ReportContext
 from prepare.errors import TuneError
 from prepare.stages.tune import CandidateResult, Tuning
-from prepare.stages.tune.document import tune_charts, tune_document, tune_sentence
+from prepare.stages.tune.document import tune_document, tune_sentence
 from prepare.stages.tune.records import UNPREPARED
 
 
@@ -103,7 +103,7 @@ def test_only_a_faster_winner_is_ticked_and_advised(ratio, interval, kind, holds
     document = tune_document(ReportContext(found={"tune": found}))
     assert (found.holds, document.answers[0].kind) == (holds, kind)
     assert any(each.answer == USE_RECIPE.answer for each in document.advice) == holds
-    (bar,) = [bar for bar in tune_charts(found)[0].rows if bar.label == "bfloat16"]
+    (bar,) = [bar for bar in document.lead[0].charts[0].rows if bar.label == "bfloat16"]
     assert (bar.mark == "better") == holds
     assert record(winner=UNPREPARED).holds
 

@@ -1,7 +1,6 @@
 """Both models draw the same random numbers, dropout is off, and float64 is the default of one thread."""
 
 import random
-import threading
 
 import pytest
 import torch
@@ -10,7 +9,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from prepare.stages.verify import verify
-from prepare.stages.verify.execution.determinism import DeterministicMode, Float64Default
 from verify_checks import FIXED, FLAT, PIPELINES, Draws, check, prepared
 
 
@@ -85,45 +83,12 @@ def test_a_backward_inside_a_backward_works(keeps):
     assert result.status == "pass", result.reason
 
 
-def test_numbers_repeat_if_torchs_generator_is_reset():
-    with DeterministicMode():
-        state = torch.get_rng_state()
-        once, other = torch.rand(8), torch.rand(8)
-        torch.set_rng_state(state)
-        assert torch.equal(torch.rand(8), once)
-        assert not torch.equal(once, other)
-
-
 def test_a_fault_is_found_despite_random_numbers():
     model, batch = Draws(FIXED["randn_like"]), torch.randn(2, 3, 8, 8)
     pipeline, changed = prepared(model, FLAT)
     with torch.no_grad():
         changed.last.weight[0, 0, 0, 0] += 0.1
     assert verify(model, changed, batch, pipeline=pipeline).status == "fail"
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_fixed_numbers_keep_their_distribution_in_dtype_and_format(dtype, memory_format):
-    like = torch.zeros((4, 16, 32, 32), dtype=dtype).to(memory_format=memory_format)
-    with DeterministicMode():
-        uniform, normal = torch.rand_like(like), torch.randn_like(like)
-        ones = torch.empty_like(like).bernoulli_(0.25)
-        spread = torch.empty_like(like).uniform_(2.0, 4.0)
-    with DeterministicMode():
-        flat = torch.rand(like.shape, dtype=torch.float64)
-    assert uniform.is_contiguous(memory_format=memory_format)
-    assert torch.equal(uniform, flat.clamp(max=1 - torch.finfo(dtype).eps / 2).to(dtype))
-    assert uniform.max() < 1
-    assert (uniform.double().mean(), spread.double().mean()) == (
-        pytest.approx(0.5, abs=0.01),
-        pytest.approx(3.0, abs=0.02),
-    )
-    assert (normal.double().mean(), normal.double().std(), ones.double().mean()) == (
-        pytest.approx(0.0, abs=0.02),
-        pytest.approx(1.0, abs=0.02),
-        pytest.approx(0.25, abs=0.01),
-    )
 
 
 OWN = torch.Generator()
@@ -138,7 +103,7 @@ NOT_FIXED = {
 def test_random_numbers_that_cannot_be_fixed_are_cannot_tell(draw):
     result = check(Draws(NOT_FIXED[draw]), FLAT, torch.randn(2, 3, 8, 8))
     assert result.status == "cannot tell"
-    assert "random numbers that cannot be fixed" in result.reason
+    assert "cannot be fixed" in result.reason
 
 
 def test_dropout_is_off_in_modules_functions_and_attention():
@@ -154,69 +119,3 @@ def test_dropout_is_off_in_modules_functions_and_attention():
             return self.attention(x, x, x)[0]
 
     assert check(Drops(), FLAT, torch.randn(2, 3, 8, 8), mode="train").status == "pass"
-
-
-INTS = torch.arange(1, 6)
-MASK = INTS > 2
-HALF = torch.ones(3, dtype=torch.bfloat16)
-CALLS = {
-    "zeros": lambda: torch.zeros(2, 3),
-    "empty and fill": lambda: torch.empty(2).fill_(0.1),
-    "zeros of a dtype": lambda: torch.zeros(2, dtype=torch.float32),
-    "tensor of floats": lambda: torch.tensor([0.1, 0.2]),
-    "tensor of integers": lambda: torch.tensor([1, 2]),
-    "tensor of complex": lambda: torch.tensor([0.1 + 1j]),
-    "tensor of a dtype": lambda: torch.tensor([0.1], dtype=torch.float32),
-    "full of floats": lambda: torch.full((2,), 0.1),
-    "full of integers": lambda: torch.full((2,), 3),
-    "arange of floats": lambda: torch.arange(0, 1, 0.1),
-    "arange of integers": lambda: torch.arange(5),
-    "linspace": lambda: torch.linspace(0, 1, 7),
-    "hann_window": lambda: torch.hann_window(8),
-    "eye": lambda: torch.eye(3) / 3,
-    "scalar_tensor": lambda: torch.scalar_tensor(0.1),
-    "quotient": lambda: INTS / 3,
-    "quotient by integers": lambda: INTS / INTS.flip(0),
-    "reciprocal": lambda: 1 / INTS,
-    "product with a float": lambda: INTS * 0.1,
-    "power": lambda: 10000 ** (INTS / 7),
-    "square root": lambda: INTS.sqrt(),
-    "sine of positions": lambda: torch.sin(torch.arange(50)[:, None] * 0.37),
-    "where": lambda: torch.where(MASK, 0.1, 0.2),
-    "mask times a float": lambda: MASK * 0.1,
-    "cast by name": lambda: INTS.float(),
-    "cast by dtype": lambda: INTS.to(torch.float32),
-    "cast like a tensor": lambda: INTS.to(HALF),
-    "cast to half": lambda: INTS.half(),
-    "like of a half": lambda: torch.zeros_like(HALF),
-    "one_hot": lambda: functional.one_hot(INTS),
-    "softmax of a dtype": lambda: INTS.softmax(0, dtype=torch.float32),
-    "mean of a dtype": lambda: INTS.mean(dtype=torch.float32),
-    "sum of a mask": lambda: MASK.sum(),
-    "random": lambda: torch.randn(3, generator=torch.Generator().manual_seed(3)),
-    "uniform": lambda: torch.rand(3, generator=torch.Generator().manual_seed(3)),
-    "embedding": lambda: functional.embedding(INTS, torch.ones(9, 2)),
-}
-
-
-@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_the_numbers_are_those_of_torchs_own_default_dtype(call):
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    try:
-        expected = call()
-    finally:
-        torch.set_default_dtype(before)
-    with Float64Default():
-        found = call()
-    assert found.dtype == expected.dtype
-    assert torch.equal(found, expected)
-
-
-def test_another_thread_keeps_its_default_dtype():
-    found = []
-    with Float64Default():
-        thread = threading.Thread(target=lambda: found.append(torch.ones(1).dtype))
-        thread.start()
-        thread.join()
-    assert found == [torch.float32] == [torch.ones(1).dtype]

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from prepare.stages.verify import verify
-from prepare.stages.verify.execution import budget
 from stateful_nets import STATEFUL
 from verify_checks import FLAT, check, prepared
 
@@ -46,13 +45,13 @@ def test_a_model_that_is_wrong_in_every_second_call_does_not_pass(level, mode, f
     assert "the prepared model differs between its own calls" in result.reason
 
 
-@pytest.mark.parametrize("wrong", [0, 1, 2, 7])
+@pytest.mark.parametrize("wrong", [0, 1, 2])
 def test_a_model_that_is_wrong_in_one_call_of_three_does_not_pass(wrong):
     calls = iter(range(1000))
 
     def forward(own, x):
         number = next(calls)
-        return own(x) * (1.01 if number % 3 == wrong or number == wrong else 1.0)
+        return own(x) * (1.01 if number % 3 == wrong else 1.0)
 
     reference, model, pipeline = changed(forward)
     assert verify(reference, model, BATCH, pipeline=pipeline).status != "pass"
@@ -84,38 +83,6 @@ def test_a_batch_that_both_models_change_is_right():
             return super().forward(x.clamp_(min=0.0))
 
     assert check(InPlace(nn.Conv2d(3, 4, 3)), FLAT, BATCH).status == "pass"
-
-
-class Into(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, memory):
-        ctx.mark_dirty(memory)
-        return memory.copy_(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient, None
-
-
-@pytest.mark.parametrize("gradients", [False, True])
-@pytest.mark.parametrize("kept", ["outside", "attribute", "at the first call"])
-def test_outputs_that_the_next_call_overwrites_fail(kept, gradients):
-    reference = net()
-    pipeline, model = prepared(reference, FLAT)
-    own, memory = model.forward, torch.empty(2, 4, 8, 8)
-
-    def forward(x):
-        if kept == "at the first call" and not hasattr(model, "out"):
-            model.out = torch.empty(2, 4, 8, 8)
-        return Into.apply(own(x), (memory if kept == "outside" else model.out).detach())
-
-    if kept == "attribute":
-        model.out = memory
-    model.forward = forward
-    result = verify(reference, model, BATCH, pipeline=pipeline, gradients=gradients)
-    assert (result.status, kinds(result, "fail")) == ("fail", {"output memory"})
-    assert "output is overwritten by the next call" in result.reason
-    assert "clone" in result.advice
 
 
 def test_a_model_that_returns_its_own_tensors_is_right():
@@ -177,14 +144,6 @@ class Supervised(nn.Module):
 @pytest.mark.parametrize("mode", ["eval", "train"])
 def test_modules_that_share_a_list_are_verified(mode):
     assert check(Supervised(), FLAT, BATCH, mode=mode).status == "pass"
-
-
-def test_a_model_whose_cost_cannot_be_estimated_is_verified(monkeypatch):
-    def fails(*_, **__):
-        raise ValueError("no estimate")
-
-    monkeypatch.setattr(budget, "_count", fails)
-    assert check(net(), FLAT, BATCH).status == "pass"
 
 
 @pytest.mark.parametrize("name", sorted(set(STATEFUL) - {"Draws", "InPlaceInput", "Flags"}))

@@ -14,8 +14,6 @@ from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example, build_example
 from prepare.errors import RefusedError
 from prepare.stages.verify import verify
-from prepare.stages.verify.execution import single_run
-from prepare.stages.verify.inputs import resized
 from small_nets import build, facts
 from verify_checks import FLAT, PIPELINES, check, checks_by_kind, flat_norm, prepared
 from verify_faults import FAULTS, Net
@@ -111,10 +109,9 @@ def test_wrong_gradients_in_mode_eval_are_reported_but_do_not_fail():
     assert "gradients" in result.reason
 
 
-def test_without_gradients_no_backward_runs_and_outputs_still_count(monkeypatch):
+def test_without_gradients_outputs_still_count():
     reference, batch = flat_norm(nn.SiLU())
     pipeline, model = prepared(reference, FLAT)
-    monkeypatch.setattr(single_run, "_backward", lambda *_: pytest.fail("it ran backward"))
     result = verify(reference, model, batch, pipeline=pipeline, gradients=False)
     assert result.status == "pass"
     assert {"outputs", "buffers"} <= {check.what for check in result.checks}
@@ -124,48 +121,6 @@ def test_without_gradients_no_backward_runs_and_outputs_still_count(monkeypatch)
     assert verify(reference, model, batch, pipeline=pipeline, gradients=False).status == "fail"
     with pytest.raises(RefusedError, match="mode 'train' requires them"):
         verify(reference, model, batch, mode="train", gradients=False)
-
-
-def test_verifications_that_share_exact_runs_compute_them_once(monkeypatch):
-    reference, batch = flat_norm(nn.SiLU())
-    pipeline, model = prepared(reference, FLAT)
-    exact_runs, dtypes, run_model = {}, [], single_run.run_model
-
-    def recording(*args, **options):
-        dtypes.append(options.get("dtype"))
-        return run_model(*args, **options)
-
-    monkeypatch.setattr(single_run, "run_model", recording)
-    options = {"pipeline": pipeline, "_exact_runs": exact_runs}
-    first, second = (verify(reference, model, batch, gradients=False, **options) for _ in "ab")
-    assert dtypes.count(torch.float64) == 1
-    assert [check.error for check in first.checks] == [check.error for check in second.checks]
-    third = verify(reference, model, batch, **options)
-    assert dtypes.count(torch.float64) > 1
-    assert any("gradient" in check.what for check in third.checks)
-
-
-def test_a_shared_exact_run_in_float32_is_judged_like_the_first():
-    class InFloat32(nn.Module):
-        def forward(self, x):
-            if x.dtype == torch.float64:
-                raise TypeError("float32 only")
-            return x
-
-    reference, batch = nn.Sequential(nn.Conv2d(3, 4, 3), InFloat32()), torch.randn(2, 3, 8, 8)
-    pipeline, model = prepared(reference, FLAT)
-    options = {"pipeline": pipeline, "gradients": False, "_exact_runs": {}}
-    found = [verify(reference, model, batch, **options) for _ in range(2)]
-    assert found[0].reference == "float32"
-    assert len({tuple((c.what, c.status) for c in each.checks) for each in found}) == 1
-
-
-@pytest.mark.slow
-def test_full_finds_gradients_that_are_wrong_for_one_sample_only():
-    reference, _ = flat_norm(nn.SiLU())
-    batch = torch.randn(2, 3, 12, 12)
-    assert check(reference, FLAT, batch, mode="train").status == "pass"
-    assert check(reference, FLAT, batch, mode="train", level="full").status == "fail"
 
 
 def test_full_finds_a_group_norm_that_is_wrong_at_a_large_mean():
@@ -222,7 +177,7 @@ def test_no_clean_preparation_fails(name, precision, mode, size):
     if (name, precision) in NOT_CLEAN:
         pytest.skip("torch computes wrong gradients there")
     reference, example = raw(name)
-    call = resized(call_of(example), size)
+    call = call_of(example).map(lambda tensor: tensor[:size] if tensor.dim() else tensor)
     batch = Example(call.args, call.kwargs)
     result = check(reference, PIPELINES[precision], batch, mode=mode, seconds=60.0)
     assert result.status != "fail", result

@@ -4,12 +4,10 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.verify import verify
-from prepare.stages.verify.inputs import resized, shifted
 from verify_checks import FLAT, PIPELINES, check
 from verify_faults import Net
 
@@ -30,18 +28,6 @@ def test_a_batch_may_be_a_tensor_a_tuple_a_mapping_or_an_example():
         for precision in PIPELINES:
             assert check(Many(), PIPELINES[precision], batch, mode="train").status == "pass"
     assert check(nn.Conv2d(3, 4, 3), FLAT, x).status == "pass"
-
-
-def test_a_batch_can_be_resized_and_shifted():
-    call = call_of({"x": torch.randn(3, 4), "ids": torch.arange(3), "one": torch.tensor(1.0)})
-    assert [resized(call, size).batch for size in (1, 2, 3, 7)] == [1, 2, 3, 7]
-    grown = resized(call, 5).kwargs
-    assert torch.equal(grown["x"][:3], call.kwargs["x"])
-    assert not torch.equal(grown["x"][3:], call.kwargs["x"][:2])
-    assert grown["ids"].tolist() == [0, 1, 2, 0, 1]
-    moved = shifted(call, 100.0).kwargs
-    assert 50 < float(moved["x"].mean()) < 200
-    assert torch.equal(moved["ids"], call.kwargs["ids"])
 
 
 def test_a_model_is_not_verified_against_itself():

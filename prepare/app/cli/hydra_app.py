@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
@@ -27,17 +29,18 @@ from prepare.app.cli.words import refused
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.model_target import locate_named, targets_in
 from prepare.app.job.outcome import FAILED, INTERRUPTED, WRONG
-from prepare.app.job.record import Job, leads_out, used_folder
+from prepare.app.job.record import Job, used_folder
 from prepare.app.report.pages.write_pages import write_pages
 from prepare.app.report.terminal.console import announce, stage
 from prepare.app.report.terminal.run import RunOutput, shown_folder
 from prepare.app.report.terminal.sweep_progress import SweepProgress
-from prepare.app.sweep import manifest, worker
-from prepare.app.sweep.coordinator import Coordinator
+from prepare.app.sweep.leader import Leader
+from prepare.app.sweep.manifest import SweepManifest, identity_of, number_duplicates
+from prepare.app.sweep.worker import run_in_sweep, shares_cores
 from prepare.core.utils.folders import conf_dir, hold_folder
-from prepare.core.utils.signals import Stopped
+from prepare.core.utils.packages import check_torch
+from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.text import line, plural
-from prepare.core.utils.torch_version import check_torch
 from prepare.errors import ConfigError, PrepareError, raise_problems
 
 _NAMED = re.compile(r"(?:_target_|class)\s*[:=]\s*([\w.]+)")
@@ -49,7 +52,7 @@ class CommandState:
 
     began: bool = False
     held: ExitStack = field(default_factory=ExitStack)
-    coordinator: Coordinator | None = None
+    leader: Leader | None = None
     progress: SweepProgress | None = None
 
 
@@ -90,26 +93,20 @@ def _run_single(spec: JobSpec) -> NoReturn:
 
 def _run_sweep_job(config: DictConfig, about: DictConfig) -> None:
     folder = Path(about.runtime.cwd, about.sweep.dir).resolve()
-    sweep = manifest.read_sweep_manifest(folder) or manifest.SweepManifest("", None, host="")
+    manifest = SweepManifest.load(folder / "sweep.json")
     launcher = about.runtime.choices.get("hydra/launcher")
     job = Job(
         number=about.job.num,
-        sweep=sweep.sweep,
+        sweep=manifest.sweep,
         overrides=overrides_in(about),
         choices=choices_in(about),
-        identity=sweep.identity(about.job.num),
+        identity=manifest.identities[about.job.num],
         launcher=launcher,
-        shared=worker.shares_cores(launcher, configuration.as_composed(about, "launcher")),
+        shared=shares_cores(launcher, configuration.as_composed(about, "launcher")),
     )
-    outlives = launcher in worker.OUTLIVE_COMMAND
     try:
-        check = worker.stop_check(folder, sweep, outlives_command=outlives)
-        check()
         spec, resume = _spec(config, about, job), config.get("resume") is True
-        outcome = worker.run_in_sweep(spec, folder=folder, resume=resume, check=check)
-        if outcome is not None and outcome.code == INTERRUPTED:
-            check()
-            raise KeyboardInterrupt
+        run_in_sweep(spec, folder=folder, manifest=manifest, resume=resume)
     except Stopped:
         if STATE.get() is not None:
             raise
@@ -164,7 +161,7 @@ class Checks(Callback):
                 remedy = "wait for it, or choose another folder"
                 raise ConfigError("hydra.run.dir", wrong, remedy)
             used = [] if config.overwrite else used_folder(folder)
-            raise_problems(ConfigError, [*leads_out(folder, "hydra.run.dir"), *used])
+            raise_problems(ConfigError, used)
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
@@ -178,25 +175,24 @@ class Checks(Callback):
                 remedy = "give the folder of the sweep as hydra.sweep.dir=FOLDER"
                 raise ConfigError("resume", "a new folder has nothing to resume", remedy)
             state = STATE.get() or CommandState()
-            state.coordinator = Coordinator(
+            state.leader = leader = Leader(
                 Path(config.hydra.sweep.dir).resolve(),
                 rows=rows,
-                identities=manifest.number_duplicates(map(_identity, composed)),
+                identities=number_duplicates(map(_identity, composed)),
+                command=shlex.join(["python", "run.py", *sys.argv[1:]]),
                 resume=config.resume,
                 overwrite=config.overwrite,
             )
             if not is_quiet():
-                where = shown_folder(state.coordinator.folder)
-                line(f"{plural(len(rows), 'run')} in {where}", errors=True)
-                progress = SweepProgress(state.coordinator.folder, state.coordinator.manifest)
-                state.progress = progress
-                progress.start()
+                line(f"{plural(len(rows), 'run')} in {shown_folder(leader.folder)}", errors=True)
+                state.progress = SweepProgress(leader.folder, leader.manifest)
+                state.progress.start()
 
 
-def _identity(config: DictConfig) -> str | None:
-    """Return what determines the result of a row; None if that is known only in the job."""
+def _identity(config: DictConfig) -> str:
+    """Return what determines the result of a row; a new name if that is known only in the job."""
     values, problems = resolved(config)
-    return None if problems else manifest.identity_of(values, choices_in(config.hydra))
+    return secrets.token_hex(8) if problems else identity_of(values, choices_in(config.hydra))
 
 
 def instantiated(model: Mapping[str, Any]) -> Any:

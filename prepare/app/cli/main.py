@@ -22,8 +22,8 @@ from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, WRONG
 from prepare.core.utils import files
 from prepare.core.utils.machine import limit_spinning
 from prepare.core.utils.packages import switch_off_telemetry
-from prepare.core.utils.signals import stopped_by_sigterm
-from prepare.core.utils.text import line, plural, to_nobody
+from prepare.core.utils.process_state import stopped_by_sigterm
+from prepare.core.utils.text import to_nobody
 from prepare.core.utils.user_code import causes
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
@@ -31,6 +31,7 @@ from prepare.pipeline.distributed import rank
 
 if TYPE_CHECKING:
     from prepare.app.cli.hydra_app import CommandState
+    from prepare.app.sweep.leader import Leader
 
 _INTERRUPTED = Problem("", "interrupted")
 
@@ -126,8 +127,8 @@ def _through_hydra(argv: list[str]) -> int:
         finally:
             sys.argv = before
             hydra_app.STATE.reset(token)
-            if state.coordinator is not None:
-                code = _end_sweep(state, code)
+            if state.leader is not None:
+                code = _end_sweep(state, state.leader, code)
     return code
 
 
@@ -145,11 +146,11 @@ def _told(error: BaseException, state: CommandState, words: list[str]) -> int:
         return DONE
     elif isinstance(error, OSError) and error.errno is not None:
         # A job raises none; Hydra does if it cannot make the folder of a run, or write into it.
-        key = "hydra.sweep.subdir" if state.coordinator else "hydra.run.dir"
+        key = "hydra.sweep.subdir" if state.leader else "hydra.run.dir"
         problem = unusable(error.filename or "the folder", error, key).problems[0]
-    elif state.coordinator is not None and isinstance(error, Exception):
+    elif state.leader is not None and isinstance(error, Exception):
         # No job of a sweep raises, so the launcher did; the records of the jobs stay.
-        path = state.coordinator.folder / "error.txt"
+        path = state.leader.folder / "error.txt"
         files.write_text(path, "".join(traceback.format_exception(error)))
         wrong = f"the launcher stopped: {type(error).__name__}: {first_sentence(str(error))}"
         remedy = f"the traceback is in {files.printable_path(path)}; resume=true runs the rest"
@@ -162,20 +163,16 @@ def _told(error: BaseException, state: CommandState, words: list[str]) -> int:
     return code
 
 
-def _end_sweep(state: CommandState, code: int) -> int:
+def _end_sweep(state: CommandState, leader: Leader, code: int) -> int:
     """Give every row of the sweep a result, show its table, and return the exit code."""
-    coordinator = state.coordinator
-    assert coordinator is not None
     try:
-        if code == DONE and (elsewhere := coordinator.running_elsewhere()):
-            line(f"waiting for {plural(elsewhere, 'run')} of another process", errors=True)
-        coordinator.end(stopped=code != DONE)
+        leader.end(stopped=code != DONE)
     except KeyboardInterrupt:
         code = INTERRUPTED
-        coordinator.end(stopped=True)
+        leader.end(stopped=True)
     if state.progress is not None:
         state.progress.stop()
-    sweep_code = commands.show_sweep(coordinator.folder)
+    sweep_code = commands.show_sweep(leader.folder)
     return code or sweep_code
 
 

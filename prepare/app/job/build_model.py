@@ -27,7 +27,7 @@ from prepare.stages.stage import Stage
 
 if TYPE_CHECKING:
     from prepare.app.job.settings import Settings
-    from prepare.core.utils.progress import Stage as Progress
+    from prepare.core.utils.text import Progress
     from prepare.pipeline.plan import Plan, State
 
 Build = Callable[[Mapping[str, Any]], Any]

@@ -16,13 +16,13 @@ from prepare.app.job.outcome import Outcome, failure, finished, write_result
 from prepare.app.job.record import Job, Record
 from prepare.app.job.settings import Settings, read_settings
 from prepare.core.utils.packages import quiet_torchao, switch_off_telemetry
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.utils.process_state import held_interrupts
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import CheckpointError, ConfigError, FileError, Problem
 
 if TYPE_CHECKING:
     from prepare.app.job.results import Show
-    from prepare.core.utils.progress import Stage
+    from prepare.core.utils.text import Progress
 
 _log = logging.getLogger(__name__)
 
@@ -42,7 +42,6 @@ class JobSpec:
         current: the working directory of a child process; None is that of its parent.
         path: `sys.path` of a child process.
         environ: the environment variables of a child process.
-        check_writes: `files.checked_writes` of a child process.
     """
 
     config: dict[str, Any]
@@ -55,7 +54,6 @@ class JobSpec:
     current: str | None = None
     path: list[str] = field(default_factory=lambda: list(sys.path))
     environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
-    check_writes: Callable[[], None] | None = None
 
     def settings(self) -> Settings:
         """Check the configuration.
@@ -90,7 +88,7 @@ class _Course:
 def run_job(
     spec: JobSpec,
     *,
-    stage: Stage = lambda _: nullcontext(),
+    stage: Progress = lambda _: nullcontext(),
     show: Show = lambda _: None,
     announce: Callable[[str], None] = lambda _: None,
     begun: bool = False,
@@ -143,13 +141,13 @@ def _write_failure(spec: JobSpec, record: Record, outcome: Outcome) -> None:
     with suppress(BaseException):  # the error of the job matters, not one of its page
         record.write_job(spec.job)
         if outcome.result.done:  # torch was started
-            from prepare.core.utils.environment import environment
+            from prepare.core.utils.machine import environment
 
             record.write_environment(environment())
         spec.pages(outcome, spec.folder)
 
 
-def _logged(stage: Stage, course: _Course) -> Stage:
+def _logged(stage: Progress, course: _Course) -> Progress:
     """Return `stage` with messages to the logger, its seconds at level DEBUG, and notes in `course`."""
 
     @contextmanager
@@ -172,7 +170,7 @@ def _logged(stage: Stage, course: _Course) -> Stage:
 
 
 def _run_in_clean_state(
-    spec: JobSpec, record: Record, stage: Stage, show: Show, announce: Callable[[str], None]
+    spec: JobSpec, record: Record, stage: Progress, show: Show, announce: Callable[[str], None]
 ) -> Outcome:
     settings = spec.settings()
     # The import of torch swallows an interrupt, and then fails with an unrelated error.

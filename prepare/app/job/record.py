@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,8 +35,6 @@ _LAST = (
 )
 # What Hydra leaves beside a record.
 _HYDRA = ".hydra"
-# In the folder of a sweep. Its files are locked, and never read.
-LOCKS = ".locks"
 _OF_HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "prepare.log")
 _KILLED = "holds no result: its run was killed or is still running"
 # Of fields that the files of earlier versions do not have.
@@ -125,9 +122,9 @@ class Record:
             self.folder.mkdir(parents=True, exist_ok=True)
             # The result first: a record that has one is complete.
             for name in reversed(files_in()):
-                files.remove(self.folder / name)
+                (self.folder / name).unlink(missing_ok=True)
             for left_by_a_kill in self.folder.glob(f".*{files.TEMPORARY}"):
-                files.remove(left_by_a_kill)
+                left_by_a_kill.unlink(missing_ok=True)
         except OSError as error:
             raise unusable(self.folder, error) from error
 
@@ -184,7 +181,7 @@ class Record:
         self.clear()
         with contextlib.suppress(OSError):
             for name in _OF_HYDRA:
-                files.remove(self.folder / name)
+                (self.folder / name).unlink(missing_ok=True)
             (self.folder / _HYDRA).rmdir()
         with contextlib.suppress(OSError):
             self.folder.rmdir()
@@ -210,39 +207,6 @@ def used_folder(folder: Path, *, begun: bool = False) -> list[Problem]:
         if Record(folder).result() is not None:
             wrong = "the folder holds the record of another run"
     return [Problem("hydra.run.dir", wrong, "choose another folder, or add overwrite=true")]
-
-
-def leads_out(folder: Path, key: str, *, sweep: bool = False) -> list[Problem]:
-    """Return the problem of a folder in which Hydra would write through a link, or wait for a pipe.
-
-    Our own files replace a link. In a sweep a row's folder may be one. `key` is the option that names
-    another folder.
-    """
-    found = [folder / name for name in (_HYDRA, *_OF_HYDRA, "multirun.yaml")]
-    if sweep:
-        for parent, folders, names in os.walk(folder):
-            path = Path(parent)
-            if path.name in (_HYDRA, LOCKS):
-                found += map(path.joinpath, names)
-            found += map(path.joinpath, folders)
-    for path in found:
-        try:
-            mode = os.lstat(path).st_mode
-        except OSError:  # another process may remove its lease meanwhile
-            continue
-        # Links within the folder do no harm.
-        out = not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))
-        is_link = stat.S_ISLNK(mode)
-        is_plain = (
-            path.is_file() or path.is_dir() if is_link else stat.S_ISREG(mode) or stat.S_ISDIR(mode)
-        )
-        if out or not is_plain:
-            name = files.printable_path(path.relative_to(folder))
-            what = "a link out of it" if is_link else "what is not a regular file"
-            return [
-                Problem(key, f"the folder holds {what}: {name}", "remove it, or choose another")
-            ]
-    return []
 
 
 def without_result(folder: Path) -> FileError | None:

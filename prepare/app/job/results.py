@@ -11,7 +11,7 @@ from prepare.app.job.headline import CONVOLUTIONS
 from prepare.app.job.record import NOTHING_CHANGED, Job, Record, Result
 from prepare.audit import Audit
 from prepare.core.utils import files, json_records
-from prepare.core.utils.environment import check_environment
+from prepare.core.utils.machine import check_environment
 from prepare.errors import FileError, PrepareError
 from prepare.stages.registry import ordered_stages
 
@@ -123,7 +123,7 @@ class Results(Analyses):
 
     def write(self, record: Record, job: Job) -> None:
         """Write every file of the record, except its pages and its result. Raises FileError."""
-        from prepare.core.utils.environment import environment
+        from prepare.core.utils.machine import environment
 
         record.write_plan(self.plan)
         if self.audit is not None:

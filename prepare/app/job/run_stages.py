@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,11 +25,10 @@ from prepare.app.job.build_model import (
 from prepare.app.job.model_target import without_method
 from prepare.app.job.results import ExampleRun, Results, Show
 from prepare.audit import audit
-from prepare.core.forward.call import call_of
-from prepare.core.forward.compiled import CacheCounts, compile_cache, contains_compiled
+from prepare.core.forward.call import arguments, call_of
+from prepare.core.forward.compiled import compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_example
-from prepare.core.forward.nested import arguments
-from prepare.core.forward.run_example import count_layouts, own_changes, run_example
+from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.utils.machine import how_threads_wait
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
@@ -40,7 +39,7 @@ from prepare.stages.stage import Stage, StageContext
 
 if TYPE_CHECKING:
     from prepare.app.job.settings import Settings
-    from prepare.core.utils.progress import Stage as Progress
+    from prepare.core.utils.text import Progress
 
 # A run of more seconds says how long it may take.
 _PATIENCE = 10.0
@@ -69,13 +68,12 @@ def run_stages(
         model = model_of(settings, build, stages)
     work = _begun(settings, model, build, stages, folder=folder, progress=progress)
     saved = settings.compile.save
-    cache: AbstractContextManager[CacheCounts | None] = nullcontext()
-    with cache if saved is None else compile_cache(saved) as counts:
+    with nullcontext() if saved is None else compile_cache(saved):
         results = _prepared(settings, work, stages, show)
         with _announced(work, stages, announce, begun):
             results = _worked(work, stages, results, show)
-    if counts is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
-        note = f"compiled code in {saved}: {counts}"
+    if saved is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
+        note = f"the compiled code is in {saved}"
         results = replace(results, notes=[*results.notes, note])
     return results, model
 
@@ -266,8 +264,6 @@ def _run_example(work: StageContext) -> tuple[ExampleRun | None, float]:
 
     with work.progress("running the example input"):
         forward = run_example(work.model, work.formatted, amp=work.amp)
-    if note := own_changes(work.model, forward):
-        work.notes.append(note)
     formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
     convolutions = count_layouts(forward.calls, formats)
     return ExampleRun(forward.inputs, forward.output, convolutions), forward.seconds

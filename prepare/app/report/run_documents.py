@@ -23,8 +23,7 @@ from prepare.app.report.sentences import (
 from prepare.app.report.training_code import training_code as code_for_recipe
 from prepare.audit import STATUSES, Audit, AuditRow
 from prepare.core.document import Code, Document, Facts, Folded, Items, Part, Table, Text, columns
-from prepare.core.utils.accelerator import NAMES
-from prepare.core.utils.machine import how_threads_waited
+from prepare.core.utils.machine import NAMES, how_threads_waited
 from prepare.core.utils.text import plural, printable, size
 
 if TYPE_CHECKING:

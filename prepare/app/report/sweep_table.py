@@ -10,7 +10,6 @@ from prepare.app.job.headline import CONVOLUTIONS, BenchFigures, FlowFigures
 from prepare.app.job.record import NOTHING_CHANGED
 from prepare.app.report.sentences import memory_text, timing_text, verified_text
 from prepare.app.sweep.ranking import RankedGroup, Ranking, first_timing
-from prepare.core.utils.machine import disturbed_part
 from prepare.core.utils.numbers import doubt, interval_text, seconds, verdict_text
 from prepare.core.utils.text import size
 from prepare.stages.registry import ordered_stages
@@ -122,8 +121,7 @@ def _busy(rows: Iterable[SweepRow]) -> Iterator[str]:
         row.number: t.busy for row in rows if not row.shared and (t := first_timing(row)) and t.busy
     }
     if busy:
-        worst = max(busy.values(), key=disturbed_part)
-        yield f"{worst} at {numbered(sorted(busy))}; repeat these later for firm figures"
+        yield f"{next(iter(busy.values()))} at {numbered(sorted(busy))}; repeat these later"
 
 
 def shared_rows(ranking: Ranking) -> list[int]:

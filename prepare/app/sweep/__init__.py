@@ -1,15 +1,15 @@
-"""Sweeps: the processes that execute many jobs, the order they share, and the table of their results.
+"""Sweeps: the processes that execute many jobs, and the table of their results.
 
 `read` gives the rows of a finished or running sweep to Python; it loads no torch.
 """
 
 from typing import TYPE_CHECKING
 
-from prepare.core.utils.lazy_names import lazy_names
+from prepare.core.utils.packages import lazy_names
 
 if TYPE_CHECKING:
-    from prepare.app.sweep.rows import SweepRows, read
+    from prepare.app.sweep.summary import read
 
-__all__ = ["SweepRows", "read"]
+__all__ = ["read"]
 
-__getattr__ = lazy_names(__name__, rows=("SweepRows", "read"))
+__getattr__ = lazy_names(__name__, summary=("read",))

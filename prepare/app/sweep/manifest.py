@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import platform
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from prepare.app.job.record import LOCKS, Job
-from prepare.app.sweep.locks import SUFFIX, is_held
-from prepare.core.utils.accelerator import installed_accelerator
+from prepare.app.job.model_target import targets_in
 from prepare.core.utils.json_records import JsonRecord, Kind
+from prepare.core.utils.machine import driver
 from prepare.core.utils.packages import version_of
 from prepare.errors import FileError
+
+if TYPE_CHECKING:
+    from prepare.app.job.record import Job
 
 # Options that change how a job is executed, not its result.
 _WITHOUT_EFFECT = ("isolate", "resume", "overwrite")
@@ -35,44 +34,30 @@ class SweepManifest(JsonRecord):
 
     Attributes:
         sweep: the name of the sweep.
-        rows: the overrides of each row; None if they are not known.
-        identities: `identity_of` each row; None for a row whose result depends on what
-            only the job itself knows.
-        host: the machine that the sweep was started on; empty if it is not known.
+        rows: the overrides of each row.
+        identities: `identity_of` each row, each once.
+        command: the command line, as it was typed.
+        host: the machine of the command that leads it; empty where nobody can see whether it still does.
     """
 
     KIND: ClassVar[Kind] = Kind(
         "prepare.sweep", 1, "a list of the rows of a sweep", "the sweep.json of a sweep", FileError
     )
     sweep: str
-    rows: list[list[str]] | None
-    identities: list[str | None] = field(default_factory=list)
-    host: str = field(default_factory=platform.node)
+    rows: list[list[str]]
+    identities: list[str]
+    command: str = ""
+    host: str = ""
 
     def check(self) -> None:
-        """Raise ValueError for a sweep without a name."""
-        if not self.sweep:
-            raise ValueError("the sweep has no name")
-
-    def identity(self, number: int | None) -> str | None:
-        """Return the identity of a row, if it has one."""
-        if number is None or number >= len(self.identities):
-            return None
-        return self.identities[number]
+        """Raise ValueError for a sweep without a name, or a row without identity."""
+        if not self.sweep or len(self.identities) != len(self.rows):
+            raise ValueError("the sweep or one of its rows has no name")
 
     def number(self, job: Job) -> int | None:
         """Return the row of a job; None for a job of another sweep, or of a row that was removed."""
-        if job.sweep != self.sweep:
-            return None
-        if job.identity is None:
-            last = math.inf if self.rows is None else len(self.rows) - 1
-            return job.number if job.number is not None and 0 <= job.number <= last else None
-        return self.identities.index(job.identity) if job.identity in self.identities else None
-
-
-def write_sweep_manifest(folder: Path, manifest: SweepManifest) -> None:
-    """Write the rows that a sweep shall have, so that a missing one can be named. Raises FileError."""
-    manifest.save(folder / "sweep.json")
+        known = job.sweep == self.sweep and job.identity in self.identities
+        return self.identities.index(job.identity) if known and job.identity else None
 
 
 def read_sweep_manifest(folder: Path) -> SweepManifest | None:
@@ -81,81 +66,37 @@ def read_sweep_manifest(folder: Path) -> SweepManifest | None:
     return SweepManifest.load(path) if path.is_file() else None
 
 
-def manifest_claim(folder: Path) -> Path:
-    """Return the claim of the process that decides which rows the sweep in `folder` has."""
-    return folder / LOCKS / "manifest"
-
-
-def leaders(folder: Path) -> Path:
-    """Return the folder of the claims of all command lines that lead the sweep in `folder`."""
-    return folder / LOCKS / "leaders"
-
-
-def names_in(folder: Path) -> list[Path]:
-    """Return the names in a folder that are claimed, or were when their process died."""
-    with suppress(OSError):
-        return sorted(file.with_suffix("") for file in folder.iterdir() if file.suffix == SUFFIX)
-    return []
-
-
-def is_led(folder: Path) -> bool:
-    """Return True if a command line leads the sweep in `folder`."""
-    return any(map(is_held, names_in(leaders(folder))))
-
-
-def job_claim(folder: Path, identity: str) -> Path:
-    """Return the claim of the process that executes this job."""
-    return folder / LOCKS / identity
-
-
-def is_running(folder: Path, identity: str | None) -> bool:
-    """Return True if a process is executing this job; False also for a job without identity."""
-    return identity is not None and is_held(job_claim(folder, identity))
-
-
 def identity_of(config: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
     """Return the identity of a job with this resolved configuration and these choices in the groups.
 
     It covers the configuration, the versions of torch, prepare and the packages of plugins, and
     the code of the model and of the plugins: the file of each, or every file of its package if that is
-    in the current folder, and the accelerator: CUDA, cuDNN, driver, architectures, HIP, macOS. It does
+    in the current folder, and the driver of the accelerator. It does
     not cover other files that this code imports, or the processor.
     """
     groups = [each for each in metadata.entry_points().groups if each.startswith(_PLUGINS)]
     points = [point for group in groups for point in metadata.entry_points(group=group)]
     packages = {"torch", "torch-prepare", *(point.dist.name for point in points if point.dist)}
+    targets = {str(node["_target_"]) for _, node in targets_in(config, "")}
     facts = {
         "config": {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT},
         "choices": dict(choices),
         "versions": {name: version_of(name) for name in sorted(packages)},
-        "accelerator": installed_accelerator(),
-        "code": {name: _code(name) for name in sorted({*_targets(config)})},
+        "driver": driver(),
+        "code": {name: _code(name) for name in sorted(targets | {*config.get("plugins", ())})},
     }
     text = json.dumps(facts, sort_keys=True, default=repr)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_LENGTH]
 
 
-def number_duplicates(identities: Iterable[str | None]) -> list[str | None]:
+def number_duplicates(identities: Iterable[str]) -> list[str]:
     """Number equal identities, so that a duplicate row is a second job."""
-    counts: Counter[str | None] = Counter()
+    counts: Counter[str] = Counter()
     distinct = []
     for name in identities:
         counts[name] += 1
-        distinct.append(f"{name}-{counts[name]}" if name is not None and counts[name] > 1 else name)
+        distinct.append(f"{name}-{counts[name]}" if counts[name] > 1 else name)
     return distinct
-
-
-def _targets(config: Any) -> Iterator[str]:
-    """Yield the dotted names that a configuration imports."""
-    if isinstance(config, Mapping):
-        if isinstance(target := config.get("_target_"), str):
-            yield target
-        yield from (name for name in config.get("plugins") or () if isinstance(name, str))
-        config = config.values()
-    elif not isinstance(config, list):
-        return
-    for value in config:
-        yield from _targets(value)
 
 
 def _code(name: str) -> str | None:
@@ -164,17 +105,10 @@ def _code(name: str) -> str | None:
     for folder in dict.fromkeys([Path.cwd(), *map(Path, sys.path)]):
         for length in range(len(parts), 0, -1):
             inner = folder.joinpath(*parts[:length])
-            for file in (inner.with_suffix(".py"), inner / "__init__.py"):
-                if file.is_file():
-                    package = folder / parts[0]
-                    whole = folder == Path.cwd() and package.is_dir()
-                    return _digest(sorted(package.rglob("*.py")) if whole else [file])
+            for file in filter(Path.is_file, (inner.with_suffix(".py"), inner / "__init__.py")):
+                package = folder / parts[0]
+                whole = folder == Path.cwd() and package.is_dir()
+                files = sorted(package.rglob("*.py")) if whole else [file]
+                code = (each.read_bytes() for each in files if each.is_file())
+                return hashlib.sha256(b"\0".join(code)).hexdigest()
     return None
-
-
-def _digest(files: Iterable[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        with suppress(OSError):
-            digest.update(file.read_bytes())
-    return digest.hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
@@ -76,19 +75,6 @@ def command(row: SweepRow) -> str:
     """Return the command line that runs this row alone."""
     words = [word for word in row.overrides if not word.lstrip("+~").startswith("hydra")]
     return shlex.join(["python", "run.py", *words])
-
-
-def sweep_command(summary: Summary) -> str:
-    """Return the command line of the sweep; empty if its rows are not every combination of its choices."""
-    chosen: dict[str, dict[str, None]] = {}
-    for row in summary.rows:
-        for word in row.overrides:
-            key, equals, value = word.partition("=")
-            chosen.setdefault(key + equals, {})[value] = None
-    if math.prod(map(len, chosen.values())) != len(summary.rows):
-        return ""
-    words = (f"{key}{','.join(values)}" for key, values in chosen.items())
-    return shlex.join(["python", "run.py", "--multirun", *words])
 
 
 def _circumstances(row: SweepRow, summary: Summary) -> tuple[str, str]:

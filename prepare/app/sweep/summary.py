@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from prepare.app.job.headline import Headline, headline
 from prepare.app.job.outcome import DONE, FAILED, NOT_VERIFIED
 from prepare.app.job.record import Record, without_result
-from prepare.app.sweep.manifest import SweepManifest, is_led, is_running, read_sweep_manifest
+from prepare.app.sweep.leader import is_led
+from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest
+from prepare.app.sweep.ranking import rank
 from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
 
 # Statuses of jobs that have not ended, and so have not succeeded either.
 UNENDED = ("running", "waiting")
+_KILLED = "it ended without a result: killed"
 _NUMBER = re.compile(r"\d{1,9}")
 _NOT_DONE = ("failed", "crashed", "interrupted", *UNENDED)
 
@@ -42,10 +45,14 @@ class SweepRow:
 
 @dataclass(frozen=True)
 class Summary:
-    """Every row that was planned or executed, by number; `varying` are the keys whose choices differ."""
+    """Every row that was planned or executed, by number; `varying` are the keys whose choices differ.
+
+    `command` is the command line of the sweep.
+    """
 
     rows: list[SweepRow]
     varying: list[str]
+    command: str = ""
 
     def exit_code(self) -> int:
         """Return that of a row that is not done, failed or crashed; else of one that failed verification."""
@@ -62,79 +69,88 @@ def read_summary(folder: Path) -> Summary:
         FileError: the folder is not that of a sweep.
     """
     manifest = read_sweep_manifest(folder)
-    records = _records(folder, manifest)
-    if manifest is None and not records:
+    if manifest is None:
         if error := without_result(folder):
             raise error
         wrong = "is not the folder of a sweep"
         raise FileError(files.printable_path(folder), wrong, "give a folder under multirun/")
-    planned = dict(enumerate((manifest and manifest.rows) or []))
-    live = is_led(folder)
+    records, live = _records(folder, manifest), is_led(folder)
     rows = [
-        _row(number, planned.get(number, []), records.get(number), folder, live=live)
-        for number in sorted({*planned, *records})
+        _row(number, overrides, records.get(number), folder, live=live)
+        for number, overrides in enumerate(manifest.rows)
     ]
     keys = dict.fromkeys(key for row in rows for key in row.choices)
     varying = [key for key in keys if len({row.choices.get(key) for row in rows}) > 1]
-    return Summary(rows, varying)
+    return Summary(rows, varying, manifest.command)
 
 
-def _records(folder: Path, manifest: SweepManifest | None) -> dict[int, Record | FileError]:
-    """Return the records of the rows that have begun, by number; those of an older sweep are left out.
-
-    Where a `job.json` cannot be read, it is the error, by the number that begins the name of the folder.
-    """
-    records: dict[int, Record | FileError] = {}
+def _records(folder: Path, manifest: SweepManifest) -> dict[int, Record]:
+    """Return the records of the rows that have begun, by number; those of an older sweep are left out."""
+    records: dict[int, Record] = {}
     for path in sorted(folder.rglob("job.json")):
         record = Record(path.parent)
         try:
             job = record.job()
-        except FileError as error:
-            if digits := _NUMBER.match(path.parent.name):
-                records.setdefault(int(digits[0]), error)
-            continue
-        if job is not None:
-            number = manifest.number(job) if manifest else job.number
-            if number is not None:
-                records[number] = record
+            number = manifest.number(job) if job else None
+        except FileError:  # its row says so
+            digits = _NUMBER.match(path.parent.name)
+            number = int(digits[0]) if digits else None
+        if number is not None:
+            records[number] = record
     return records
 
 
 def _row(
-    number: int, planned: list[str], record: Record | FileError | None, folder: Path, *, live: bool
+    number: int, overrides: list[str], record: Record | None, folder: Path, *, live: bool
 ) -> SweepRow:
-    if not isinstance(record, Record):
-        status, reason = ("waiting", None) if live else ("interrupted", "it never started")
-        if record is not None:
-            status, reason = "crashed", str(record)
-        return SweepRow(number, _choices(planned), status, reason=reason, overrides=(*planned,))
-    figures: dict[str, Any] = {}
-    status, reason, seconds = "crashed", "it ended without a result: killed", None
-    job = record.job()
-    if job and is_running(folder, job.identity):
-        status, reason = "running", None
+    status, reason = ("waiting", None) if live else ("interrupted", "it never started")
+    row = SweepRow(number, _choices(overrides), status, reason=reason, overrides=(*overrides,))
+    if record is None:
+        return row
+    status, reason = ("running", None) if live else ("crashed", _KILLED)
+    row = replace(row, folder=record.folder.relative_to(folder).as_posix())
     try:
-        if result := record.result():
-            status, reason, seconds = result.status, result.error or result.reason, result.seconds
-            figures = result.figures or {}
+        job, result = record.job(), record.result()
     except PrepareError as error:
-        status, reason = "crashed", str(error)
-    overrides = planned or (job.overrides if job else [])
-    return SweepRow(
-        number,
-        _choices(overrides),
-        status,
-        seconds,
-        reason,
-        record.folder.relative_to(folder).as_posix(),
-        overrides=(*overrides,),
-        shared=bool(job and job.shared),
-        headline=headline(figures),
-        figures=figures,
-    )
+        return replace(row, status="crashed", reason=str(error))
+    row = replace(row, status=status, reason=reason, shared=bool(job and job.shared))
+    if result is None:
+        return row
+    figures, reason = result.figures or {}, result.error or result.reason
+    row = replace(row, status=result.status, reason=reason, seconds=result.seconds)
+    return replace(row, headline=headline(figures), figures=figures)
 
 
 def _choices(overrides: list[str]) -> dict[str, str]:
     """Split `memfmt=channels_last` into a key and a value; `~key` has no value."""
     pairs = (override.partition("=") for override in overrides)
     return {key.lstrip("+"): value for key, _, value in pairs if not key.startswith("hydra.")}
+
+
+def read(folder: str | Path) -> list[dict[str, Any]]:
+    """Return the rows of the sweep in `folder` as records, also while it runs; nothing is written.
+
+    A record has `number`, `status`, `best` and `shared` (booleans), `seconds`, `reason`, `folder` (the path
+    of its run), every override under its key as the text that was given, and every figure of its result,
+    such as `time_ratio` (below 1 is faster), `prepared_seconds`, `bytes_after` and `verified_error`. All have
+    the same keys: what a row does not have is None. `pandas.DataFrame(read(folder))` is a table of them.
+
+    Raises:
+        FileError: `folder` is not that of a sweep.
+    """
+    folder = Path(folder)
+    summary = read_summary(folder)
+    best = rank(summary).best
+    keys = dict.fromkeys(key for row in summary.rows for key in (*row.choices, *row.figures))
+    plain = ("number", "status", "shared", "seconds", "reason")
+    return [
+        {
+            **dict.fromkeys(keys),
+            **row.figures,
+            **row.choices,
+            **{name: getattr(row, name) for name in plain},
+            "best": row.number in best,
+            "folder": row.folder and str(folder / row.folder),
+        }
+        for row in summary.rows
+    ]

@@ -1,121 +1,80 @@
-"""One job of a sweep, in a process of any launcher: executed in a child process, unless it is done."""
+"""One run of a sweep, in a process of any launcher: executed in a child process, unless it is done.
+
+What does not work: a thread for each run (a crash ends all), `subprocess` (each imports torch, 1.3 s), and
+a fork of the command itself (its threads and its open files go along). So `multiprocessing` starts a server
+once, which has imported torch, and forks it for each run.
+"""
 
 from __future__ import annotations
 
-import atexit
+import faulthandler
+import multiprocessing
 import os
-import pickle
 import platform
 import signal
-import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import cache
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, Outcome, failure, write_result
 from prepare.app.job.record import KEPT, Job, Record, Result
-from prepare.app.sweep.locks import ClaimLost, claim
-from prepare.app.sweep.manifest import SweepManifest, is_led, job_claim
-from prepare.core.utils import files
-from prepare.core.utils.folders import ask_server
-from prepare.core.utils.signals import Stopped
+from prepare.app.sweep.leader import OUTLIVE_COMMAND, stamp
+from prepare.core.utils.process_state import Stopped
 from prepare.errors import FileError
 
-# Launchers whose jobs go on after the command line that started them has ended.
-OUTLIVE_COMMAND = ("submitit_slurm",)
-# Seconds between two checks whether the sweep goes on, while a job runs.
-_INTERVAL = 0.5
-# Seconds that a terminated process has to end.
-_PATIENCE = 5.0
-_LAST_LINES = 60
-_CAUSES: dict[int, str] = {
-    signal.SIGKILL: ": out of memory?",
-    signal.SIGSEGV: ": a crash in native code",
-    signal.SIGABRT: ": native code gave up",
-    signal.SIGBUS: ": a crash in native code, or a file that became shorter",
-    signal.SIGILL: ": an instruction that this processor does not have",
-    signal.SIGFPE: ": a division by zero in native code",
-}
+if TYPE_CHECKING:
+    from prepare.app.sweep.manifest import SweepManifest
+
+# Slow to import, and every run needs them.
+_PRELOADED = ["torch", "prepare.app.sweep.preloaded"]
+# Seconds between two looks whether the sweep goes on, and that a killed run has to end.
+_INTERVAL, _PATIENCE = 0.5, 5.0
+# Of what a crashed run printed last.
+_LAST_LINES, _LAST_BYTES = 60, 1 << 16
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_in_sweep(
-    spec: JobSpec, *, folder: Path, resume: bool, check: Callable[[], None]
-) -> Outcome | None:
-    """Execute the job, unless it is done; return None if another process is executing it.
+def run_in_sweep(spec: JobSpec, *, folder: Path, manifest: SweepManifest, resume: bool) -> Outcome:
+    """Execute the job, unless it is done: with `resume` anywhere in `folder`, which is that of the sweep.
 
-    `folder` is that of the sweep: with `resume` the job may have been done anywhere in it. `check` is
-    as in `run_isolated`.
+    Raises:
+        Stopped: the command that leads the sweep has ended.
+        KeyboardInterrupt: the job was interrupted.
     """
-    job, record = spec.job, Record(spec.folder)
-    # Most jobs of a sweep that is resumed: this leaves no claim behind.
-    if job.identity and (result := _kept(job, record)):
-        return Outcome(result, DONE)
-    name = job_claim(folder, job.identity) if job.identity else None
-    with claim(name) as held:
-        if not held:
-            return None
-        may_write = files.check_of_writes()
-
-        def check_both() -> None:
-            may_write()
-            check()
-
-        try:
-            if name is not None:
-                ask_server(record.folder)
-            # Only now: the process that held the claim before may just have done the job.
-            if job.identity and (result := _done(job, record, folder, resume=resume)):
-                return Outcome(result, DONE)
-            outcome = run_isolated(replace(spec, check_writes=may_write), check_both)
-            may_write()  # the result that was read may be another process's
-        except ClaimLost:
-            return None
-        return outcome
-
-
-def stop_check(
-    folder: Path, manifest: SweepManifest, *, outlives_command: bool
-) -> Callable[[], None]:
-    """Return a function that raises Stopped if the command line that started the sweep has ended.
-
-    It never raises for a sweep of another machine, whose processes cannot be seen here, or if the job
-    `outlives_command`.
-    """
-    watched = manifest.host == platform.node() and not outlives_command
+    watched = manifest.host == platform.node() and spec.job.launcher not in OUTLIVE_COMMAND
+    leader = stamp(folder) if watched else None
 
     def check() -> None:
-        if watched and not is_led(folder):
+        if watched and (leader is None or stamp(folder) != leader):
             raise Stopped("its sweep was stopped")
 
-    return check
+    check()
+    if resume and (result := _done(spec.job, Record(spec.folder), folder)):
+        return Outcome(result, DONE)
+    outcome = run_isolated(spec, check)
+    if outcome.code == INTERRUPTED:
+        check()
+        raise KeyboardInterrupt
+    return outcome
 
 
-def _done(job: Job, record: Record, folder: Path, *, resume: bool) -> Result | None:
+def _done(job: Job, own: Record, folder: Path) -> Result | None:
     """Return the result that need not be repeated; else remove what the job left under other numbers."""
-    elsewhere = sorted(folder.rglob("job.json")) if resume else []
-    for other in (record, *(Record(path.parent) for path in elsewhere)):
-        if result := _kept(job, other):
-            return result
+    others = (Record(path.parent) for path in sorted(folder.rglob("job.json")))
+    for record in (own, *others):
         with suppress(FileError):
-            if other.folder != record.folder and other.is_of(job):
-                other.remove()
-    return None
-
-
-def _kept(job: Job, record: Record) -> Result | None:
-    """Return the result of this job in a record, if it need not be repeated."""
-    with suppress(FileError):
-        if record.is_of(job) and (result := record.result()) and result.status in KEPT:
-            return result
+            if record.is_of(job):
+                if (result := record.result()) and result.status in KEPT:
+                    return result
+                if record.folder != own.folder:
+                    record.remove()
     return None
 
 
@@ -135,121 +94,111 @@ def exit_with_parent(parent: int) -> None:
             time.sleep(_INTERVAL)
         os._exit(1)
 
+    # joblib's own way to start processes is unknown to the child that a run gets.
+    multiprocessing.set_start_method(None, force=True)
     threading.Thread(target=watch, daemon=True).start()
 
 
 def run_isolated(spec: JobSpec, check: Callable[[], None]) -> Outcome:
-    """Execute one job in a child process and write its record; raises nothing but ClaimLost.
+    """Execute one job in a child process and write its record; a crash ends only the child. Raises nothing.
 
-    It is `prepare.app.job.execute.run_job`, except that a crash of the job ends only its child process.
-    `check` is called at intervals, and raises if the job shall be stopped. If it raises ClaimLost, the
-    record is another process's by now, and nothing is written.
-    With `isolate=false`, or without fork (Windows), the job runs in this process.
+    `check` is called at intervals, and raises if the job shall be stopped. With `isolate=false`, or without
+    fork (Windows), the job runs in this process.
     """
-    record = Record(spec.folder)
-    start = time.perf_counter()
+    record, start = Record(spec.folder), time.perf_counter()
     try:
         record.begin(spec.job)
-        if not (spec.settings().isolate and hasattr(os, "fork")):
+        if spec.config.get("isolate") is False or not hasattr(os, "fork"):
             return run_job(spec, begun=True)
-        log = record.folder / "log.txt"
-        preload = tuple(sorted({spec.build.__module__, spec.pages.__module__}))
-        status = _server(os.getpid(), preload).run(log, spec, check)
-        if result := record.result():
-            return Outcome(result, INTERRUPTED if result.status == "interrupted" else FAILED)
-        outcome = Outcome(_crash(status, log), FAILED)
-    except ClaimLost:
-        raise
+        outcome = Outcome(_execute_in_child(spec, record.folder / "log.txt", check), FAILED)
     except BaseException as error:  # a job must not end the other jobs of a sweep
-        # A result is written last: an error after it has not changed the record.
-        with suppress(Exception):
-            if result := record.result():
-                return replace(failure(error), result=result)
         outcome = failure(error)
+    with suppress(FileError):
+        if result := record.result():
+            stopped = outcome.code == INTERRUPTED or result.status == "interrupted"
+            return Outcome(result, INTERRUPTED if stopped else FAILED)
     seconds = round(time.perf_counter() - start, 3)
     return write_result(replace(outcome, result=replace(outcome.result, seconds=seconds)), record)
 
 
-class _ForkServer:
-    """A child process that has imported torch and forks once for every job."""
-
-    def __init__(self, preload: tuple[str, ...]) -> None:
-        own_end, server_end = socket.socketpair()
-        with server_end:
-            self._process = _start_server(server_end.fileno(), preload)
-        self._connection = Connection(own_end.detach())
-        self._job = 0
-        atexit.register(self.close)
-
-    def run(self, log: Path, spec: JobSpec, check: Callable[[], None]) -> int:
-        """Execute the job in a child process; return the exit status of that process."""
-        try:
-            self._connection.send((str(log), pickle.dumps(spec)))
-            self._job = self._receive(check)
-            status = self._receive(check)
-        except (EOFError, ConnectionError) as error:
-            self.close()
-            code = self._process.returncode
-            wrong = f"the process that starts the runs has ended, with exit code {code}"
-            raise RuntimeError(wrong) from error
-        except BaseException:
-            self.close()
-            raise
-        self._job = 0
-        return status
-
-    def close(self) -> None:
-        """End the server, and the job that it runs."""
-        _server.cache_clear()
-        atexit.unregister(self.close)
-        self._connection.close()
-        # The server obeys this until it has imported torch; after that, it sees the closed connection.
-        self._process.terminate()
-        try:
-            self._process.wait(_PATIENCE)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        if self._job and self._process.returncode:  # else the server has killed the job
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._job, signal.SIGKILL)
-
-    def _receive(self, check: Callable[[], None]) -> int:
-        while not self._connection.poll(_INTERVAL):
+def _execute_in_child(spec: JobSpec, log: Path, check: Callable[[], None]) -> Result:
+    """Execute the job; return the result of one that leaves none."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_PRELOADED)
+    child = context.Process(target=_execute, args=(spec, str(log)))
+    try:
+        with _alone():
+            child.start()
+        while child.exitcode is None:
+            child.join(_INTERVAL)
             check()
-        return self._connection.recv()
+    finally:
+        if child.pid is not None:
+            child.kill()  # if it shall stop
+            _kill(child.pid)  # what it started and did not end
+            child.join(_PATIENCE)
+    with suppress(OSError):
+        if not log.stat().st_size:
+            log.unlink()
+    return _crash(child.exitcode or 0, log)
 
 
-def _start_server(handle: int, preload: tuple[str, ...]) -> subprocess.Popen:
-    code = (
-        f"import sys; sys.path[:] = {sys.path!r}; from prepare.app.sweep.fork_server import serve"
-    )
-    code += f"; serve({handle}, {list(preload)!r})"
-    # typeshed leaves it out; multiprocessing uses it as well.
-    flags = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
-    # In a new session: Ctrl-C reaches only this process, which then ends the server.
-    return subprocess.Popen(  # noqa: S603
-        [sys.executable, *flags, "-c", code],
-        pass_fds=[handle],
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+@contextmanager
+def _alone() -> Iterator[None]:
+    """Start processes that Ctrl-C of the terminal does not reach, and that do not run the main script again.
+
+    They inherit that the signals are blocked: a run accepts them when it has a group of its own.
+    """
+    main, before = sys.modules["__main__"], signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-@cache
-def _server(_process: int, preload: tuple[str, ...]) -> _ForkServer:
-    """Return the server of this process; a forked copy of this process must start another one."""
-    return _ForkServer(preload)
+def _execute(spec: JobSpec, log: str) -> None:
+    os.setpgid(0, 0)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for number, name in enumerate(("stdout", "stderr"), start=1):
+        os.dup2(handle, number)
+        stream = open(number, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    faulthandler.enable()
+    spec.enter()
+    run_job(spec, begun=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Skip the interpreter's shutdown: the record is complete, and a library may hang or crash there.
+    os._exit(0)
 
 
-def _crash(status: int, log: Path) -> Result:
+def _end_with_parent() -> None:
+    """Kill this job, and what it started, when the process that asked for it has ended."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        _kill(os.getpgid(0))
+
+
+def _kill(group: int) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _crash(code: int, log: Path) -> Result:
     """Return the result of a job that wrote none: its exit status in words, and the end of its log."""
-    code, lines = os.waitstatus_to_exitcode(status), []
+    reason, error = "exit", f"the run ended its process with exit code {code}, as os._exit does"
     if code < 0:
         name = next((each.name for each in signal.Signals if each == -code), f"signal {-code}")
-        reason, error = "killed", f"killed by {name}{_CAUSES.get(-code, '')}"
-    else:
-        reason, error = "exit", f"the run ended its process with exit code {code}, as os._exit does"
-    with suppress(OSError):
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-    return Result("crashed", reason, error, "\n".join(lines[-_LAST_LINES:]) or None)
+        cause = {"SIGKILL": ": out of memory?", "SIGTERM": ""}
+        reason, error = "killed", f"killed by {name}{cause.get(name, ': a crash in native code')}"
+    end = b""
+    with suppress(OSError), log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LAST_BYTES))
+        end = file.read()
+    lines = end.decode("utf-8", "replace").splitlines()[-_LAST_LINES:]
+    return Result("crashed", reason, error, "\n".join(lines) or None)

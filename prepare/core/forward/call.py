@@ -1,15 +1,18 @@
-"""The arguments of one call of a model."""
+"""The arguments of one call of a model, and the tensors in them and in other nested batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import copy
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
-from prepare.core.forward.nested import arguments, map_tensors, tensors_in
+import torch
+from torch import Tensor
 
-if TYPE_CHECKING:
-    from torch import Tensor
+NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
+LEAVES = (str, bytes, *NUMBERS, complex, type(None))
 
 
 @dataclass(frozen=True)
@@ -36,3 +39,108 @@ class Call:
 def call_of(batch: Any) -> Call:
     """Convert a tensor, a tuple of positional or a mapping of named arguments, or an Example to a call."""
     return Call(*arguments(batch))
+
+
+def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
+    """Split a batch into positional and keyword arguments: a tuple holds the first, a mapping the second."""
+    if isinstance(batch, Mapping):
+        return (), dict(batch)
+    if isinstance(batch, tuple | list):
+        return tuple(batch), {}
+    if hasattr(batch, "args") and hasattr(batch, "kwargs"):  # an Example, or a Call
+        return tuple(batch.args), dict(batch.kwargs)
+    return (batch,), {}
+
+
+def describe(value: Any) -> str:
+    """Describe the tensors in `value`, separated by commas: `[2, 1, 32, 32] float32`."""
+    described = [
+        f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in(value)
+    ]
+    more = f", and {len(described) - 3} more" if len(described) > 3 else ""
+    return ", ".join(described[:3]) + more or type(value).__name__
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Yield the tensors in `value`, also in nested lists, tuples, mappings and dataclasses."""
+    if isinstance(value, Tensor):
+        yield value
+    for _, item in items_of(value):
+        yield from tensors_in(item)
+
+
+def named_tensors_in(value: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in `value` as `tensors_in` does, named `output[0].logits`."""
+    if isinstance(value, Tensor):
+        yield name, value
+    for key, item in items_of(value):
+        place = f"[{key}]" if isinstance(value, list | tuple) else f".{key}"
+        yield from named_tensors_in(item, name + place)
+
+
+def map_tensors(
+    change: Callable[[Any], Any], value: Any, kinds: tuple[type, ...] = (Tensor,)
+) -> Any:
+    """Return `value` with `change` applied to every tensor in it; the same object if nothing changed.
+
+    Visits mappings, lists, tuples, NamedTuples and dataclasses, and keeps their types. torch's
+    pytree does not visit a dataclass, a UserDict or a subclass of dict that is not registered with it.
+    Give `kinds` to change values of other classes.
+    """
+    if isinstance(value, kinds):
+        return change(value)
+    if isinstance(value, LEAVES):
+        return value
+    if torch.compiler.is_compiling():  # which cannot trace a comparison of containers
+        if type(value) is dict:
+            return {key: map_tensors(change, item, kinds) for key, item in value.items()}
+        if type(value) in (list, tuple):
+            return type(value)([map_tensors(change, item, kinds) for item in value])
+    before = dict(items_of(value))
+    after = {key: map_tensors(change, item, kinds) for key, item in before.items()}
+    changed = {key: item for key, item in after.items() if item is not before[key]}
+    if not before:
+        _report_unknown(value)
+    return replace_items(value, after, changed) if changed else value
+
+
+def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the items of a container with their keys, indices or fields; nothing for another value."""
+    if isinstance(value, Mapping):
+        return value.items()
+    if isinstance(value, list | tuple):
+        return enumerate(value)
+    if is_dataclass(value) and not isinstance(value, type):
+        names = (field.name for field in fields(value))
+        return ((name, getattr(value, name)) for name in names if hasattr(value, name))
+    return ()
+
+
+def replace_items(value: Any, items: dict[Any, Any], changed: dict[Any, Any]) -> Any:
+    """Return a container like `value` that holds `items`, of which only some have `changed`."""
+    kind: Any = type(value)
+    if isinstance(value, tuple):
+        return getattr(kind, "_make", kind)(items.values())
+    if isinstance(value, Mapping) and not isinstance(value, MutableMapping):
+        return kind(items)
+    fresh = copy.copy(value)
+    for key, item in changed.items():
+        set_item(fresh, key, item)
+    return fresh
+
+
+def set_item(container: Any, key: Any, item: Any) -> None:
+    """Set the item of a list, a mapping or a dataclass, also of a frozen one."""
+    if isinstance(container, list | MutableMapping):
+        container[key] = item
+    else:  # not dataclasses.replace: it runs __init__ again, and cannot set every field
+        object.__setattr__(container, key, item)
+
+
+def _report_unknown(value: Any) -> None:
+    """Warn once for each class of a value, which is no container, that has tensors in its attributes."""
+    held = getattr(value, "__dict__", {})
+    if isinstance(held, dict) and any(isinstance(item, Tensor) for item in held.values()):
+        # All classes warn from this line, so Python's filter shows each text once.
+        text = f"the tensors in a {type(value).__qualname__} stay as they are"
+        warnings.warn(f"{text}; give a dict, list, tuple or dataclass", stacklevel=2)

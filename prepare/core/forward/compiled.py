@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 
 from prepare.core.utils.files import printable_path
 from prepare.core.utils.process_state import PROCESS_STATE
-from prepare.core.utils.text import plural
 from prepare.errors import FileError
 
 if TYPE_CHECKING:
     from torch import nn
 
 _FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-_COMPILED = ("fxgraph_cache_miss", "fxgraph_cache_bypass")
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -48,31 +46,8 @@ def eager_if_compiled(model: nn.Module) -> Iterator[None]:
         yield
 
 
-class CacheCounts:
-    """Counts of the graphs that inductor has read from the folder, and compiled, since it was opened."""
-
-    def __init__(self) -> None:
-        self._before = _counts()
-
-    @property
-    def read(self) -> int:
-        """The graphs that were read."""
-        return self._since("fxgraph_cache_hit")
-
-    @property
-    def compiled(self) -> int:
-        """The graphs that were compiled."""
-        return sum(map(self._since, _COMPILED))
-
-    def __str__(self) -> str:
-        return f"{plural(self.read, 'graph')} read, {self.compiled} compiled"
-
-    def _since(self, name: str) -> int:
-        return _counts().get(name, 0) - self._before.get(name, 0)
-
-
 @contextmanager
-def compile_cache(folder: str | Path) -> Iterator[CacheCounts]:
+def compile_cache(folder: str | Path) -> Iterator[None]:
     """Compile into `folder`, and read from it what is there; make the first calls of a model inside.
 
     Raises:
@@ -87,18 +62,12 @@ def compile_cache(folder: str | Path) -> Iterator[CacheCounts]:
     before = os.environ.get(_FOLDER)
     os.environ[_FOLDER] = str(path)
     try:
-        yield CacheCounts()
+        yield
     finally:
         if before is None:
             os.environ.pop(_FOLDER, None)
         else:
             os.environ[_FOLDER] = before
-
-
-def _counts() -> dict[str, int]:
-    from torch._dynamo.utils import counters
-
-    return dict(counters["inductor"])
 
 
 @contextmanager

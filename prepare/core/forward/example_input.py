@@ -201,38 +201,24 @@ def _holds_mappings(value: Any) -> bool:
 
 
 def _bound_problems(spec: TensorSpec) -> Iterator[tuple[str, str, str]]:
-    low, high = spec.low, spec.high
-    if spec.dtype in INTEGERS:
-        if high is None:
-            remedy = "give the first number that is too high, as in input.high=1000 for 0 to 999"
-            yield "high", f"is missing for {spec.dtype}", remedy
-        unfit = list(_unfit_integers(spec))
-        yield from unfit
-        if unfit or high is None:
-            return
-    elif spec.dtype not in FLOATS or (low is None and high is None):
-        return
-    first, last = spec.bounds()
-    if first < last:
-        return
-    if high is None:
-        remedy = f"give one above low, which is {low}; without it values end at 1"
-        yield "high", "is missing", remedy
-    elif low is None:
-        remedy = f"give one below high, which is {high}; without it values start at 0"
-        yield "low", "is missing", remedy
-    else:
-        yield "high", f"{high} is not above low, which is {low}", "values are in [low, high)"
-
-
-def _unfit_integers(spec: TensorSpec) -> Iterator[tuple[str, str, str]]:
-    signed = not spec.dtype.startswith("u")
-    bits = int(spec.dtype.removeprefix("u").removeprefix("int")) - signed
-    # `high` itself is not drawn; torch does not accept 2**63.
-    limits = (("low", spec.low, 2**bits - 1), ("high", spec.high, min(2**bits, 2**63 - 1)))
-    for key, bound, last in limits:
-        if isinstance(bound, float) and not bound.is_integer():
-            remedy = f"give one, as the dtype is {spec.dtype}"
-            yield key, f"{bound!r} is not a whole number", remedy
-        elif bound is not None and not -(2**bits) * signed <= bound <= last:
-            yield key, f"{bound} is out of range for {spec.dtype}", "choose another input.dtype"
+    low, high = spec.bounds()
+    if spec.dtype in INTEGERS and spec.high is None:
+        remedy = "give the first number that is too high, as in input.high=1000 for 0 to 999"
+        yield "high", f"is missing for {spec.dtype}", remedy
+    elif not low < high:
+        key = "high" if spec.low is not None else "low"
+        remedy = "values are in [low, high), by default in [0, 1)"
+        yield key, f"[{low}, {high}) holds no number", remedy
+    elif spec.dtype in INTEGERS:
+        signed = not spec.dtype.startswith("u")
+        bits = int(spec.dtype.lstrip("uint")) - signed
+        # `high` itself is not drawn; torch does not accept 2**63.
+        for key, bound, last in (
+            ("low", low, 2**bits - 1),
+            ("high", high, min(2**bits, 2**63 - 1)),
+        ):
+            if bound != int(bound):
+                remedy = f"give one, as the dtype is {spec.dtype}"
+                yield key, f"{bound!r} is not a whole number", remedy
+            elif not -(2**bits) * signed <= bound <= last:
+                yield key, f"{bound} is out of range for {spec.dtype}", "choose another input.dtype"

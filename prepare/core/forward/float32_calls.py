@@ -7,7 +7,7 @@ equal hooks are recognised.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.fx.proxy import TraceError
 
-from prepare.core.forward.nested import map_tensors
+from prepare.core.forward.call import map_tensors
 from prepare.core.model.module_tree import remove_hooks
 from prepare.core.model.scripting import NotScriptable
 from prepare.core.utils.wording import option
@@ -42,7 +42,7 @@ class CastArguments(NotScriptable):
                 f"torch.fx.symbolic_trace cannot trace {type(module).__name__}, which half keeps in"
             )
             raise TraceError(f"{text} {self.dtype}: {_REMEDY}")
-        return _mapped(self._cast, args), _mapped(self._cast, kwargs)
+        return map_tensors(self._cast, args), map_tensors(self._cast, kwargs)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.dtype) if tensor.dtype in _LOW else tensor
@@ -57,7 +57,7 @@ class CastResults(NotScriptable):
     outside: torch.dtype
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        return _mapped(self._cast, output)
+        return map_tensors(self._cast, output)
 
     def _cast(self, tensor: Tensor) -> Tensor:
         return tensor.to(self.outside) if tensor.dtype == self.inside else tensor
@@ -99,18 +99,3 @@ def same_casts(model: nn.Module, source: nn.Module) -> Iterator[None]:
     finally:
         for module, _ in modules:
             remove_casts(module)
-
-
-def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Do as `map_tensors`, in code that torch.compile can trace for the types of Python."""
-    if not torch.compiler.is_compiling():
-        return map_tensors(change, value)
-    if isinstance(value, Tensor):
-        return change(value)
-    if type(value) is tuple:
-        return tuple(_mapped(change, item) for item in value)
-    if type(value) is list:
-        return [_mapped(change, item) for item in value]
-    if type(value) is dict:
-        return {key: _mapped(change, item) for key, item in value.items()}
-    return map_tensors(change, value)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.loan import lend, take_back
-from prepare.core.forward.nested import map_tensors
+from prepare.core.forward.call import items_of, map_tensors
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_tree import remove_hooks
 from prepare.core.model.scripting import NotScriptable
@@ -43,17 +44,19 @@ class Formatter:
 
     def tensor(self, tensor: Tensor) -> Tensor:
         """Return the formatted tensor; the same object if nothing changes. Differentiable."""
-        memory_format = self.format_of(tensor)
-        if memory_format is None:
-            return self.cast(tensor)
         device, dtype = self._target(tensor)
-        stride = canonical_stride(tensor.shape, memory_format)
-        if (device, dtype, stride) == (tensor.device, tensor.dtype, tensor.stride()):
+        memory_format = self.format_of(tensor)
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            memory_format = None  # a compiler chooses strides itself
+        stride = canonical_stride(tensor.shape, memory_format) if memory_format else None
+        if (device, dtype) == (tensor.device, tensor.dtype) and stride in (None, tensor.stride()):
             return tensor
         tensor = _within_range(tensor, dtype)
+        if stride is None:
+            return tensor.to(device, dtype, non_blocking=_may_run_on(tensor, device))
         if torch.jit.is_tracing():  # a trace loses the copy into new memory, and reads garbage
             name = "contiguous_format" if memory_format == "contiguous" else memory_format
-            return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, name))
+            return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, str(name)))
         if is_transformed():
             moved = tensor.to(device, dtype)
             return moved.contiguous() if memory_format == "contiguous" else rows_copied(moved)
@@ -62,14 +65,6 @@ class Formatter:
         # torch's copy from float32 to float16 ignores the negative bit.
         source = tensor.resolve_neg()
         return fresh.copy_(source, non_blocking=_may_run_on(source, device))
-
-    def cast(self, tensor: Tensor) -> Tensor:
-        """Return the tensor with the device and dtype, and its own strides; the same if nothing changes."""
-        device, dtype = self._target(tensor)
-        if (device, dtype) == (tensor.device, tensor.dtype):
-            return tensor
-        tensor = _within_range(tensor, dtype)
-        return tensor.to(device, dtype, non_blocking=_may_run_on(tensor, device))
 
     def format_of(self, tensor: Tensor) -> str | None:
         """Return the memory format for the tensor; None leaves its strides as they are."""
@@ -81,12 +76,10 @@ class Formatter:
         return None
 
     def _target(self, tensor: Tensor) -> tuple[torch.device, torch.dtype]:
-        device, dtype = tensor.device, tensor.dtype
-        if self.device is not None and not _is_on(device, self.device):
-            device = self.device
-        if self.dtype is not None and tensor.is_floating_point():
-            dtype = self.dtype
-        return device, dtype
+        device, dtype = self.device or tensor.device, self.dtype or tensor.dtype
+        if device.index is None and device.type == tensor.device.type:
+            device = tensor.device
+        return device, dtype if tensor.is_floating_point() else tensor.dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,8 +95,12 @@ class FormatHook(NotScriptable):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
-        change, cast = self.formatter.tensor, self.formatter.cast
-        return lend(module, args, kwargs, change=change, cast=cast)
+        new_args, new_kwargs = self.formatter((args, kwargs))
+        if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed():
+            return new_args, new_kwargs
+        given = _Arguments(new_args)
+        given.made = [(m, _content(m)) for m in _made((args, kwargs), (new_args, new_kwargs))]
+        return given, new_kwargs
 
     def is_on(self, model: nn.Module) -> bool:
         """Return whether `model` has a hook equal to this one."""
@@ -113,22 +110,48 @@ class FormatHook(NotScriptable):
         """Register the hook before all others, and remove any other formatting hook."""
         FormatHook.remove(model)
         model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
-        model.register_forward_hook(TakeBackHook(), always_call=True)
+        model.register_forward_hook(WarnHook())
 
     @staticmethod
     def remove(model: nn.Module) -> None:
         """Remove every formatting hook from `model`."""
-        remove_hooks(model, FormatHook, TakeBackHook)
+        remove_hooks(model, FormatHook, WarnHook)
 
 
 @dataclasses.dataclass(frozen=True)
-class TakeBackHook(NotScriptable):
-    """A forward hook that gives the caller its arguments back, with what forward has written into them."""
+class WarnHook(NotScriptable):
+    """A forward hook that warns if forward has written into a copy that formatting made of an argument."""
 
     step = "input_format"
 
     def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        take_back(module)
+        if any(_content(copy) != before for copy, before in getattr(args, "made", ())):
+            warnings.warn(
+                f"{type(module).__name__}.forward wrote into an argument that input_format had copied; the "
+                "caller's is as it was: set attach=false, and give the model pipeline.format(batch)",
+                stacklevel=2,
+            )
+
+
+class _Arguments(tuple[Any, ...]):  # noqa: SLOT001  torch hands it on to the hook after forward
+    """The arguments of a call, with the copies in them and the content of each."""
+
+    made: list[tuple[Any, Any]]
+
+
+def _made(before: Any, after: Any) -> Iterator[Any]:
+    """Yield the tensors and containers in `after` that are not the caller's own."""
+    if after is not before:
+        yield after
+        for (_, old), (_, new) in zip(items_of(before), items_of(after), strict=True):
+            yield from _made(old, new)
+
+
+def _content(made: Any) -> Any:
+    """Return what is another value once a tensor or a container is written to."""
+    if isinstance(made, Tensor):
+        return None if made.is_inference() else made._version
+    return [(key, id(item)) for key, item in items_of(made)]
 
 
 def _channels_are_last(shape: torch.Size) -> bool:
@@ -175,7 +198,3 @@ def _may_run_on(tensor: Tensor, device: torch.device) -> bool:
     """
     is_sent = tensor.device.type == "cpu" and device.type not in ("cpu", "meta")
     return is_sent and not torch.compiler.is_compiling() and tensor.is_pinned()
-
-
-def _is_on(device: torch.device, target: torch.device) -> bool:
-    return device == target or (target.index is None and device.type == target.type)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,18 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
-from prepare.core.forward.autocast import autocast, device_of
+from prepare.core.forward.call import describe
 from prepare.core.forward.compiled import contains_compiled
 from prepare.core.forward.explain_error import explained
-from prepare.core.forward.nested import describe
-from prepare.core.forward.unchanged import OF_HOOKS, unchanged, without_gradients
+from prepare.core.forward.torch_state import autocast, device_of
+from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.model.memory_format import FORMATS, satisfied, takes
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
-from prepare.core.model.tensors import computed_names
-from prepare.core.utils.signals import held_interrupts, interruptible
-from prepare.core.utils.text import plural
+from prepare.core.model.tensors import is_strided
+from prepare.core.utils.process_state import interruptible
 
 if TYPE_CHECKING:
     from prepare.core.forward.example_input import Example
@@ -52,26 +50,6 @@ class LayoutCount:
     gave: int
     of: int
     ambiguous: int
-
-
-def own_changes(model: nn.Module, forward: Forward) -> str:
-    """Return a sentence on the values that the model changes in its own calls; empty if there are none.
-
-    Left out are weights that are computed anew, and the running statistics of torch's norms in training.
-    """
-    changed = {}
-    for name, module in model.named_modules():
-        left_out = {*computed_names(module), *vars(nn.Module()), OF_HOOKS}
-        if module.training and isinstance(module, _NormBase):
-            left_out |= {*module._buffers}
-        if names := [each for each in forward.changed.get(name, ()) if each not in left_out]:
-            changed[name or type(module).__name__] = names
-    if not changed:
-        return ""
-    first, names = next(iter(changed.items()))
-    more = f", and {plural(len(changed) - 1, 'more module')}" if len(changed) > 1 else ""
-    what = f"{', '.join(names)} of {first}{more}"
-    return f"a call changes values that the model keeps: {what}; the calls of a run are undone"
 
 
 @contextmanager
@@ -113,14 +91,8 @@ def count_layouts(calls: list[ConvCall], formats: Iterable[str] = ()) -> list[La
 
 def _record(name: str, calls: list[ConvCall], _module: Any, _args: Any, output: Any) -> None:
     if isinstance(output, Tensor):
-        calls.append(ConvCall(name, output.dim(), _formats(output)))
-
-
-def _formats(tensor: Tensor) -> tuple[str, ...]:
-    try:
-        return satisfied(tensor.shape, tensor.stride())
-    except RuntimeError:  # sparse, nested and mkldnn tensors have no strides
-        return ()
+        fits = satisfied(output.shape, output.stride()) if is_strided(output) else ()
+        calls.append(ConvCall(name, output.dim(), fits))
 
 
 def _count(calls: list[ConvCall], name: str) -> LayoutCount:
@@ -134,15 +106,11 @@ def _count(calls: list[ConvCall], name: str) -> LayoutCount:
 
 @dataclass(frozen=True)
 class Forward:
-    """The inputs and the output of one forward, in words, and the calls of its convolutions.
-
-    `changed` holds the attributes and tensors that the forward gave other values, by the names of modules.
-    """
+    """The inputs and the output of one forward, in words, and the calls of its convolutions."""
 
     inputs: str
     output: str
     calls: list[ConvCall]
-    changed: Mapping[str, list[str]]
     seconds: float
 
 
@@ -157,12 +125,12 @@ def run_example(model: nn.Module, example: Example, *, amp: str = "none") -> For
     inputs = describe([*example.args, *example.kwargs.values()])
 
     def run() -> Forward:
-        with held_interrupts(), unchanged(model, example.args, example.kwargs) as state:
+        with unchanged(model, example.args, example.kwargs):
             begin = time.perf_counter()
             with watch(model) as calls, autocast(amp, device_of([model])):
                 output = interruptible(model, *example.args, **example.kwargs)
             seconds, words = time.perf_counter() - begin, describe(output)
-        return Forward(inputs, words, calls, state.changed, seconds)
+        return Forward(inputs, words, calls, seconds)
 
     try:
         return without_gradients(run)

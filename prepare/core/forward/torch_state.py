@@ -1,17 +1,24 @@
-"""Read, set and restore the settings of torch and of the process."""
+"""Read, set and restore the settings of torch and of the process, autocast among them."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pickle
 import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import torch
 
 from prepare.core.utils.process_state import PROCESS_STATE
+from prepare.core.utils.suggest import choose, meant
+from prepare.errors import RefusedError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _NHWC = "PYTORCH_MIOPEN_SUGGEST_NHWC"
 # A value that torch refuses to read: its older and newer switches were set to different things.
@@ -75,21 +82,13 @@ def _saved(settings: Iterable[_Setting]) -> Callable[[], None]:
 
     def restore() -> None:
         for setting, value in values:
+            now = setting.read()
+            same = torch.equal(now, value) if isinstance(value, torch.Tensor) else now == value
             # Some settings reach into other threads, even if the value is the same.
-            if value is not MIXED and not _equal(setting.read(), value):
+            if value is not MIXED and not same:
                 setting.set(value)
 
     return restore
-
-
-def _equal(now: Any, before: Any) -> bool:
-    if isinstance(before, list):  # the fields of random states
-        return now is not None and all(map(_equal, now, before))
-    if isinstance(before, dict):  # the state of NumPy, with an array in it
-        return all(_equal(now[key], value) for key, value in before.items())
-    if hasattr(before, "tobytes"):
-        return now.tobytes() == before.tobytes()
-    return torch.equal(now, before) if isinstance(before, torch.Tensor) else bool(now == before)
 
 
 def _attribute(owner: Any, name: str) -> _Setting:
@@ -121,14 +120,14 @@ def _set_nhwc(value: bool | None) -> None:  # noqa: FBT001
         os.environ[_NHWC] = str(int(value))
 
 
-def _numpy_state() -> Any:
+def _numpy_state() -> bytes | None:
     numpy = sys.modules.get("numpy")
-    return None if numpy is None else numpy.random.get_state(legacy=False)
+    return None if numpy is None else pickle.dumps(numpy.random.get_state())
 
 
-def _set_numpy_state(state: Any) -> None:
+def _set_numpy_state(state: bytes | None) -> None:
     if state is not None:
-        sys.modules["numpy"].random.set_state(state)
+        sys.modules["numpy"].random.set_state(pickle.loads(state))  # noqa: S301  this process wrote it
 
 
 def _autocast() -> tuple[tuple[bool, torch.dtype], ...]:
@@ -141,16 +140,11 @@ def _set_autocast(values: tuple[tuple[bool, torch.dtype], ...]) -> None:
         torch.set_autocast_dtype(device, dtype)
 
 
-def _attention(kernel: str) -> _Setting:
-    cuda = torch.backends.cuda
-    return _Setting(getattr(cuda, f"{kernel}_sdp_enabled"), getattr(cuda, f"enable_{kernel}_sdp"))
+def _device_states() -> torch.Tensor | None:
+    return torch.stack(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else None
 
 
-def _device_states() -> list[torch.Tensor] | None:
-    return torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-
-
-def _set_device_states(states: list[torch.Tensor] | None) -> None:
+def _set_device_states(states: torch.Tensor | None) -> None:
     if states is not None:
         torch.cuda.set_rng_state_all(states)
 
@@ -177,7 +171,48 @@ _SETTINGS = (
     _Setting(random.getstate, random.setstate),
     _Setting(_numpy_state, _set_numpy_state),
     _Setting(_autocast, _set_autocast),
-    _Setting(torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
-    _Setting(torch.is_anomaly_enabled, torch.set_anomaly_enabled),
-    *map(_attention, ("flash", "mem_efficient", "math", "cudnn")),
 )
+
+
+Amp = Literal["none", "bfloat16", "float16"]
+
+
+def read_amp(amp: object) -> Amp:
+    """Return the word for `amp`, such as `bfloat16` for `bf16` or torch's object.
+
+    Raises:
+        RefusedError: it is not one of none, bfloat16 and float16.
+    """
+    if (known := meant(amp, get_args(Amp))) is None:
+        raise RefusedError("amp", f"{amp!r} is not allowed", choose(str(amp), get_args(Amp)))
+    return cast("Amp", known)
+
+
+def autocast(amp: str, device: torch.device) -> AbstractContextManager[Any]:
+    """Return a context for a forward on `device`; with `none`, an autocast region around it has no effect.
+
+    torch keeps the casts of weights until the outermost region ends, so a weight whose data was exchanged
+    would still be used with its old values. Here each cast is made anew. That costs nothing unless a
+    forward uses a weight twice.
+
+    Raises:
+        RefusedError: torch has no autocast for this device.
+    """
+    kind = device.type
+    if amp == "none":
+        if kind == "meta" or not torch.is_autocast_enabled(kind):
+            return contextlib.nullcontext()
+        return torch.autocast(kind, enabled=False)
+    if not torch.amp.is_autocast_available(kind):
+        wrong = f"torch has no autocast for {kind}"
+        raise RefusedError("amp", wrong, "choose amp=none, or another device")
+    return torch.autocast(kind, getattr(torch, amp), cache_enabled=False)
+
+
+def device_of(models: Iterable[nn.Module], tensors: Iterable[torch.Tensor] = ()) -> torch.device:
+    """Return the device of the first parameter or buffer of `models`, else of the first of `tensors`."""
+    own = (t for model in models for each in (model.parameters(), model.buffers()) for t in each)
+    first = next(own, None)
+    if first is None:
+        first = next(iter(tensors), None)
+    return torch.device("cpu") if first is None else first.device

@@ -1,45 +1,43 @@
-"""Leave a model, its inputs and the process as they were before a call of ours."""
+"""Leave a model, its inputs and the process as they were before a call of ours.
+
+Not restored is what no public network was seen to change in its forward: what lies deeper than one container
+or plain object in an attribute, global variables, data of classes. An array of numpy may be a mapped file,
+larger than the memory: it is neither copied nor restored.
+"""
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+import random
+import sys
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from functools import cache, partial
 from operator import is_
 from types import FunctionType, MethodType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.holders import (
-    CELL,
-    CLASS,
-    CONTAINER,
-    GLOBALS,
-    OBJECT,
-    SIMPLE,
-    Holder,
-    Place,
-    access_of,
-    is_foreign,
-    reset_of,
-    scripted,
-)
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.devices import free_memory
-from prepare.core.model.tensors import is_plain, stored_values
-from prepare.core.utils.signals import held_interrupts
+from prepare.core.model.tensors import is_expanded, is_plain, stored_values
+from prepare.core.utils.process_state import held_interrupts
 from prepare.errors import RefusedError
 
 _T = TypeVar("_T")
-# Containers and objects below an attribute of a module; what is deeper belongs to something else.
-_DEPTH = 7
-OF_HOOKS = "its hooks"
-_HOOKS = frozenset(key for key in vars(nn.Module()) if key.endswith("_hooks"))
+# Containers and objects that are entered: in an attribute, at an object with a hook, and in an argument, as a
+# cache of keys and values is.
+_IN_ATTRIBUTE, _AT_HOOK, _IN_ARGUMENT = 1, 2, 6
 # The copies may take this part of the free main memory.
 _PART = 0.5
+# An OrderedDict has an order of its own, which the methods of dict do not keep.
+_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
+_SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None), range, torch.Size})
+_SIMPLE |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
+_FOREIGN = {"torch", "numpy", "prepare", *sys.stdlib_module_names} - {"types"}  # SimpleNamespace
+_HOOKS = frozenset(key for key in vars(nn.Module()) if key.endswith("_hooks"))
 
 
 @contextmanager
@@ -51,17 +49,15 @@ def unchanged(
 ) -> Iterator[ModelState]:
     """Restore the model, `inputs`, and the global state of torch and of the process at the end of the block.
 
-    Restored are the class, attributes, hooks and mode of each module, what containers, objects, random
-    generators and the closures of hooks hold, gradients, and the values of tensors, bit for bit; also if the
-    block raises or is interrupted. Inside it no parameter has a gradient. Out of reach are global variables
-    and files that a forward writes, the place of a Python generator, and objects of the classes of torch
-    and of the standard library.
+    Restored are the class, attributes, hooks and mode of each module, what a container, plain object or
+    random generator in an attribute holds, lists and dicts in the closures of hooks, gradients, and the
+    values of tensors, bit for bit; also if the block raises. Inside it no parameter has a gradient, and
+    Ctrl-C waits, except in a call by `interruptible`; the third one does not wait.
 
     The memory of all tensors is copied before, compared afterwards, and written only where it differs. A
     write through `.data` leaves no version behind, and only a copy undoes it. Memory that is shared is copied
-    once, into main memory; it takes about as long as one pass of a forward over its weights. Where half of
-    the free memory does not hold the copies of all Parameters, some are not copied, and a call that changes
-    the version of one of these raises RefusedError.
+    once, into main memory. Where half of the free memory does not hold all copies, some Parameters are not
+    copied, and a call that changes the version of one of these raises RefusedError.
 
     Args:
         model: its modules may be shared, scripted or compiled.
@@ -70,7 +66,7 @@ def unchanged(
             Memory that no stand-in shares is not copied.
         values: which tensors may be written inside the block; all by default.
     """
-    with isolated():
+    with held_interrupts(may_hang=True), isolated():
         state = ModelState(model, inputs)
         try:
             state.begin(stand_in, values)
@@ -99,30 +95,48 @@ def without_gradients(run: Callable[[], _T]) -> _T:
             raise error from None
 
 
+def real_stand_in(tensor: Tensor) -> Tensor:
+    """Return a parameter that shares the values but not the gradient, or a copy of a buffer."""
+    if isinstance(tensor, nn.Parameter):
+        alias = tensor.detach()
+        return nn.Parameter(alias, tensor.requires_grad) if is_plain(tensor) else tensor
+    return copy_of(tensor)
+
+
+def copy_of(tensor: Tensor) -> Tensor:
+    """Return a copy with the exact strides of the original, as a leaf."""
+    if not is_plain(tensor) or is_expanded(tensor):
+        return tensor.detach().requires_grad_(tensor.requires_grad)
+    with torch.no_grad():
+        copy = torch.empty_strided(
+            tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device
+        ).copy_(tensor)
+    return copy.requires_grad_(tensor.requires_grad)
+
+
 class ModelState:
     """All that a call of a model may change: found when this is made, and written back by `restore`.
 
-    `stand_ins` holds what replaces each tensor, by the tensor's id. After `restore`, `changed` holds what had
-    another value: the attributes and tensors, by the names of the modules that hold them.
+    `stand_ins` holds what replaces each tensor, by the tensor's id.
     """
 
     def __init__(self, model: nn.Module, inputs: Any = ()) -> None:
         self.stand_ins: dict[int, Tensor] = {}
-        self.changed: dict[str, list[str]] = {}
-        self._seen: dict[int, Any] = {}
+        self._model = model
+        self._seen: dict[int, Any] = {}  # with the object, which keeps its id from being used again
         self._fixed: set[int] = set()  # tensors of scripted modules, which cannot be replaced
-        self._holders: list[Holder] = []
+        self._classes: list[tuple[nn.Module, type]] = []
+        # A container or the attributes of an object, its keys, and its values.
+        self._held: list[tuple[Any, list[Any], list[Any]]] = []
         self._empty: list[dict[Any, Any]] = []  # the tables of hooks: most of what a module has
-        self._tensors: list[_Held] = []
-        self._resets: list[tuple[Place, Callable[[], object]]] = []
-        self._memory: list[tuple[Place, Any, Tensor]] = []
-        self._not_copied: list[tuple[Place, Tensor, int]] = []
-        modules = dict(model.named_modules())
-        self._modules = {id(module) for module in modules.values()}
-        for name, module in modules.items():
-            self._visit_module(module, (name, ""), 0)
-        self._of_model = len(self._holders), len(self._tensors)
-        self._visit(inputs, ("", "the input"), 0)
+        # A tensor, whether it requires a gradient, that gradient, and an alias of its memory.
+        self._tensors: list[tuple[Tensor, bool, Tensor | None, Tensor | None]] = []
+        self._resets: list[Callable[[], object]] = []
+        self._memory: list[tuple[Any, Tensor]] = []
+        self._not_copied: list[tuple[Tensor, int]] = []
+        self._visit_modules(model)
+        self._of_model = len(self._held), len(self._tensors)
+        self._visit(inputs, _IN_ARGUMENT)
 
     def begin(
         self,
@@ -130,16 +144,18 @@ class ModelState:
         values: Callable[[Tensor], bool] = lambda _: True,
     ) -> None:
         """Set gradients aside, replace the tensors of the model, and copy the memory that may change."""
-        holders, tensors = self._of_model
-        for held in self._tensors:
-            if held.gradient is not None:
-                held.tensor.grad = None
+        held, tensors = self._of_model
+        for tensor, _, gradient, _ in self._tensors:
+            if gradient is not None:
+                tensor.grad = None
         if stand_in is not None:
-            for _, tensor, *_ in self._tensors[:tensors]:
+            for tensor, *_ in self._tensors[:tensors]:
                 if id(tensor) not in self._fixed:
                     self.stand_ins[id(tensor)] = stand_in(tensor)
-            for holder in self._holders[:holders]:
-                holder.replace(self._swapped)
+            for owner, keys, before in self._held[:held]:
+                after = [v if type(v) in _SIMPLE else self._swapped(v) for v in before]
+                if not _same(before, after):
+                    _fill(owner, keys, after)
         self._copy_memory(values)
 
     def restore(self) -> None:
@@ -148,48 +164,41 @@ class ModelState:
         Raises:
             RefusedError: the call wrote into a parameter of which there is no copy.
         """
-        self._restore_holders()
-        for place, reset in self._resets:
-            if reset():
-                self._note(place)
-        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-            for place, tensor, requires_grad, gradient, alias in self._tensors:
-                if alias is not None and _place_of(tensor) != _place_of(alias):
-                    tensor.data = alias
-                    self._note(place)
-                if tensor.requires_grad != requires_grad and tensor.is_leaf:
-                    tensor.requires_grad_(requires_grad)
-                if requires_grad and tensor.is_leaf and tensor.grad is not gradient:
-                    tensor.grad = gradient
-            for place, storage, values in self._memory:
-                if storage.nbytes() != values.nbytes:
-                    storage.resize_(values.nbytes)
-                if not torch.equal(_bits_of(storage).cpu(), values):
-                    _bits_of(storage).copy_(values)
-                    self._note(place)
-        self._check_not_copied()
-
-    def _restore_holders(self) -> None:
-        for holder in self._holders:
-            if (names := holder.restore()) is not None:
-                name, inside = holder.place
-                # The tables of a module hold its own names, a container in an attribute others.
-                for each in [inside] if inside else names:
-                    self._note((name, each))
+        for module, kind in self._classes:
+            if type(module) is not kind:
+                object.__setattr__(module, "__class__", kind)
+        for owner, keys, values in self._held:
+            now = _content(owner)
+            if not (_same(now[0], keys) and _same(now[1], values)):
+                _fill(owner, keys, values)
         for hooks in filter(None, self._empty):
             hooks.clear()
+        for reset in self._resets:
+            reset()
+        self._restore_tensors()
+        for tensor, version in self._not_copied:
+            if tensor._version != version:
+                named = self._model.named_parameters()
+                name = next((name for name, each in named if each is tensor), "a tensor")
+                wrong = (
+                    "is written by a forward, and the free memory does not hold a copy to restore"
+                )
+                raise RefusedError(name, wrong, "build the model again, where more memory is free")
 
-    def _check_not_copied(self) -> None:
-        lost = [place for place, tensor, before in self._not_copied if tensor._version != before]
-        if lost:
-            wrong = "is written by a forward, and the free memory does not hold a copy to restore"
-            remedy = "build the model again, where more memory is free"
-            raise RefusedError(".".join(filter(None, lost[0])), wrong, remedy)
-
-    def _note(self, place: Place) -> None:
-        names = self.changed.setdefault(place[0], [])
-        if place[1] not in names:
-            names.append(place[1])
+    def _restore_tensors(self) -> None:
+        with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+            for tensor, requires_grad, gradient, alias in self._tensors:
+                if alias is not None and _memory_of(tensor) != _memory_of(alias):
+                    tensor.data = alias
+                if tensor.is_leaf and tensor.requires_grad != requires_grad:
+                    tensor.requires_grad_(requires_grad)
+                if tensor.is_leaf and requires_grad and tensor.grad is not gradient:
+                    tensor.grad = gradient
+            for storage, bits in self._memory:
+                if storage.nbytes() != bits.nbytes:
+                    storage.resize_(bits.nbytes)
+                if not torch.equal(_bits_of(storage).cpu(), bits):
+                    _bits_of(storage).copy_(bits)
 
     def _swapped(self, value: Any) -> Any:
         """Return what replaces a tensor, or a tuple with tensors; any other value itself."""
@@ -197,127 +206,150 @@ class ModelState:
             return self.stand_ins.get(id(value), value)
         if isinstance(value, tuple):
             items = list(map(self._swapped, value))
-            if not all(map(is_, items, value)):
+            if not _same(items, value):
                 return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
         return value
 
     # ----------------------------------------------------------------------------------- what there is
 
-    def _visit(self, value: Any, place: Place, depth: int) -> None:
-        kind = type(value)
-        if kind in SIMPLE or id(value) in self._seen or id(value) in self._modules:
-            return
-        self._seen[id(value)] = value  # the object, which also keeps its id from being used again
-        if isinstance(value, Tensor):
-            self._visit_tensor(value, place)
-        elif depth > _DEPTH:
-            return
-        elif isinstance(value, nn.Module):
-            self._visit_module(value, place, depth)
-        elif isinstance(value, tuple):
-            self._visit_all(value, place, depth)
-        elif (reset := reset_of(value)) is not None:
-            self._resets.append((place, reset))
-        elif (access := access_of(value)) is not None:
-            self._hold(value, place, depth, access)
+    def _visit_modules(self, root: nn.Module) -> None:
+        modules = [module for module in root.modules() if id(module) not in self._seen]
+        self._seen |= {id(module): module for module in modules}
+        for module in modules:
+            self._visit_module(module)
 
-    def _visit_all(self, values: Iterable[Any], place: Place, depth: int) -> None:
-        for value in values:
-            if type(value) not in SIMPLE:
-                self._visit(value, place, depth + 1)
-
-    def _hold(self, owner: Any, place: Place, depth: int | None, kind: Any) -> None:
-        self._holders.append(holder := Holder(owner, place, *kind, *kind[0](owner)))
-        if depth is not None:
-            self._visit_all(holder.values, place, depth)
-
-    def _visit_tensor(self, tensor: Tensor, place: Place) -> None:
-        is_parameter = tensor.is_leaf and tensor.requires_grad
-        gradient = tensor.grad if is_parameter else None
-        alias = tensor.detach() if is_plain(tensor) else None
-        self._tensors.append(_Held(place, tensor, tensor.requires_grad, gradient, alias))
-
-    def _visit_module(self, module: nn.Module, place: Place, depth: int) -> None:
-        name, inside = place
-        self._hold(module, place, None, OBJECT)
+    def _visit_module(self, module: nn.Module) -> None:
+        self._classes.append((module, type(module)))
+        self._hold(vars(module))
         for key, value in list(vars(module).items()):
             if key in ("_parameters", "_buffers", "_modules") and isinstance(value, dict):
-                self._hold(value, place, None, CONTAINER)
-                for each, held in value.items():
-                    self._visit(held, (name, inside or each), depth + 1)
+                for each in self._hold(value):
+                    self._visit(each, 0)
             elif key in _HOOKS and not value and type(value) in (dict, OrderedDict):
                 self._empty.append(value)
             elif key in _HOOKS and isinstance(value, dict):
-                self._hold(value, place, None, CONTAINER)
-                for hook in value.values():
-                    self._visit_hook(hook, (name, OF_HOOKS), depth)
-            elif type(value) not in SIMPLE:
-                self._visit(value, (name, inside or key), depth + 1)
+                for hook in self._hold(value):
+                    self._visit_hook(hook)
+            else:
+                self._visit(value, _IN_ATTRIBUTE)
         if isinstance(module, torch.jit.ScriptModule):
-            tensors = (*module.named_parameters(), *module.named_buffers())
-            own = ((each, tensor, None) for each, tensor in tensors)
-            for each, value, reset in (*own, *scripted(module)):
-                self._fixed.add(id(value))
-                self._visit(value, (name, inside or each), depth)
-                if reset is not None:
-                    self._resets.append(((name, inside or each), reset))
-        for cls in type(module).__mro__:
-            if id(cls) not in self._seen and not is_foreign(cls.__module__):
-                self._seen[id(cls)] = cls
-                self._hold(cls, place, depth + 1, CLASS)
+            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
+                self._fixed.add(id(tensor))
+                self._visit(tensor, 0)
 
-    def _visit_hook(self, hook: Any, place: Place, depth: int) -> None:
-        """Visit what a hook of the user's keeps: defaults, closure, and the globals that it names.
+    def _visit(self, value: Any, depth: int) -> None:
+        """Visit a value; enter so many containers and objects in it."""
+        if type(value) in _SIMPLE or id(value) in self._seen:
+            return
+        if isinstance(value, nn.Module):
+            self._visit_modules(value)
+        elif isinstance(value, tuple):
+            for each in value:
+                self._visit(each, depth)
+        elif isinstance(value, Tensor):
+            self._seen[id(value)] = value
+            gradient = value.grad if value.is_leaf and value.requires_grad else None
+            alias = value.detach() if is_plain(value) else None
+            self._tensors.append((value, value.requires_grad, gradient, alias))
+        elif (reset := _reset_of(value)) is not None:
+            self._resets.append(reset)
+        elif depth and (isinstance(value, _CONTAINERS) or _is_entered(type(value))):  # type: ignore[arg-type]
+            self._seen[id(value)] = value
+            own = isinstance(value, _CONTAINERS)
+            for each in self._hold(value if own else object.__getattribute__(value, "__dict__")):
+                self._visit(each, depth - 1)
 
-        Not the functions of a model: what their closures hold is no part of it, and may be why it differs
-        from call to call.
-        """
-        if isinstance(hook, MethodType):
-            self._visit(hook.__self__, place, depth)
-        elif isinstance(hook, partial):
-            self._visit_all((hook.args, hook.keywords), place, depth)
-            self._visit_hook(hook.func, place, depth)
+    def _visit_hook(self, hook: Any) -> None:
+        """Visit what a hook of the user's keeps, but no module that its closure names."""
+        if isinstance(hook, partial):
+            self._visit((hook.args, hook.keywords), _AT_HOOK)
+            self._visit_hook(hook.func)
         elif not isinstance(hook, FunctionType):
-            self._visit(hook, place, depth)
-        elif not is_foreign(hook.__module__):
-            self._visit_all(hook.__defaults__ or (), place, depth)
+            self._visit(hook.__self__ if isinstance(hook, MethodType) else hook, _AT_HOOK)
+        elif not _is_foreign(hook.__module__):
             for cell in hook.__closure__ or ():
-                self._hold(cell, place, depth, CELL)
-            self._hold(hook, place, depth, GLOBALS)
+                with suppress(ValueError):  # nothing is assigned yet
+                    if isinstance(cell.cell_contents, _CONTAINERS):
+                        self._visit(cell.cell_contents, _IN_ATTRIBUTE)
+
+    def _hold(self, container: Any) -> list[Any]:
+        keys, values = _content(container)
+        self._held.append((container, keys, values))
+        return values
 
     # -------------------------------------------------------------------------------------- values
 
     def _copy_memory(self, values: Callable[[Tensor], bool]) -> None:
         free, copied = free_memory(torch.device("cpu")), set[int]()
         left = float("inf") if free is None else _PART * free
+        tensors = [tensor for tensor, *_ in self._tensors if values(tensor)]
         # First what is small, and changes most.
-        tensors = [held for held in self._tensors if values(held.tensor)]
-        tensors.sort(key=lambda held: isinstance(held.tensor, nn.Parameter))
-        for place, tensor, *_ in tensors:
-            stand_in = self.stand_ins.get(id(tensor), tensor)
-            in_use = {storage._cdata for storage in _storages(stand_in)}
+        for tensor in sorted(tensors, key=lambda each: isinstance(each, nn.Parameter)):
+            used = {each._cdata for each in _storages(self.stand_ins.get(id(tensor), tensor))}
             for storage in _storages(tensor):
-                if storage._cdata not in in_use or storage._cdata in copied:
+                if storage._cdata not in used or storage._cdata in copied:
                     continue
                 copied.add(storage._cdata)
                 if storage.nbytes() > left:
-                    self._not_copied.append((place, tensor, tensor._version))
+                    self._not_copied.append((tensor, tensor._version))
                     continue
                 left -= storage.nbytes()
-                self._memory.append((place, storage, _bits_of(storage).to("cpu", copy=True)))
+                self._memory.append((storage, _bits_of(storage).to("cpu", copy=True)))
 
 
-class _Held(NamedTuple):
-    """A tensor: its former state, and an alias of its memory if that can be set again."""
-
-    place: Place
-    tensor: Tensor
-    requires_grad: bool
-    gradient: Tensor | None
-    alias: Tensor | None
+@cache
+def _base(kind: Any) -> Any:
+    """Return the class whose methods read and write a container; a subclass may refuse changes."""
+    return next(base for base in _CONTAINERS if issubclass(kind, base))
 
 
-def _place_of(tensor: Tensor) -> tuple[object, ...]:
+def _content(container: Any) -> tuple[list[Any], list[Any]]:
+    base = _base(type(container))  # type: ignore[arg-type]
+    keys = list(base.__iter__(container))
+    return (keys, list(base.values(container))) if issubclass(base, dict) else ([], keys)
+
+
+def _same(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(map(is_, first, second))
+
+
+def _fill(container: Any, keys: list[Any], values: list[Any]) -> None:
+    base = _base(type(container))  # type: ignore[arg-type]
+    base.clear(container)
+    if issubclass(base, dict):
+        for key, value in zip(keys, values, strict=True):
+            base.__setitem__(container, key, value)
+    else:
+        (base.update if base is set else base.extend)(container, values)
+
+
+@cache
+def _is_foreign(module: str | None) -> bool:
+    return str(module).partition(".")[0] in _FOREIGN
+
+
+@cache
+def _is_entered(kind: Any) -> bool:
+    """Return whether objects of a class may be a part of a model: not those of torch and of Python."""
+    return kind.__dictoffset__ != 0 and not (issubclass(kind, type) or _is_foreign(kind.__module__))
+
+
+def _reset_of(value: Any) -> Callable[[], object] | None:
+    """Return a function that sets a random generator back; None for anything else."""
+    if isinstance(value, torch.Generator):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, random.Random):
+        return partial(value.setstate, value.getstate())
+    if (numpy := sys.modules.get("numpy")) is None:
+        return None
+    if isinstance(value, numpy.random.RandomState):
+        return partial(value.set_state, value.get_state())
+    if isinstance(value, numpy.random.Generator):
+        return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
+    return None
+
+
+def _memory_of(tensor: Tensor) -> tuple[object, ...]:
     bits = tensor.is_conj(), tensor.is_neg()
     return tensor.data_ptr(), tensor.dtype, tensor.device, tensor.shape, tensor.stride(), *bits
 

@@ -19,8 +19,7 @@ from prepare.core.model.tensors import (
     special_form,
     weight_hooks,
 )
-from prepare.core.utils.process_state import PROCESS_STATE
-from prepare.core.utils.signals import interruptible
+from prepare.core.utils.process_state import PROCESS_STATE, interruptible
 from prepare.errors import RefusedError
 
 _CASTS = {"float16": "half", "bfloat16": "bfloat16", "float32": "float", "float64": "double"}

@@ -83,7 +83,7 @@ class Issue:
     def stands(self, backend: str, torch_version: str, machine: dict[str, Any]) -> bool:
         """Return whether this version of torch has the issue on this backend (`cpu`, `cuda`).
 
-        `machine` is the identity of `prepare.core.utils.accelerator`.
+        `machine` is the identity of `prepare.core.utils.machine`.
         """
         system, *span = self.os or ("",)
         return (
@@ -130,7 +130,7 @@ def standing(
     """
     import torch
 
-    from prepare.core.utils.accelerator import accelerator
+    from prepare.core.utils.machine import accelerator
 
     machine = accelerator() if machine is None else machine
     kind = device.partition(":")[0]

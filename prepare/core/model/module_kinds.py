@@ -41,11 +41,8 @@ def is_rewritten(module: nn.Module) -> bool:
 
 def operation_of(module: nn.Module) -> str:
     """Return what a convolution runs as: `conv3d`, or the name of its rewrite, as `linear`."""
-    rewrites = (c.__module__ for c in type(module).__mro__ if c.__module__.startswith(REPAIRS[1]))
-    names = [name.removeprefix(REPAIRS[1]) for name in rewrites]
-    kinds = (kind for kind in CONVOLUTIONS if isinstance(module, kind))
-    return (
-        names[0]
-        if names
-        else next(kinds).__name__.replace("ConvTranspose", "conv_transpose").lower()
-    )
+    for cls in type(module).__mro__:
+        if cls.__module__.startswith(REPAIRS[1]):
+            return cls.__module__.removeprefix(REPAIRS[1])
+    kind = next(kind for kind in CONVOLUTIONS if isinstance(module, kind))
+    return kind.__name__.replace("ConvTranspose", "conv_transpose").lower()

@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, is_repair
-from prepare.core.utils.torch_version import check_torch
+from prepare.core.utils.packages import check_torch
 
 # The check is here, because all code that works on a model imports this file.
 check_torch(torch.__version__)
@@ -171,6 +171,12 @@ def with_bits_of(tensor: Tensor, data: Tensor) -> Tensor:
     """
     data = data.conj() if tensor.is_conj() else data
     return torch._neg_view(data) if tensor.is_neg() else data
+
+
+def lazy_parameter(model: nn.Module) -> str | None:
+    """Return the name of an uninitialized parameter or buffer, or None."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return next((name for name, tensor in named if is_lazy(tensor)), None)
 
 
 def is_plain(tensor: Tensor) -> bool:

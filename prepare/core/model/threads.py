@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import torch
 
-from prepare.core.utils.signals import interrupts_wait
+from prepare.core.utils.process_state import interrupts_wait
 
 
 @contextmanager

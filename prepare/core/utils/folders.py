@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from prepare.core.utils.files import TEMPORARY
 from prepare.core.utils.suggest import meant
 
 try:
@@ -40,28 +37,12 @@ def own_name(group: str, option: Any) -> Any:
 def cache_folder(name: str) -> Path:
     """Return `prepare/NAME` in the system's folder for caches; it may not exist."""
     home = Path("~").expanduser()
-    if folder := os.environ.get("XDG_CACHE_HOME"):
-        cache = Path(folder)
-    elif sys.platform == "darwin":
-        cache = home / "Library" / "Caches"
-    elif sys.platform == "win32":
-        cache = Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
-    else:
-        cache = home / ".cache"
-    return cache / "prepare" / name
-
-
-def ask_server(folder: Path) -> float:
-    """Return the time of the file server, in seconds: that of a new file in `folder`.
-
-    A client of NFS that has made a file in a folder also notices what others have made there; without
-    that, it may believe for a minute that a new file is missing.
-    """
-    try:
-        with tempfile.NamedTemporaryFile(prefix=".", suffix=TEMPORARY, dir=folder) as file:
-            return os.fstat(file.fileno()).st_mtime
-    except OSError:  # a folder to which this process may not write
-        return time.time()
+    systems = {
+        "darwin": home / "Library" / "Caches",
+        "win32": Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local"),
+    }
+    chosen = os.environ.get("XDG_CACHE_HOME") or systems.get(sys.platform, home / ".cache")
+    return Path(chosen) / "prepare" / name
 
 
 @contextmanager
@@ -70,18 +51,15 @@ def hold_folder(folder: Path) -> Iterator[bool]:
 
     This leaves no file in it. Without such locks (Windows, some network folders) it always yields True.
     """
-    handle = -1
-    try:
+    with ExitStack() as stack:
         held = True
-        if fcntl is not None:
-            with suppress(OSError):
-                folder.mkdir(parents=True, exist_ok=True)
-                handle = os.open(folder, os.O_RDONLY)
-                try:
+        with suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder, os.O_RDONLY)
+            stack.callback(os.close, handle)
+            try:
+                if fcntl is not None:
                     fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError:
-                    held = False
+            except BlockingIOError:
+                held = False
         yield held
-    finally:
-        if handle >= 0:
-            os.close(handle)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import sys
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields, is_dataclass
@@ -23,10 +22,6 @@ _T = TypeVar("_T")
 _Parser = Callable[[Any], Any]
 # The most bytes of a file; more than the record of a model of a hundred thousand tensors needs.
 LIMIT = 1 << 25
-# The bytes of memory that the content of a file may take, and those of one value: `{}` in a list takes 72.
-_MOST_MEMORY = 128_000_000
-_VALUE = 64
-_MOST_DIGITS = 1_000
 # The most characters of a message that come from a file.
 _LONGEST = 300
 # The report reads records, so no record imports it: it is looked up when one is shown.
@@ -53,7 +48,7 @@ def write_json(path: str | os.PathLike, data: dict[str, Any], *, lines: bool = F
     With `lines`, each key of `data` and each item of a list right under a key is on a separate
     line: this is faster, and a text diff shows which rows of a table differ. Raises FileError.
     """
-    text = json_lines(data) if lines else json.dumps(data, indent=1, allow_nan=False)
+    text = _lines(data) if lines else json.dumps(data, indent=1, allow_nan=False)
     write_text(path, text + "\n")
 
 
@@ -112,44 +107,18 @@ class JsonRecord:
     @staticmethod
     def parse(text: str) -> Any:
         """Return the content of the text of a file."""
-        return parse_json(text)
+        return json.loads(text)
 
     def as_read(self) -> Self:
-        """Return it as its reader gets it: what an earlier version wrote in the words of this one."""
+        """Return it as its reader gets it."""
         return self
 
     def content(self) -> dict[str, Any]:
         """Return what the file holds after its format and version."""
-        return asdict(self, dict_factory=_without_empty_sizes)  # type: ignore[call-overload]
+        return asdict(self)  # type: ignore[call-overload]
 
     def check(self) -> None:
         """Raise ValueError, TypeError or KeyError if a record that was read contradicts itself."""
-
-
-def _without_empty_sizes(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a mapping for `asdict`: a record of one size has no keys for several."""
-    return {key: value for key, value in items if value or key not in ("size", "sizes", "better")}
-
-
-def parse_json(text: str) -> Any:
-    """Return the content of a JSON text; raise ValueError at once if it would fill the memory."""
-    check_memory(text)
-    return json.loads(text, parse_float=_float)
-
-
-def _float(text: str) -> float:
-    """Convert a number; the time of `float` grows with the square of the digits."""
-    if len(text) > _MOST_DIGITS:
-        raise ValueError(f"a number has more than {_MOST_DIGITS:,} digits")
-    return float(text)
-
-
-def check_memory(text: str | bytes) -> None:
-    """Raise ValueError if the values of this JSON text would fill the memory."""
-    encoded = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
-    values = sum(map(encoded.count, (b"{", b"[", b",", b":")))
-    if 2 * sys.getsizeof(text) + _VALUE * values > _MOST_MEMORY:
-        raise ValueError(f"it would take more than {_MOST_MEMORY / 1e6:.0f} MB of memory")
 
 
 def read_record(
@@ -157,7 +126,7 @@ def read_record(
     kind: Kind,
     make: Callable[[dict[str, Any]], _T],
     *,
-    parse: _Parser = parse_json,
+    parse: _Parser = json.loads,
     limit: int = LIMIT,
 ) -> _T:
     """Return `make(data)` for the content of the JSON file at `path`.
@@ -166,23 +135,20 @@ def read_record(
         FileError: the file cannot be read.
         kind.error: the file is of another kind or version, or `make` cannot use its content.
     """
-    text = read_text(path, limit=limit)
+    text, where = read_text(path, limit=limit), printable_path(path)
     try:
         data = parse(text)
         if data["format"] != kind.format:
-            wrong = f"this is a {_brief(data['format'])}, not a {kind.format}"
-            raise kind.error(printable_path(path), wrong)
+            raise kind.error(where, f"this is a {_brief(data['format'])}, not a {kind.format}")
         if data["version"] != kind.version:
             wrong = f"version {_brief(repr(data['version']))} is not known here"
-            raise kind.error(
-                printable_path(path), wrong, f"this prepare reads version {kind.version}"
-            )
+            raise kind.error(where, wrong, f"this prepare reads version {kind.version}")
         return make(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         place = ".".join(reversed(getattr(error, "__notes__", ())))
         wrong = f"this is not {kind.name}: {type(error).__name__}: {_brief(error)}"
         wrong += f", in {_brief(place)}" if place else ""
-        raise kind.error(printable_path(path), wrong, f"give {kind.expected}") from error
+        raise kind.error(where, wrong, f"give {kind.expected}") from error
 
 
 def _brief(value: object) -> str:
@@ -211,17 +177,17 @@ def _parse_object(cls: type, data: Any) -> Any:
     return cls(**{key: _at(key, parsers[key], value) for key, value in data.items()})
 
 
-def _at(key: Any, parse: _Parser | None, value: Any) -> Any:
+def _at(key: Any, parse: _Parser, value: Any) -> Any:
     """Return the parsed value; the notes of an error are the keys of its place, the innermost first."""
     try:
-        return value if parse is None else parse(value)
+        return parse(value)
     except (TypeError, ValueError) as error:
         error.add_note(str(key))
         raise
 
 
 @cache
-def _fields_of(cls: type) -> tuple[dict[str, _Parser | None], frozenset[str]]:
+def _fields_of(cls: type) -> tuple[dict[str, _Parser], frozenset[str]]:
     """Return the parser of each field, and the names of those that may be absent."""
     hints = typing.get_type_hints(cls).items()
     declared = fields(cls) if is_dataclass(cls) else ()
@@ -229,12 +195,12 @@ def _fields_of(cls: type) -> tuple[dict[str, _Parser | None], frozenset[str]]:
     return parsers, frozenset(each.name for each in declared if each.metadata.get("late"))
 
 
-def _parser(hint: Any) -> _Parser | None:
-    """Return the function that turns a JSON value into a `hint`; None if it may be anything."""
+def _parser(hint: Any) -> _Parser:
+    """Return the function that turns a JSON value into a `hint`."""
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, UnionType):
-        (other,) = (arg for arg in args if arg is not NoneType)
-        return partial(_parse_optional, _parser(other))
+        (parse,) = (_parser(arg) for arg in args if arg is not NoneType)
+        return lambda value: None if value is None else parse(value)
     if origin in (tuple, list):
         length = len(args) if origin is tuple and args[-1] is not Ellipsis else None
         return partial(_parse_list, origin, _parser(args[0]), length)
@@ -243,11 +209,7 @@ def _parser(hint: Any) -> _Parser | None:
     if hint in _NAMES:
         return partial(_parse_scalar, hint)
     is_record = is_dataclass(hint) or hasattr(hint, "_fields")
-    return partial(_parse_object, hint) if is_record else None
-
-
-def _parse_optional(parse: _Parser | None, value: Any) -> Any:
-    return value if value is None or parse is None else parse(value)
+    return partial(_parse_object, hint) if is_record else lambda value: value
 
 
 def _parse_scalar(kind: type, value: Any) -> Any:
@@ -259,7 +221,7 @@ def _parse_scalar(kind: type, value: Any) -> Any:
     return value
 
 
-def _parse_list(sequence: type, parse: _Parser | None, length: int | None, value: Any) -> Any:
+def _parse_list(sequence: type, parse: _Parser, length: int | None, value: Any) -> Any:
     if not isinstance(value, list):
         raise TypeError(f"a list was expected, not {type(value).__name__}")
     if length is not None and len(value) != length:
@@ -267,18 +229,19 @@ def _parse_list(sequence: type, parse: _Parser | None, length: int | None, value
     return sequence(_at(index, parse, item) for index, item in enumerate(value))
 
 
-def _parse_dict(key: type, parse: _Parser | None, value: Any) -> Any:
+def _parse_dict(key: type, parse: _Parser, value: Any) -> Any:
     if not isinstance(value, dict):
         raise TypeError(f"an object was expected, not {type(value).__name__}")
     return {key(name): _at(name, parse, item) for name, item in value.items()}
 
 
-def json_lines(data: dict) -> str:
+def _lines(data: dict) -> str:
     """Return ASCII JSON with each key, and each item of a list right under a key, on a separate line."""
     members = []
     for key, value in data.items():
         if isinstance(value, (list, tuple)) and value:
-            text = "[\n" + ",\n".join(json.dumps(item, allow_nan=False) for item in value) + "\n]"
+            items = ",\n".join(json.dumps(item, allow_nan=False) for item in value)
+            text = f"[\n{items}\n]"
         else:
             text = json.dumps(value, allow_nan=False)
         members.append(f"{json.dumps(str(key))}: {text}")

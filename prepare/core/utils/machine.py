@@ -1,25 +1,55 @@
-"""Measure what disturbs timings, and limit how long OpenMP's idle threads spin."""
+"""Describe where a job runs: versions, processor, accelerator, other programs, how idle threads wait."""
 
 from __future__ import annotations
 
 import os
+import platform
 import re
+import subprocess
 import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from datetime import datetime
+from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from prepare.core.utils import json_records
+from prepare.core.utils.packages import version_of
+
+_PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy")
+# The fields of /proc/cpuinfo with the instruction sets that torch's kernels use, on x86 and on ARM.
+_INSTRUCTIONS = {
+    "flags": ("avx", "amx", "f16c", "fma"),
+    "Features": ("asimd", "bf16", "i8mm", "sve", "sme"),
+}
+_TEXTS = ("date", "python", "torch", "platform", "cpu", "git_commit", "waiting")
+# What readers of an environment rely on.
+_TYPES = {
+    **dict.fromkeys(_TEXTS, str | None),
+    **dict.fromkeys(("cores", "threads"), int | None),
+    "packages": dict[str, str | None] | None,
+    "devices": list[str] | None,
+    "accelerator": dict[str, Any] | None,
+}
+# Every key of the identity of an accelerator, as sentences name it.
+NAMES = {
+    "backend": "backend",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "driver": "driver",
+    "architectures": "architecture",
+    "hip": "HIP",
+}
+_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
 _STAT = Path("/proc/stat")
-_LIMITS = (Path("/sys/fs/cgroup/cpu.stat"), Path("/sys/fs/cgroup/cpu/cpu.stat"))
-# A disturbance is reported if its fraction reaches these: cores of other programs for each of our threads,
-# processor time that the host took, time in which a limit stopped all threads.
-_BUSY, _STOLEN, _HELD = 0.2, 0.02, 0.01
+# A machine is busy if other programs use this part of a core for each of our threads.
+_BUSY = 0.2
 # A busy machine is worth a word if the noise reaches this factor: more than most recipes win.
 _LOUD = 1.05
-# The columns of /proc/stat in which a processor works, and the one in which the host works instead.
-_WORKING, _STEAL = (0, 1, 2, 5, 6), 7
+# The columns of /proc/stat in which a processor works.
+_WORKING = (0, 1, 2, 5, 6)
 # The setting of GNU OpenMP, which the wheels of torch bring; Intel's and LLVM's threads sleep by themselves.
 _SPIN_COUNT = "GOMP_SPINCOUNT"
 _VARIABLES = ("OMP_WAIT_POLICY", _SPIN_COUNT)
@@ -28,78 +58,177 @@ _VARIABLES = ("OMP_WAIT_POLICY", _SPIN_COUNT)
 _SPINS = "1000"
 
 
-class _Clocks(NamedTuple):
-    """Seconds since some fixed moment; `working` and `stolen` are None where they are not known."""
+def check_environment(data: dict[str, Any]) -> dict[str, Any]:
+    """Return the environment of a record; raise TypeError or ValueError for wrong types."""
+    json_records.check_values(data, _TYPES)
+    return data
 
-    passed: float
-    own: float
-    working: float | None
-    stolen: float | None
-    held: float | None
+
+def environment() -> dict[str, Any]:
+    """Return the environment as plain data; None for anything unknown."""
+    import torch
+
+    cpuinfo = _cpuinfo()
+    devices = ["mps"] if torch.backends.mps.is_available() else []
+    if torch.cuda.is_available():
+        devices = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    return {
+        "format": "prepare.environment",
+        "version": 1,
+        "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "python": platform.python_version(),
+        "packages": {name: version_of(name) for name in _PACKAGES},
+        "platform": platform.platform(),
+        "torch": torch.__version__,
+        "cpu": cpuinfo.get("model name") or _processor() or None,
+        # CPUs of the same name may differ in these, and so in the speed of 16-bit types.
+        "instructions": _instructions(cpuinfo),
+        # A change of any of these may change the fastest kernel, or make it wrong.
+        "accelerator": accelerator(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "waiting": how_threads_wait(),
+        "devices": devices,
+        "git_commit": _commit(Path.cwd()),
+    }
+
+
+def accelerator() -> dict[str, Any]:
+    """Return the identity of what torch computes with; None for anything that does not exist or is unknown.
+
+    `backend` is cuda, rocm, mps, xpu or cpu; `architectures` are those of all visible devices (`sm_90`,
+    `gfx942`).
+    """
+    import torch
+
+    known: dict[str, Any] = {"backend": _backend(), "architectures": []}
+    known |= {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    if known["backend"] in ("cuda", "rocm"):
+        devices = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
+        is_rocm = known["backend"] == "rocm"
+        names = {each.gcnArchName.partition(":")[0] for each in devices} if is_rocm else set()
+        names |= set() if is_rocm else {f"sm_{each.major}{each.minor}" for each in devices}
+        known |= {"driver": driver(), "architectures": sorted(names)}
+        known["cudnn"] = None if is_rocm else _dotted_cudnn(torch.backends.cudnn.version())
+    return {key: known.get(key) for key in NAMES}
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Return what differs between two identities, one phrase each: `cuDNN was 9.10.2, now 9.15.0`."""
+    return [
+        f"{NAMES.get(key, key)} was {_text(before.get(key))}, now {_text(now.get(key))}"
+        for key in dict.fromkeys([*before, *now])
+        if before.get(key) != now.get(key)
+    ]
+
+
+@cache
+def driver() -> str | None:
+    """Return the version of an accelerator's driver, from the kernel or from `nvidia-smi`."""
+    for path in _DRIVERS:
+        with suppress(OSError):
+            if match := re.search(r"\d+\.\d+(\.\d+)*", path.read_text()):
+                return match[0]
+    return _asked("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _backend() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return "rocm" if torch.version.hip else "cuda"
+    if torch.backends.mps.is_available():
+        return "mps"
+    return "xpu" if torch.xpu.is_available() else "cpu"
+
+
+def _dotted_cudnn(number: int | None) -> str | None:
+    """Return torch's number of a cuDNN version with dots: `9.10.2` for 91002."""
+    if not number:
+        return None
+    major = 10000 if number >= 90000 else 1000
+    return f"{number // major}.{number % major // 100}.{number % 100}"
+
+
+def _cpuinfo() -> dict[str, str]:
+    """Return the fields of the first processor in /proc/cpuinfo; an empty dict outside Linux."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return {}
+    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
+    return {key.strip(): value.strip() for key, _, value in lines}
+
+
+def _instructions(cpuinfo: dict[str, str]) -> list[str]:
+    return sorted(
+        name
+        for field, prefixes in _INSTRUCTIONS.items()
+        for name in cpuinfo.get(field, "").split()
+        if name.startswith(prefixes)
+    )
+
+
+# Programs are asked once a process: a verification names the environment, and takes 10 ms itself.
+@cache
+def _processor() -> str:
+    return platform.processor()  # asks `uname`
+
+
+@cache
+def _commit(folder: Path) -> str | None:
+    return _asked("git", "-C", str(folder), "rev-parse", "HEAD")
+
+
+def _asked(*command: str) -> str | None:
+    """Return the first line that a program answers, or None."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip().partition("\n")[0] or None
 
 
 class MachineWatch:
     """Measures from its creation on."""
 
     def __init__(self) -> None:
-        self._cores = usable_cores()
-        self._start, self._load = _clocks(len(self._cores)), load()
+        self._clock, self._others = time.perf_counter(), _others()
+        self._load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
     def conditions(self) -> dict[str, Any]:
         """Return how the machine was since the start; None for anything unknown.
 
-        `load_before` is the load average of the last minute, this process included. `others` are the
-        cores that other programs used, `stolen` the fraction of the processor time that the host of a
-        virtual machine took, `held_back` the fraction of the time in which a limit stopped this process.
+        `load_before` is the load average of the last minute, this process included; `others` are the
+        cores that other programs used.
         """
-        start, end, cores = self._start, _clocks(len(self._cores)), len(self._cores)
-        passed = max(end.passed - start.passed, 1e-3)
-        others = _difference(end.working, start.working)
-        if others is not None:
-            others = max(0.0, others - (end.own - start.own)) / passed
-        stolen, held = _difference(end.stolen, start.stolen), _difference(end.held, start.held)
-        return {
-            "cores_available": cores,
-            "load_before": self._load,
-            "others": None if others is None else round(min(others, cores), 2),
-            "stolen": None if stolen is None else round(stolen / passed / cores, 3),
-            "held_back": None if held is None else round(held / passed, 3),
-        }
+        cores, before, now = len(usable_cores()), self._others, _others()
+        passed, others = max(time.perf_counter() - self._clock, 1e-3), None
+        if before is not None and now is not None:
+            others = round(min(max(0.0, now - before) / passed, cores), 2)
+        return {"cores_available": cores, "load_before": self._load, "others": others}
 
 
 def disturbance(conditions: Mapping[str, Any]) -> str:
     """Return what disturbed timings under these conditions: `this machine is busy (...)`; empty if nothing.
 
-    Conditions are those of `MachineWatch`, with the number of `threads`. Older records have less.
+    Conditions are those of `MachineWatch`, with the number of `threads`.
     """
     cores, load_before = conditions.get("cores_available"), conditions.get("load_before")
     others, threads = conditions.get("others"), conditions.get("threads") or 1
-    stolen, held = conditions.get("stolen") or 0.0, conditions.get("held_back") or 0.0
     if not cores:
         return ""
     if others is not None and others >= _BUSY * threads and cores - others < threads:
         return f"this machine is busy (other programs use {others:.1f} of {cores} cores)"
     if others is None and load_before is not None and load_before >= cores:
         return f"this machine is busy (load {load_before:.1f} on {cores} cores)"
-    if stolen >= _STOLEN:
-        return (
-            f"the host of this virtual machine is busy (it took {stolen:.0%} of the processor time)"
-        )
-    if held >= _HELD:
-        return f"a processor limit held this process back ({held:.0%} of the time)"
     return ""
-
-
-# A number that is found, or not, in a time that grows with the text, whatever is in it.
-_NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,9})?)"
-
-
-def disturbed_part(text: str) -> float:
-    """Return the part of the machine that a text of `disturbance` names: 0.8 of `1.6 of 2 cores`."""
-    if cores := re.search(rf"{_NUMBER} (?:of|on) ([1-9]\d{{0,8}}) cores", text):
-        return float(cores[1]) / float(cores[2])
-    percent = re.search(rf"{_NUMBER} ?%", text)
-    return float(percent[1]) / 100 if percent else 0.0
 
 
 def disturbed_times(conditions: Mapping[str, Any], noise: float | None) -> str:
@@ -122,44 +251,19 @@ def usable_cores() -> set[int]:
     return os.sched_getaffinity(0) if known else set(range(os.cpu_count() or 1))
 
 
-def load() -> float | None:
-    """Return the load average of the last minute; None on Windows."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-
-
-def _clocks(cores: int) -> _Clocks:
+def _others() -> float | None:
+    """Return the seconds that the usable cores worked for other programs; None where that is not known."""
     own = os.times()
-    working, stolen = _processors()
-    held = _held_back()
-    return _Clocks(
-        time.perf_counter(), own.user + own.system, working, stolen, held and held / max(cores, 1)
-    )
-
-
-def _processors() -> tuple[float | None, float | None]:
-    """Return the seconds that the usable cores worked, and those that the host took from them."""
     with suppress(OSError, ValueError, IndexError):
-        tick, usable = os.sysconf("SC_CLK_TCK"), usable_cores()
-        lines = (line.split() for line in _STAT.read_text().splitlines())
-        named = {words[0]: [int(word) for word in words[1:]] for words in lines if words}
-        rows = [named[f"cpu{core}"] for core in usable if f"cpu{core}" in named]
+        tick, usable = os.sysconf("SC_CLK_TCK"), {f"cpu{core}" for core in usable_cores()}
+        lines = [line.split() for line in _STAT.read_text().splitlines()]
+        rows = [
+            [int(word) for word in words[1:]] for words in lines if words and words[0] in usable
+        ]
         if any(map(sum, rows)):
             working = sum(row[column] for row in rows for column in _WORKING)
-            return working / tick, sum(row[_STEAL] for row in rows) / tick
-    return None, None
-
-
-def _held_back() -> float | None:
-    """Return the seconds that a limit of the control group stopped its processes."""
-    for path in _LIMITS:
-        with suppress(OSError):
-            if match := re.search(r"^throttled_(usec|time) (\d+)$", path.read_text(), re.MULTILINE):
-                return int(match[2]) / (1e6 if match[1] == "usec" else 1e9)
+            return working / tick - own.user - own.system
     return None
-
-
-def _difference(end: float | None, start: float | None) -> float | None:
-    return None if end is None or start is None else max(0.0, end - start)
 
 
 def limit_spinning() -> None:

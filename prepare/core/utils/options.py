@@ -13,18 +13,24 @@ from prepare.errors import ConfigError, Problem
 
 _SIZE_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 _SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
-
-
-class _CheckError(ValueError):
-    """A value has the right type, and a check in its annotation refused it."""
-
-
 # The most characters of a value in a message.
 _LONGEST = 300
 # Levels of a value; a recipe has no more.
 _MOST_LEVELS = 32
 _INTEGERS = range(-(1 << 63), 1 << 64)
-_MOST_REMEDIES = 20
+_UNIONS = (Union, types.UnionType)
+_WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    Any: "a value",
+    type(None): "null",
+}
+
+
+class _CheckError(ValueError):
+    """A value has the right type, and a check in its annotation refused it."""
 
 
 class ForRecipes(NamedTuple):
@@ -49,7 +55,7 @@ def is_for_recipes(value: Any, hint: Any) -> bool:
             return bool(convert(plain(value), hint) == value and mark.allows(value))
         except ValueError:
             return False
-    if origin in (Union, types.UnionType):
+    if origin in _UNIONS:
         return any(is_for_recipes(value, arg) for arg in args)
     if origin is tuple:
         return isinstance(value, tuple) and all(is_for_recipes(item, args[0]) for item in value)
@@ -86,8 +92,7 @@ def read_options(
     read: dict[str, Any] = {}
     for key, value in options.items():
         if key not in fields:
-            few = len(problems) < _MOST_REMEDIES  # the search for the nearest word takes its time
-            remedy = choose(str(key), fields, noun=f"{noun}s") if few else ""
+            remedy = choose(str(key), fields, noun=f"{noun}s")
             problems.append(Problem(f"{where}.{key}", f"no such {noun}", remedy))
             continue
         try:
@@ -105,27 +110,22 @@ def read_options(
 
 def convert(value: Any, hint: Any) -> Any:
     """Convert `value` to the type `hint`; raise ValueError(problem, remedy) if that is not possible."""
-    origin = typing.get_origin(hint)
+    origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
         return _convert_checked(value, hint)
-    if origin in (Union, types.UnionType):
+    if origin in _UNIONS:
         return _convert_union(value, hint)
     if origin is Literal:
-        return _convert_literal(value, hint)
-    if origin is tuple:
-        items = [value] if isinstance(value, str) else value
-        if isinstance(items, list):
-            return tuple(convert(item, typing.get_args(hint)[0]) for item in items)
-    elif origin in (dict, Mapping):
-        if isinstance(value, dict):
-            return value
-    elif hint is Any:
+        return _convert_literal(value, args)
+    if origin is tuple and isinstance(value, (str, list)):
+        return tuple(convert(x, args[0]) for x in ([value] if isinstance(value, str) else value))
+    if hint is Any or (origin in (dict, Mapping) and isinstance(value, dict)):
         return value
-    elif type(value) is int and value not in _INTEGERS:
+    if type(value) is int and value not in _INTEGERS:
         raise ValueError("has more than 64 bits", f"give {describe(hint)}")
-    elif hint is float and type(value) in (int, float):
+    if hint is float and type(value) in (int, float):
         return float(value)
-    elif type(value) is hint:
+    if type(value) is hint or (value is None and hint is type(None)):
         return value
     raise _misfit(value, hint)
 
@@ -142,24 +142,16 @@ def describe(hint: Any) -> str:
     if origin is Annotated:
         # A string among the annotations describes the value.
         return next((word for word in args[1:] if isinstance(word, str)), describe(args[0]))
-    if origin in (Union, types.UnionType):
-        return " or ".join("null" if arg is type(None) else describe(arg) for arg in args)
+    if origin in _UNIONS:
+        return " or ".join(map(describe, args))
     if origin is Literal:
-        return (
-            " or ".join(map(str, args)) if len(args) < 3 else f"one of {', '.join(map(str, args))}"
-        )
+        words = [*map(str, args)]
+        return " or ".join(words) if len(words) < 3 else f"one of {', '.join(words)}"
     if origin is tuple:
         return "a list of texts" if args[0] is str else f"a list, each {describe(args[0])}"
     if origin in (dict, Mapping):
         return "a mapping"
-    words = {
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        Any: "a value",
-    }
-    return words.get(hint, getattr(hint, "__name__", str(hint)))
+    return _WORDS.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def as_written(value: Any) -> str:
@@ -194,30 +186,24 @@ def _convert_checked(value: Any, hint: Any) -> Any:
 
 
 def _convert_union(value: Any, hint: Any) -> Any:
-    args = typing.get_args(hint)
-    if value is None and type(None) in args:
-        return None
-    errors: list[ValueError] = []
-    for arg in args:
-        if arg is not type(None):
-            try:
-                return convert(value, arg)
-            except ValueError as error:
-                errors.append(error)
+    kinds = [arg for arg in typing.get_args(hint) if arg is not type(None) or value is None]
+    errors = []
+    for kind in kinds:
+        try:
+            return convert(value, kind)
+        except ValueError as error:
+            errors.append(error)
     # If the type was right and the value was not, that error says more than a list of types.
-    for failure in errors:
-        if isinstance(failure, _CheckError) or len(errors) == 1:
-            raise failure
-    raise _misfit(value, hint)
+    said = [error for error in errors if isinstance(error, _CheckError) or len(kinds) == 1]
+    raise said[0] if said else _misfit(value, hint)
 
 
-def _convert_literal(value: Any, hint: Any) -> Any:
-    allowed = typing.get_args(hint)
+def _convert_literal(value: Any, allowed: tuple[Any, ...]) -> Any:
     if any(value == choice and type(value) is type(choice) for choice in allowed):
         return value
-    if isinstance(value, str) and (known := meant(value, allowed)) is not None:
-        return known
     word = value if isinstance(value, str) else ""
+    if word and (known := meant(word, allowed)) is not None:
+        return known
     raise ValueError(f"{as_written(value)} is not allowed", choose(word, map(str, allowed)))
 
 

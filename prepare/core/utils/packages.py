@@ -1,16 +1,20 @@
-"""Deal with other packages: which to install, and how to keep their reports and remarks quiet."""
+"""Deal with other packages: versions, which to install, how to load names late and keep remarks quiet."""
 
 from __future__ import annotations
 
 import logging
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from importlib import metadata
+from importlib import import_module, metadata
+from typing import Any
 
+from prepare.errors import ConfigError
+
+LEAST_TORCH = (2, 5)
 # Import names of packages, and the extra of ours that installs each.
-EXTRAS = {
+_EXTRAS = {
     "monai": "monai",
     "dynamic_network_architectures": "nnunet",
     "diffusers": "diffusers",
@@ -21,17 +25,9 @@ EXTRAS = {
 # Packages that pip knows by another name than the module.
 _PACKAGES = {
     "PIL": "pillow",
-    "attr": "attrs",
-    "bs4": "beautifulsoup4",
     "cv2": "opencv-python",
-    "dateutil": "python-dateutil",
-    "dotenv": "python-dotenv",
-    "git": "gitpython",
-    "hydra": "hydra-core",
-    "pywt": "PyWavelets",
     "skimage": "scikit-image",
     "sklearn": "scikit-learn",
-    "umap": "umap-learn",
     "yaml": "pyyaml",
 }
 _LOCAL = "start in the folder that holds it"
@@ -41,6 +37,35 @@ _SWITCHES = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
 # torchao logs each kernel that it has for other devices, torch logs a deprecation in it, and diffusers that a
 # class of an older torchao is missing.
 _LOGGERS = ("torchao", "torch.utils._pytree", "diffusers.quantizers.torchao.torchao_quantizer")
+
+
+def lazy_names(package: str, **modules: tuple[str, ...]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package, whose `import` stays cheap: its modules, with their names."""
+    homes = {name: module for module, names in modules.items() for name in names}
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(import_module(f"{package}.{homes[name]}"), name)
+
+    return load
+
+
+def check_torch(version: str | None = None) -> None:
+    """Raise ConfigError if `version` of torch, by default the installed one, is too old; import no torch."""
+    version = version or version_of("torch")
+    if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < LEAST_TORCH:
+        least = ".".join(map(str, LEAST_TORCH))
+        wrong = f"prepare needs torch {least} or newer, and this is {version}"
+        raise ConfigError("", wrong, "pip install -U torch")
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package, or None; the package is not imported."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 @contextmanager
@@ -60,22 +85,12 @@ def naming_extra(extra: str) -> Iterator[None]:
 def install_remedy(module: str, *, imported: bool = False) -> str:
     """Return how to get the missing `module`; an `imported` one was named by other code, not by the user."""
     name = module.partition(".")[0]
-    if name in EXTRAS:
-        return f"install the extra: pip install 'torch-prepare[{EXTRAS[name]}]'"
+    if name in _EXTRAS:
+        return f"install the extra: pip install 'torch-prepare[{_EXTRAS[name]}]'"
     if name in _PACKAGES:
         return f"install it: pip install {_PACKAGES[name]}"
     # A name that the user wrote may be misspelt: it is not advised to install any package of that name.
-    return (
-        f"install it: pip install {name}, or {_LOCAL}" if imported else f"install it, or {_LOCAL}"
-    )
-
-
-def version_of(package: str) -> str | None:
-    """Return the version of an installed package, or None; the package is not imported."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return f"install it{f': pip install {name}' if imported else ''}, or {_LOCAL}"
 
 
 def missing_module(text: str) -> str | None:
@@ -85,10 +100,9 @@ def missing_module(text: str) -> str | None:
 
 
 def switch_off_telemetry() -> None:
-    """Switch off the reports of Ray and huggingface_hub, here and in child processes.
+    """Switch off the reports of Ray and huggingface_hub, here and in child processes, before their import.
 
-    Call it before these are imported. A value that the user has set in the environment stays. What
-    the user's own code imported before stays as well.
+    A value that the user has set in the environment stays.
     """
     for name, value in _SWITCHES.items():
         os.environ.setdefault(name, value)

@@ -4,10 +4,7 @@ Tags, anchors, aliases, directives, merge keys, `${`, keys that begin with `_`, 
 second document are errors, each with its line. Unquoted values have the meaning of YAML 1.2's core schema:
 `on`, `yes` and `1:30` are strings. A value that has another type on the command line (`010`, `1_000`, `nan`,
 `nUll`) is an error; only `0x1f` and `0o17` are integers here and strings there. Numbers are finite, integers
-have at most 64 bits.
-
-Limits: 1 MiB, 32 levels, 5,000 keys and values. PyYAML's own parser needs up to 3 s for 1 MiB, so it gets a
-quarter of that; it is used without libyaml, and for escaped surrogates, which libyaml rejects.
+have at most 64 bits. A document has at most 1 MiB and 32 levels.
 """
 
 import math
@@ -21,22 +18,13 @@ import yaml
 from prepare.errors import RecipeError
 
 MAX_BYTES = 1 << 20
-_MAX_SLOW = 1 << 18
-# Characters times blanks in a row: for each word after such a row, libyaml clears as many bytes.
-_MOST_BLANKS = 4_000_000_000
-_LONG_ROW = 1_000
-_BLANKS = dict.fromkeys(map(ord, "\t\r\n"), " ")
 MAX_DEPTH = 32
-MAX_VALUES = 5_000
 _INTEGERS = range(-(1 << 63), 1 << 64)
-AMBIGUOUS = "means one thing in YAML and another on the command line"
-_SHORTER = "use patterns in place of lists of names"
+_AMBIGUOUS = "means one thing in YAML and another on the command line"
 
-# Only the events of these loaders are used; their constructors never run.
-_FAST, _SLOW = getattr(yaml, "CSafeLoader", None), yaml.SafeLoader
+# Only the events of these loaders are used; their constructors never run. libyaml's rejects lone surrogates.
+_FAST, _SLOW = getattr(yaml, "CSafeLoader", yaml.SafeLoader), yaml.SafeLoader
 _SURROGATE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
-_DIRECTIVE = re.compile(r"(?:\A|[\r\n])%")
-
 # Line breaks of YAML 1.1 only (U+0085, U+2028, U+2029) count as unprintable.
 _UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
@@ -44,16 +32,19 @@ _UNPRINTABLE = re.compile(
 
 _WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_OTHER_WORDS = re.compile(r"null|true|false|[-+]?\.?(?:inf|nan)", re.IGNORECASE)
 _BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
+_INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
+_FLOAT = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
 _DIGITS = r"[0-9]+(?:_[0-9]+)*"
-_NUMBER = re.compile(rf"[-+]?(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][-+]?{_DIGITS})?")
-_MOST_DIGITS = 1_000
-_ODD_NUMBER = re.compile(r"[-+]?0[0-9]|.*_", re.DOTALL)
+_OTHERWISE = re.compile(
+    rf"null|true|false|[-+]?(?:\.?(?:inf|nan)|(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:e[-+]?{_DIGITS})?)",
+    re.IGNORECASE,
+)
 
 # Strings that are written without quotes: every version of YAML reads them as strings.
 _PLAIN = re.compile(r"[A-Za-z][\w.*/-]*(?::[\w.*/-]+)*", re.ASCII)
 _QUOTED = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "inf", "nan"}
+_KINDS = {int: "a number", float: "a number", str: "a string", list: "a list", dict: "a mapping"}
 
 
 class YamlDocument(NamedTuple):
@@ -66,13 +57,9 @@ class YamlDocument(NamedTuple):
 def read(text: str | bytes, where: str, *, remedy: str) -> YamlDocument:
     """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty."""
     text = _decoded(text, where).removeprefix("\ufeff")
-    loader = _loader_of(text)
-    if loader is _SLOW and len(text) > _MAX_SLOW:
-        reason = "has escaped surrogates" if _FAST else "libyaml is missing"
-        raise RecipeError(where, f"{reason}, and is larger than {_MAX_SLOW:,} characters", _SHORTER)
-    if (run := _blanks_in_a_row(text)) * len(text) > _MOST_BLANKS:
-        raise RecipeError(where, f"holds {run:,} blanks in a row, or more", "remove them")
-    reader = _Reader(yaml.parse(text, Loader=loader), text, where)
+    # Without escaped backslashes, every backslash that is left begins an escape.
+    loader = _SLOW if _SURROGATE.search(text.replace(r"\\", "")) else _FAST
+    reader = _Reader(yaml.parse(text, Loader=loader), where)
     return YamlDocument(reader.document(remedy), reader.at)
 
 
@@ -110,20 +97,16 @@ def short_repr(value: object) -> str:
 
 def kind_of(value: object) -> str:
     """Return the kind of a value in words: `null`, `a list`, `of type set`."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    kinds = {int: "a number", float: "a number", str: "a string", list: "a list", dict: "a mapping"}
-    return kinds.get(type(value)) or f"of type {type(value).__name__}"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return _KINDS.get(type(value)) or f"of type {type(value).__name__}"
 
 
 class _Reader:
     """Build the value of one YAML document from its events; raise RecipeError for all but data."""
 
-    def __init__(self, events: Iterator[yaml.Event], text: str, where: str) -> None:
-        self.events, self.text, self.where = events, text, where
-        self.count = 0
+    def __init__(self, events: Iterator[yaml.Event], where: str) -> None:
+        self.events, self.where = events, where
         self.lines: dict[tuple, int] = {}
 
     def at(self, keys: tuple) -> str:
@@ -136,22 +119,19 @@ class _Reader:
     def next(self) -> yaml.Event:
         try:
             return next(self.events)
-        except yaml.YAMLError as error:
+        # PyYAML's own parser lets chr() and int() raise for escapes and versions out of range.
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
             mark = getattr(error, "problem_mark", None)
             where = f"{self.where}:{mark.line + 1}" if mark else self.where
             problem = " ".join(str(getattr(error, "problem", None) or error).split())
             raise RecipeError(where, f"is not YAML: {problem}", "correct it there") from error
-        # PyYAML's own parser lets chr() and int() raise for escapes and versions out of range.
-        except (ValueError, OverflowError) as error:
-            wrong = "is not YAML: an escape or a version is out of range"
-            raise RecipeError(self.where, wrong, "correct it") from error
 
     def document(self, remedy: str) -> object:
         self.next()
         start = self.next()
         if isinstance(start, yaml.StreamEndEvent):
             raise RecipeError(self.where, "is empty", remedy)
-        if _DIRECTIVE.search(self.text[: start.end_mark.index]):
+        if start.version or start.tags:
             self.refuse(start, "holds a directive (%)", "remove it")
         value = self.value(self.next(), ())
         self.next()
@@ -165,9 +145,8 @@ class _Reader:
             return self.scalar(event)
         if len(path) >= MAX_DEPTH:
             self.refuse(event, f"is more than {MAX_DEPTH} levels deep", "nest less")
-        return self.items(path) if isinstance(event, yaml.SequenceStartEvent) else self.pairs(path)
-
-    def items(self, path: tuple) -> list[object]:
+        if isinstance(event, yaml.MappingStartEvent):
+            return self.pairs(path)
         result: list[object] = []
         while not isinstance(event := self.next(), yaml.SequenceEndEvent):
             result.append(self.value(event, (*path, len(result))))
@@ -200,28 +179,23 @@ class _Reader:
         return key
 
     def inspect(self, event: yaml.Event) -> None:
-        """Raise RecipeError for aliases, anchors, tags, and too many keys and values."""
+        """Raise RecipeError for aliases, anchors and tags."""
         if isinstance(event, yaml.AliasEvent):
-            self.refuse(
-                event, f"holds the alias {short_repr('*' + event.anchor)}", "repeat the value"
-            )
+            alias = short_repr("*" + event.anchor)
+            self.refuse(event, f"holds the alias {alias}", "repeat the value")
         if event.anchor is not None:
             self.refuse(event, f"holds the anchor {short_repr('&' + event.anchor)}", "remove it")
         if event.tag is not None:
             self.refuse(event, f"holds the tag {short_repr(event.tag)}", "write plain data")
-        self.count += 1
-        if self.count > MAX_VALUES:
-            self.refuse(event, f"is past the first {MAX_VALUES:,} keys and values", _SHORTER)
 
     def scalar(self, event: yaml.ScalarEvent) -> object:
+        shown = short_repr(event.value)
         if "${" in event.value:
-            self.refuse(
-                event, f"holds '${{' in {short_repr(event.value)}", "write the value itself"
-            )
+            self.refuse(event, f"holds '${{' in {shown}", "write the value itself")
         try:
             return event.value if event.style else _scalar(event.value)
         except ValueError as error:
-            wrong = f"holds {short_repr(event.value)}, which {error}"
+            wrong = f"holds {shown}, which {error}"
             self.refuse(event, wrong, "write it another way, or in quotes if it is text")
 
 
@@ -245,6 +219,7 @@ _Dumper.add_representer(str, _represent_text)
 
 def _refuse_unfit(value: object, path: tuple) -> None:
     """Raise RecipeError with its path for a value that is not plain data."""
+    remedy, wrong = "use null, true, false, finite numbers, strings, lists and dicts", ""
     if type(value) in (dict, list) and len(path) >= MAX_DEPTH:
         raise RecipeError(dotted(path), f"is more than {MAX_DEPTH} levels deep", "nest less")
     if type(value) is list:
@@ -252,96 +227,63 @@ def _refuse_unfit(value: object, path: tuple) -> None:
             _refuse_unfit(item, (*path, index))
     elif type(value) is dict:
         for key, item in value.items():
-            if type(key) is not str:
-                raise RecipeError(
-                    dotted(path), f"holds a key that is {kind_of(key)}", "use strings"
-                )
-            if wrong := _key_trouble(key):
-                raise RecipeError(dotted(path), wrong, "rename it")
-            _refuse_unfit_scalar(key, (*path, key))
+            if type(key) is not str or _key_trouble(key):
+                wrong = _key_trouble(key) or f"holds a key that is {kind_of(key)}"
+                raise RecipeError(dotted(path), wrong, "use strings, and none that begins with '_'")
+            _refuse_unfit(key, (*path, key))
             _refuse_unfit(item, (*path, key))
-    else:
-        _refuse_unfit_scalar(value, path)
-
-
-def _refuse_unfit_scalar(value: object, path: tuple) -> None:
-    if type(value) is str and "${" in value:
-        wrong = f"holds '${{' in {short_repr(value)}"
-    elif type(value) is int and value not in _INTEGERS:
-        wrong = "has more than 64 bits"
-    elif type(value) is float and not math.isfinite(value):
-        wrong = "is not finite"
-    elif value is None or type(value) in (bool, str, int, float):
-        return
-    else:
+    elif type(value) is str:
+        wrong = f"holds '${{' in {short_repr(value)}" if "${" in value else ""
+    elif type(value) is int:
+        wrong = "" if value in _INTEGERS else "has more than 64 bits"
+    elif type(value) is float:
+        wrong = "" if math.isfinite(value) else "is not finite"
+    elif value is not None and type(value) is not bool:
         wrong = f"is {kind_of(value)}"
-    remedy = "use null, true, false, finite numbers, strings, lists and dicts"
-    raise RecipeError(dotted(path), wrong, remedy)
+    if wrong:
+        raise RecipeError(dotted(path), wrong, remedy)
 
 
 def _scalar(text: str) -> object:
     """Return the value of an unquoted scalar; raise ValueError if its meaning is ambiguous."""
     if text in _WORDS:
         return _WORDS[text]
-    if _OTHER_WORDS.fullmatch(text):
-        raise ValueError(AMBIGUOUS)
-    if _BASED.fullmatch(text):
-        return _integer(text)
-    if not _NUMBER.fullmatch(text):
-        return text
-    if _ODD_NUMBER.match(text):
-        raise ValueError(AMBIGUOUS)
-    if text.lstrip("+-").isdecimal():
-        return _integer(text)
-    # The time of `float` grows with the square of the digits.
-    if len(text) > _MOST_DIGITS or not math.isfinite(number := float(text)):
-        raise ValueError("is too large a number")
-    return number
+    if _BASED.fullmatch(text) or _INTEGER.fullmatch(text):
+        # Python reads no integer of more than 4,300 digits.
+        if len(text.lstrip("+-0xo")) > 22 or (number := int(text, 0)) not in _INTEGERS:
+            raise ValueError("has more than 64 bits")
+        return number
+    if _FLOAT.fullmatch(text):
+        if not math.isfinite(real := float(text)):
+            raise ValueError("is too large a number")
+        return real
+    if _OTHERWISE.fullmatch(text):
+        raise ValueError(_AMBIGUOUS)
+    return text
 
 
-def _integer(text: str) -> int:
-    # Python raises its own ValueError for more than 4,300 decimal digits.
-    digits = text[2:].lstrip("0") if text[1:2] in ("o", "x") else text
-    if len(digits) > 22 or (number := int(text, 0)) not in _INTEGERS:
-        raise ValueError("has more than 64 bits")
-    return number
-
-
-def _key_trouble(key: str) -> str:
+def _key_trouble(key: object) -> str:
     """Return the reason why `key` is not allowed, as Hydra or another YAML reader acts on it; or ""."""
-    if key.startswith("_"):
+    if isinstance(key, str) and key.startswith("_"):
         return f"holds the key {short_repr(key)}: no key of a recipe begins with '_'"
     return "holds the merge key '<<'" if key == "<<" else ""
 
 
 def _decoded(text: str | bytes, where: str) -> str:
     """Decode a recipe; raise RecipeError if it is too large, not UTF-8, or holds unprintable characters."""
-    if len(text if isinstance(text, bytes) else text.encode(errors="surrogatepass")) > MAX_BYTES:
-        raise RecipeError(where, f"is larger than {MAX_BYTES:,} bytes", _SHORTER)
-    if isinstance(text, bytes):
-        data = text
-        try:
-            text = data.decode()
-        except UnicodeDecodeError as error:
-            line = data.count(b"\n", 0, error.start) + 1
-            raise RecipeError(f"{where}:{line}", "is not UTF-8", "save it as UTF-8") from error
+    data = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+    if len(data) > MAX_BYTES:
+        remedy = "use patterns in place of lists of names"
+        raise RecipeError(where, f"is larger than {MAX_BYTES:,} bytes", remedy)
+    try:
+        text = data.decode() if isinstance(text, bytes) else text
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RecipeError(f"{where}:{line}", "is not UTF-8", "save it as UTF-8") from error
     if bad := _UNPRINTABLE.search(text, text.startswith("\ufeff")):
-        line = text.count("\n", 0, bad.start()) + 1
-        wrong = f"holds the character U+{ord(bad[0]):04X}"
+        line, wrong = (
+            text.count("\n", 0, bad.start()) + 1,
+            f"holds the character U+{ord(bad[0]):04X}",
+        )
         raise RecipeError(f"{where}:{line}", wrong, "remove it, or escape it in double quotes")
     return text
-
-
-def _blanks_in_a_row(text: str) -> int:
-    """Return the length of the longest row of blanks and line ends, within a factor of 2, or 0."""
-    text, run = text.translate(_BLANKS), _LONG_ROW
-    while " " * run in text:
-        run *= 2
-    return run // 2 if run > _LONG_ROW else 0
-
-
-def _loader_of(text: str) -> Any:
-    """Return libyaml's loader where it reads this text, else PyYAML's own."""
-    # Without escaped backslashes, every backslash that is left begins an escape.
-    slow = _FAST is None or _SURROGATE.search(text.replace(r"\\", ""))
-    return _SLOW if slow else _FAST

@@ -1,18 +1,178 @@
-"""Hold what all threads of the process share: random numbers, warnings, patches, the garbage collector."""
+"""Hold what the whole process shares: signals, random numbers, warnings, patches, the garbage collector.
+
+While state is changed, Ctrl-C and SIGTERM are deferred; SIGTERM acts like Ctrl-C.
+`docs/decisions.md` says why the signals are not blocked.
+"""
+
+from __future__ import annotations
 
 import gc
-import math
 import os
+import signal
+import sys
 import threading
-import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
 
-from prepare.core.utils.signals import act_on_interrupts
-
-# Seconds.
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# After so many signals the step that runs seems to hang.
+_PATIENCE = 3
+# Seconds after which a thread that waits for a lock looks for a signal.
 _PAUSE = 0.1
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+class Stopped(KeyboardInterrupt):
+    """A KeyboardInterrupt whose text names the signal."""
+
+
+@contextmanager
+def stopped_by_sigterm() -> Iterator[None]:
+    """Raise `Stopped` inside the block on SIGTERM, which a cluster or a shell sends."""
+
+    def stop(*_: Any) -> None:
+        raise Stopped("stopped by SIGTERM")
+
+    if not _in_main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def held_interrupts(*, may_hang: bool = False) -> Iterator[None]:
+    """Defer the Python handlers of SIGINT and SIGTERM until the block ends; blocks may be nested.
+
+    Only the main thread runs them. With `may_hang` the third signal acts at once, outside of inner blocks.
+    """
+    if not _in_main_thread():
+        yield
+        return
+    if (outer := _held) is not None:
+        before, outer.may_hang = outer.may_hang, False
+        try:
+            yield
+        finally:
+            outer.may_hang = before
+        return
+    hold = _Hold(may_hang=may_hang)
+    try:
+        hold.install()
+        yield
+    finally:
+        hold.release()
+
+
+def act_on_interrupts() -> None:
+    """Run the handlers of deferred signals now, where they may raise: the work so far can be undone."""
+    if _held is not None and _in_main_thread():
+        _held.act()
+
+
+def interrupts_wait() -> bool:
+    """Return whether signals are deferred; any thread may ask."""
+    hold = _held
+    return hold is not None and bool(hold.received)
+
+
+def interruptible(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
+    """Return `call(...)`, in which signals are not deferred; before and after it they are."""
+    hold = _held
+    if hold is None or not _in_main_thread():
+        return call(*args, **kwargs)
+    try:
+        hold.release()
+        result = call(*args, **kwargs)
+        hold.install()  # in the `try`: an interrupt before it belongs to the call
+        return result
+    finally:
+        hold.install()
+
+
+class _Hold:
+    """The handlers that are replaced, and the signals that arrived meanwhile."""
+
+    def __init__(self, *, may_hang: bool) -> None:
+        self.may_hang, self.received, self._count = may_hang, list[int](), 0
+        self._replaced: dict[int, Callable[..., Any]] = {}
+
+    def install(self) -> None:
+        """Replace each handler that is a Python function, unless it is replaced already."""
+        global _held  # noqa: PLW0603
+        for number in _SIGNALS:
+            handler = signal.getsignal(number)
+            if number not in self._replaced and callable(handler):
+                # Stored first: an interrupt may come between any two lines until it is replaced.
+                self._replaced[number] = handler
+                signal.signal(number, self._receive)
+        _held = self
+
+    def release(self) -> None:
+        """Restore the handlers, and send the signals again that were deferred."""
+        global _held  # noqa: PLW0603
+        _held = None
+        try:
+            while self._replaced:
+                number = next(reversed(self._replaced))
+                if signal.getsignal(number) == self._receive:  # no other was set meanwhile
+                    signal.signal(number, self._replaced[number])
+                del self._replaced[number]
+            while self.received:
+                signal.raise_signal(self.received.pop(0))
+        finally:
+            if self._replaced or self.received:  # the first signal's handler has raised
+                self.release()
+
+    def act(self) -> None:
+        """Call the handlers of the deferred signals."""
+        while self.received:
+            number = self.received.pop(0)
+            self._replaced[number](number, sys._getframe())
+
+    def _receive(self, number: int, frame: Any) -> None:
+        self._count += 1
+        if self.may_hang and self._count >= _PATIENCE:
+            self._replaced[number](number, frame)
+        elif number not in self.received:
+            self.received.append(number)
+
+
+_held: _Hold | None = None
+
+
+def _release_in_child() -> None:
+    """Restore the handlers in a forked process, which may never leave the block."""
+    if _held is not None:
+        _held.received.clear()
+        _held.release()
+
+
+def runs(process: int) -> bool:
+    """Return whether a process of this machine runs, or may do so."""
+    if os.name != "posix":  # on Windows os.kill ends the process
+        return True
+    with suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # a process of another user
+        pass
+    return True
+
+
+def _in_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 class ProcessLock:
@@ -23,26 +183,13 @@ class ProcessLock:
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(after_in_child=self._release_of_others)
 
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:  # noqa: FBT001, FBT002  as a lock's
-        """Take the lock; while another thread has it, Ctrl-C acts, also where it is deferred."""
-        if not blocking:
-            return self._lock.acquire(blocking=False)
-        end = math.inf if timeout < 0 else time.monotonic() + timeout
-        while not self._lock.acquire(timeout=max(min(_PAUSE, end - time.monotonic()), 0)):
-            act_on_interrupts()
-            if time.monotonic() >= end:
-                return False
-        return True
-
-    def release(self) -> None:
-        """Give the lock back."""
-        self._lock.release()
-
     def __enter__(self) -> None:
-        self.acquire()
+        # While another thread has it, Ctrl-C acts, also where it is deferred.
+        while not self._lock.acquire(timeout=_PAUSE):
+            act_on_interrupts()
 
     def __exit__(self, *_: object) -> None:
-        self.release()
+        self._lock.release()
 
     def _release_of_others(self) -> None:
         if self._lock.acquire(blocking=False):
@@ -51,6 +198,8 @@ class ProcessLock:
             self._lock = threading.RLock()
 
 
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_in_child)
 # A thread holds it from a change of such state until that is restored: two threads that restore it in another
 # order leave it wrong.
 PROCESS_STATE = ProcessLock()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 # Common synonyms; accepted wherever the word on the right is allowed.
@@ -62,28 +63,37 @@ def nearest(word: str, allowed: Iterable[str], *, cutoff: float = 0.55) -> list[
     return [choice for name in dict.fromkeys([*synonyms, *close]) for choice in spelt[name]][:3]
 
 
-def choose(word: str, allowed: Iterable[str], *, noun: str = "allowed") -> str:
-    """Return the remedy for a wrong word: the nearest match, then all allowed words."""
-    allowed = list(allowed)
-    return _did_you_mean(word, allowed) + f"{noun}: {', '.join(allowed) or 'none'}"
+def choose(
+    word: str, allowed: Iterable[str], *, noun: str = "allowed", group: str | None = None
+) -> str:
+    """Return the remedy for a wrong word: the nearest match, then all allowed words.
+
+    Those of a `group` of the configuration are options, which the help lists too.
+    """
+    words = list(allowed)
+    shown = ", ".join(words) if group is None else listed(words)
+    more = f" (--help {group} lists them)" if group and len(words) > _LISTED else ""
+    return f"{_did_you_mean(word, words)}{noun}: {shown or 'none'}{more}"
 
 
 def choose_option(word: str, group: str, options: Iterable[str], *, noun: str = "options") -> str:
     """Return the remedy for a wrong option of a group: the nearest match, then its options."""
-    options = list(options)
-    return _did_you_mean(word, options) + options_text(group, options, noun=noun)
+    return choose(word, options, noun=noun, group=group)
 
 
-def options_text(group: str, options: list[str], *, noun: str = "options") -> str:
+def options_text(group: str, options: list[str]) -> str:
     """Return `options: cpu, cuda`; a long list is written by families."""
-    shown = listed(options)
-    more = f" (--help {group} lists them)" if len(options) > _LISTED else ""
-    return f"{noun}: {shown}{more}"
+    return choose("", options, noun="options", group=group)
 
 
 def listed(options: list[str]) -> str:
-    """Return `cpu, cuda`; a long list by families."""
-    return ", ".join(options if len(options) <= _LISTED else _families(options))
+    """Return `cpu, cuda`; a long list by families, such as `monai_* (6)`."""
+    families = Counter(name.partition("_")[0] for name in options if "_" in name)
+    several = {family: size for family, size in families.items() if size > 1}
+    if len(options) <= _LISTED:
+        several = {}
+    alone = [name for name in options if name.partition("_")[0] not in several]
+    return ", ".join([*alone, *(f"{family}_* ({size})" for family, size in several.items())])
 
 
 def _did_you_mean(word: str, allowed: list[str]) -> str:
@@ -91,14 +101,3 @@ def _did_you_mean(word: str, allowed: list[str]) -> str:
     # The beginning of several words may mean any of them.
     begun = sorted(name for name in close if name.startswith(word)) if len(word) > 2 else []
     return f"did you mean {' or '.join(map(repr, begun[:2] or close[:1]))}? " if close else ""
-
-
-def _families(names: list[str]) -> Iterator[str]:
-    """Yield the names without a family, then each family, such as `monai_* (6)`."""
-    sizes: dict[str, int] = {}
-    for name in names:
-        family, separator, _ = name.partition("_")
-        sizes[family] = sizes.get(family, 0) + bool(separator)
-    several = {family: size for family, size in sizes.items() if size > 1}
-    yield from (name for name in names if name.partition("_")[0] not in several)
-    yield from (f"{family}_* ({size})" for family, size in several.items())

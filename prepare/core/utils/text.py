@@ -1,11 +1,13 @@
-"""Format sizes, counts, arbitrary names and tables for a terminal and for files."""
+"""Format sizes, counts, arbitrary names and tables, print lines, and announce what a job does."""
+
+from __future__ import annotations
 
 import csv
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
@@ -13,13 +15,12 @@ from typing import Any, TextIO
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
-
 _OUTPUT: ContextVar[TextIO | None] = ContextVar("_OUTPUT", default=None)
-# A spreadsheet takes a cell that begins with a sign as a formula, unless it is a number. It knows the signs
-# of East Asian fonts, and in some countries it splits cells at semicolons.
+# A spreadsheet takes a cell that begins with a sign as a formula, unless it is a number.
 _NUMBER = re.compile(r"[-+][0-9.]+(e[-+]?[0-9]+)?", re.IGNORECASE)
-_SIGNS = "=+\\-@\uff1d\uff0b\uff0d\uff20\u2212\ufe62\ufe63\ufe66\ufe6b"
-_FORMULA = re.compile(rf"(\A|[;\t\r\n])(?=[^\S\t\r\n]*[{_SIGNS}])|\A(?=[\t\r\n])")
+_SIGNS = ("=", "+", "-", "@", "\t", "\r")
+# Called with the name of the stage that begins; returns a context that lasts as long as the stage.
+Progress = Callable[[str], AbstractContextManager[Any]]
 
 
 def output() -> TextIO:
@@ -114,9 +115,8 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _plain(cell: Any) -> Any:
-    if not isinstance(cell, str) or _NUMBER.fullmatch(cell):
-        return cell
-    return _FORMULA.sub(r"\1'", cell)
+    is_formula = isinstance(cell, str) and cell.startswith(_SIGNS) and not _NUMBER.fullmatch(cell)
+    return f"'{cell}" if is_formula else cell
 
 
 class _Lines(list[str]):

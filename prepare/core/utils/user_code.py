@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import site
 import sys
 import sysconfig
 import traceback
-from functools import cache
 from pathlib import Path
 
 from prepare.core.utils.text import first_line
 
 # Packages whose lines do not show what the user's code, or the network of another package, did.
 _INNER = ("torch", "hydra", "omegaconf", "prepare")
+# Folders of installed packages.
+_INSTALLED = ("site-packages", "dist-packages")
 # Letters of a message that is given whole.
 _MOST = 300
 _OURS = Path(__file__).resolve().parents[2]
@@ -26,15 +26,12 @@ def described(error: BaseException, message: str | None = None) -> str:
     """
     if message is None:
         # The message of a SyntaxError repeats the line.
-        message = str(error.msg) if isinstance(error, SyntaxError) else short_text(error)
-    kind = type(error).__name__
-    chain = causes(error)
-    last = short_text(chain[-1])
-    caused = f"; caused by {type(chain[-1]).__name__}: {last}"
-    is_new = len(chain) > 1 and last and last not in message
-    return (
-        raised_at(error) + (f"{kind}: {message}" if message else kind) + (caused if is_new else "")
-    )
+        message = str(error.msg) if isinstance(error, SyntaxError) else _short_text(error)
+    kind, cause = type(error).__name__, causes(error)[-1]
+    text = raised_at(error) + (f"{kind}: {message}" if message else kind)
+    last = _short_text(cause)
+    is_new = cause is not error and last and last not in message
+    return f"{text}; caused by {type(cause).__name__}: {last}" if is_new else text
 
 
 def causes(error: BaseException, *, contexts: bool = False) -> list[BaseException]:
@@ -45,12 +42,6 @@ def causes(error: BaseException, *, contexts: bool = False) -> list[BaseExceptio
             break
         chain.append(cause)
     return chain
-
-
-def short_text(error: BaseException) -> str:
-    """Return the message of an error in one line, or the first line of a long message."""
-    whole = " ".join(str(error).split())
-    return whole if len(whole) <= _MOST else first_line(error)
 
 
 def raised_at(error: BaseException) -> str:
@@ -75,13 +66,19 @@ def place_of(error: BaseException) -> str:
     return ""
 
 
+def _short_text(error: BaseException) -> str:
+    """Return the message of an error in one line, or the first line of a long message."""
+    whole = " ".join(str(error).split())
+    return whole if len(whole) <= _MOST else first_line(error)
+
+
 def _library(filename: str) -> str | None:
     """Return the package that holds the file, `` for the standard library, None for the user's code."""
     path = Path(filename)
     if path.is_relative_to(_OURS):
         return "prepare"
-    for folder in _site_folders():
-        if path.is_relative_to(folder):
+    for folder in path.parents:
+        if folder.name in _INSTALLED:
             return path.relative_to(folder).parts[0]
     return "" if path.is_relative_to(sysconfig.get_path("stdlib")) else None
 
@@ -89,23 +86,12 @@ def _library(filename: str) -> str | None:
 def _shown(filename: str) -> str:
     """Return the path from the current folder, else from the folder that it was imported from."""
     path = Path(filename)
+    installed = [folder for folder in path.parents if folder.name in _INSTALLED]
     imported = map(Path, sorted(filter(None, sys.path), key=len, reverse=True))
-    for folder in (*_site_folders(), Path.cwd(), *imported):
+    for folder in (*installed, Path.cwd(), *imported):
         if path.is_relative_to(folder):
             return str(path.relative_to(folder))
     return filename
-
-
-@cache
-def _site_folders() -> tuple[Path, ...]:
-    """Return the folders of installed packages."""
-    named = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]
-    folders = [*named, *site.getsitepackages(), site.getusersitepackages(), *sys.path]
-    return tuple(
-        dict.fromkeys(
-            Path(name) for name in folders if Path(name).name in ("site-packages", "dist-packages")
-        )
-    )
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ Examples:
 
 from typing import TYPE_CHECKING
 
-from prepare.core.utils.lazy_names import lazy_names
+from prepare.core.utils.packages import lazy_names
 
 if TYPE_CHECKING:
     from prepare.stages.bench.compare_variants import compare

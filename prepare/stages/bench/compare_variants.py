@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from prepare.core.forward.autocast import Amp, read_amp
-from prepare.core.forward.nested import arguments
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.call import arguments
+from prepare.core.forward.torch_state import Amp, isolated, read_amp
 from prepare.core.forward.unchanged import unchanged
-from prepare.core.utils.signals import held_interrupts, interruptible
+from prepare.core.utils.process_state import held_interrupts, interruptible
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line
 from prepare.errors import ConfigError, Problem, RefusedError

@@ -13,7 +13,6 @@ from prepare.core.document import (
     Answer,
     Bar,
     Bars,
-    Chart,
     Charts,
     Document,
     Folded,
@@ -216,7 +215,7 @@ def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
     yield Items(texts=tuple(_notes(bench)), kind="note", where="page")
 
 
-def bench_charts(bench: Bench, verification: Verification | None) -> list[Chart]:
+def bench_charts(bench: Bench, verification: Verification | None) -> list[Bars]:
     """Return bars of the times of each case."""
     wrong = is_wrong(verification)
     return [

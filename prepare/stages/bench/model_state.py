@@ -11,8 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from prepare.core.forward.stand_ins import lazy_parameter
-from prepare.core.model.tensors import is_plain, named_tensors
+from prepare.core.model.tensors import is_plain, lazy_parameter, named_tensors
 from prepare.errors import RefusedError
 
 

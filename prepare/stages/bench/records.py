@@ -207,7 +207,7 @@ class Bench(JsonRecord, Readable):
 
 def check_comparison(comparison: Comparison) -> None:
     """Raise an error if a value has another type than its readers expect, or a ratio is not positive."""
-    from prepare.core.utils.environment import check_environment
+    from prepare.core.utils.machine import check_environment
 
     check_values(comparison.settings, _SETTINGS)
     check_environment(comparison.environment)

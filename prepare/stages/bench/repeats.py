@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from prepare.core.forward.nested import tensors_in
+from prepare.core.forward.call import tensors_in
 from prepare.core.model.tensors import is_plain
 from prepare.core.utils.text import plural
 

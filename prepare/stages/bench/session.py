@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch, busy_sentence, disturbance
+from prepare.core.utils.machine import MachineWatch, busy_sentence, disturbance, environment
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.text import plural
 from prepare.errors import RefusedError

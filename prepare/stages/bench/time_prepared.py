@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prepare.core.forward.autocast import Amp, device_of
 from prepare.core.forward.call import Call, call_of
+from prepare.core.forward.torch_state import Amp, device_of
 from prepare.core.utils.text import first_line, plural
 from prepare.core.utils.user_code import is_out_of_memory
 from prepare.errors import PrepareError

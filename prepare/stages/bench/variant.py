@@ -10,11 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.autocast import autocast, device_of
+from prepare.core.forward.call import arguments, map_tensors, tensors_in
 from prepare.core.forward.explain_error import explained
-from prepare.core.forward.nested import arguments, map_tensors, tensors_in
-from prepare.core.forward.stand_ins import copy_of
-from prepare.core.forward.unchanged import without_gradients
+from prepare.core.forward.torch_state import autocast, device_of
+from prepare.core.forward.unchanged import copy_of, without_gradients
 from prepare.core.model.devices import wait_for
 from prepare.core.model.tensors import is_expanded, is_plain
 from prepare.core.utils.process_state import paused_collector

@@ -15,7 +15,7 @@ from prepare.steps.keeping.choose_calls import choose_calls, cost_of, kept
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.core.forward.autocast import Amp
+    from prepare.core.forward.torch_state import Amp
 
 # The formats of the step for each rank; the other steps keep the formats that a pipeline has.
 _FORMATS = {

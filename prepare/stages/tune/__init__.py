@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from prepare.core.utils.lazy_names import lazy_names
+from prepare.core.utils.packages import lazy_names
 
 if TYPE_CHECKING:
     from prepare.stages.tune.records import CandidateResult, Tuning

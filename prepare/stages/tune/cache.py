@@ -14,9 +14,8 @@ from prepare.core.forward.call import call_of
 from prepare.core.forward.torch_state import read_switch
 from prepare.core.model.module_tree import structure
 from prepare.core.model.tensors import is_strided, name_of
-from prepare.core.utils.accelerator import differences
-from prepare.core.utils.environment import environment
 from prepare.core.utils.folders import cache_folder
+from prepare.core.utils.machine import differences, environment
 from prepare.core.utils.text import plural
 from prepare.errors import FileError, PrepareError, TuneError
 from prepare.stages.tune.records import Tuning

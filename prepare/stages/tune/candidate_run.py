@@ -72,11 +72,8 @@ class PreparedCandidate:
             batch = self._pool[number % len(self._pool)]
             return share + self._variant.sample(batch, self._tuning.clock)
 
-    def check(self, exact: dict[Any, Any]) -> CheckResult:
-        """Verify the prepared copy, with all its values as they were before it was timed.
-
-        `exact` caches results of the unprepared model for the next candidate.
-        """
+    def check(self) -> CheckResult:
+        """Verify the prepared copy, with all its values as they were before it was timed."""
         self._before.restore()
         free, tuning = free_memory(torch.device("cpu")) or 0, self._tuning
         try:
@@ -90,7 +87,6 @@ class PreparedCandidate:
                     gradients=tuning.mode == "train",
                     seconds=max(_MIN_CHECK_SECONDS, tuning.options.budget),
                     memory=max(_MIN_CHECK_MEMORY, int(_MEMORY_PART * free)),
-                    _exact_runs=exact,
                     amp=tuning.amp,
                 )
         except Exception as error:  # out of memory, or a candidate that no check anticipates

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prepare.core.forward.autocast import Amp, device_of
+from prepare.core.forward.torch_state import Amp, device_of
 from prepare.core.model.known_issues import standing
 from prepare.errors import PrepareError
 from prepare.patterns import exactly

@@ -12,17 +12,13 @@ from prepare.core.document import (
     USE_RECIPE,
     Advice,
     Answer,
-    Axis,
     Bar,
     Bars,
-    Chart,
     Charts,
     Document,
     Folded,
     Items,
     Part,
-    Plane,
-    Point,
     ReportContext,
     Table,
     Text,
@@ -164,34 +160,18 @@ def _in_terminal(tuning: Tuning) -> Iterator[Part]:
 
 def _on_page(tuning: Tuning) -> Iterator[Part]:
     yield Text(text=f"{tune_sentence(tuning)}.", where="page")
-    charts = tuple(tune_charts(tuning))
     rows = [_cells(row, tuning) for row in _ranked(tuning)]
     yield Table(label="All recipes", columns=_COLUMNS, rows=rows, where="page")
-    # The first screen has the bars, or the first of them.
-    bars = [chart for chart in _bars(tuning) if len(chart.rows) > _BARS]
+    # The first screen has the first of the bars.
+    bars = tuple(chart for chart in _bars(tuning) if len(chart.rows) > _BARS)
     text = "A whisker is the interval of the ratio; together they have 95 % confidence. Recipes that were "
     note = Text(text=text + "eliminated early ran fewer rounds.", kind="note")
-    yield Folded(title="Pictures of all recipes", parts=(Charts(charts=(*bars, *charts[1:])), note))
+    yield Folded(title="Pictures of all recipes", parts=(Charts(charts=bars), note) if bars else ())
     lost = [row for row in _ranked(tuning) if row.status != "winner" and row.reason]
     texts = tuple(f"{row.name}: {row.reason}" for row in lost)
     yield Folded(title="Why the other recipes lost", parts=(Items(texts=texts, kind="note"),))
     notes = (_measured(tuning), *tuning.notes)
     yield Items(texts=notes, kind="note", where="page")
-
-
-def tune_charts(tuning: Tuning) -> list[Chart]:
-    """Return bars of the time ratios, and a plane of time against error for at least three points."""
-    charts: list[Chart] = [*_bars(tuning)]
-    verified = [row for row in _ranked(tuning) if None not in (row.ratio, row.error)]
-    if len(verified) > 2:
-        each = {row.allowed for row in verified if row.allowed}
-        lines = ((each.pop(), "tolerance"),) if len(each) == 1 else ()
-        x = Axis(label=f"time of one {_step(tuning)}, against the unprepared model")
-        y = Axis(label="largest error of the outputs", log=True, lines=lines)
-        points = tuple(_point(row, tuning) for row in verified)
-        title = "Speed against error of verified recipes"
-        charts.append(Plane(title=title, points=points, x=x, y=y))
-    return charts
 
 
 def _bars(tuning: Tuning) -> Iterator[Bars]:
@@ -217,17 +197,6 @@ def _bar(row: CandidateResult, tuning: Tuning) -> Bar:
         value=row.ratio,
         interval=row.ratio_interval,
         text=_verdict(row, tuning),
-        mark=_mark(row, tuning),
-    )
-
-
-def _point(row: CandidateResult, tuning: Tuning) -> Point:
-    return Point(
-        label=row.name,
-        x=float(row.ratio or 0.0),
-        y=float(row.error or 0.0),
-        x_interval=row.ratio_interval,
-        text=f"{_verdict(row, tuning)}, error {row.error:.2g}",
         mark=_mark(row, tuning),
     )
 

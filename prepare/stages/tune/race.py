@@ -18,7 +18,7 @@ from prepare.stages.tune.compare_candidates import (
 )
 
 if TYPE_CHECKING:
-    from prepare.core.utils.progress import Stage
+    from prepare.core.utils.text import Progress
     from prepare.stages.bench.variant import Clock
     from prepare.stages.tune.candidate_run import PreparedCandidate
     from prepare.stages.tune.candidates import Candidate
@@ -55,7 +55,7 @@ class Race:
         clock: Clock,
         capacity: int = 1000,
         seed: int = 0,
-        progress: Stage = lambda _: nullcontext(),
+        progress: Progress = lambda _: nullcontext(),
     ) -> None:
         self.contestants = [Contestant(candidate) for candidate in candidates]
         self.standings = Standings(self.contestants, Contestant(candidates[0]))

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from prepare.core.utils.environment import check_environment
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
+from prepare.core.utils.machine import check_environment
 from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
 from prepare.errors import TuneError
 from prepare.stages.bench import statistics

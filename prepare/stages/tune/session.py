@@ -11,11 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import nn
 
-from prepare.core.forward.autocast import Amp, device_of
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.torch_state import Amp, device_of, isolated
 from prepare.core.model.deep_copy import CopyError, copy_or_build
-from prepare.core.utils.environment import environment
-from prepare.core.utils.machine import MachineWatch
+from prepare.core.utils.machine import MachineWatch, environment
 from prepare.errors import (
     ModelError,
     PrepareError,
@@ -41,7 +39,7 @@ from prepare.stages.tune.records import (
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
-    from prepare.core.utils.progress import Stage
+    from prepare.core.utils.text import Progress
     from prepare.stages.tune.stage import TuneStage
 
 
@@ -56,7 +54,7 @@ class TuningSession:
     amp: Amp = "none"
     declared: Mapping[str, Any] = field(default_factory=dict)
     seed: int
-    progress: Stage
+    progress: Progress
     clock: Clock = time.perf_counter
     build: Callable[[], nn.Module] | None = None
 
@@ -127,7 +125,7 @@ class TuningSession:
 
     def _check_again(self, winner: Candidate) -> CheckResult:
         try:
-            return PreparedCandidate(self, winner, self._pool(winner)).check({})
+            return PreparedCandidate(self, winner, self._pool(winner)).check()
         except CandidateError as error:
             return CheckResult("cannot tell", str(error))
 
@@ -141,10 +139,8 @@ class TuningSession:
             first = first or runner  # the unprepared model
             return runner
 
-        exact: dict[Any, Any] = {}
-
         def check(_: Candidate, runner: PreparedCandidate) -> CheckResult:
-            return runner.check(exact)
+            return runner.check()
 
         race = Race(
             recipes,

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.core.forward.autocast import Amp, read_amp
+from prepare.core.forward.torch_state import Amp, read_amp
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.pipeline.distributed import on_rank_zero
@@ -18,7 +18,7 @@ from prepare.stages.tune.stage import TuneStage
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.core.utils.progress import Stage
+    from prepare.core.utils.text import Progress
     from prepare.stages.bench.variant import Clock
     from prepare.stages.tune.records import Tuning
 
@@ -35,7 +35,7 @@ def tune(
     cache: bool | str | Path = True,
     calls: int | None = None,
     seed: int = 0,
-    progress: Stage = lambda _: nullcontext(),
+    progress: Progress = lambda _: nullcontext(),
     build: Callable[[], nn.Module] | None = None,
     _clock: Clock = time.perf_counter,
 ) -> Tuning:

@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING
 
-from prepare.core.utils.lazy_names import lazy_names
+from prepare.core.utils.packages import lazy_names
 
 if TYPE_CHECKING:
     from prepare.stages.verify.check_model import verify
-    from prepare.stages.verify.records import Check, Lost, Verification
+    from prepare.stages.verify.records import Check, Verification
 
-__all__ = ["Check", "Lost", "Verification", "verify"]
+__all__ = ["Check", "Verification", "verify"]
 
 __getattr__ = lazy_names(
     __name__,
-    records=("Check", "Lost", "Verification"),
+    records=("Check", "Verification"),
     check_model=("verify",),
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,41 +15,8 @@ from prepare.core.forward.input_formatter import Formatter
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
 
-# At this mean, in standard deviations, CPU group norm loses all digits of channels-last inputs.
-LARGE_MEAN = 100.0
-# A tensor that exceeds its tolerance is compared again, so often, on inputs changed by this fraction.
-RETRIES, JITTER = 2, 0.02
-
-
-@dataclass(frozen=True)
-class VerificationCase:
-    """One call in one mode. `is_variation`: not the user's own batch in the user's mode.
-
-    With `outputs_only` no backward runs, and float32 is taken as exact: a cheap first look at the batch.
-    """
-
-    mode: str
-    call: Call
-    inputs: str = ""
-    is_variation: bool = False
-    outputs_only: bool = False
-
-
-def cases_for(level: str, mode: str, call: Call) -> list[VerificationCase]:
-    """Return the cases of a level; the first one is the user's batch in the user's mode."""
-    first = VerificationCase(mode, call)
-    if level == "short":
-        return [first]
-    cases = []
-    for case_mode in (mode, "train" if mode == "eval" else "eval"):
-        for size in (1, 2) if call.batch else (None,):
-            sized = call if size is None else resized(call, size)
-            if case_mode != mode or sized is not call:
-                cases.append(VerificationCase(case_mode, sized, is_variation=True))
-            if any(tensor.is_floating_point() for tensor in call.tensors()):
-                inputs, large = f"mean {LARGE_MEAN:.0f} deviations", shifted(sized, LARGE_MEAN)
-                cases.append(VerificationCase(case_mode, large, inputs, is_variation=True))
-    return [first, *cases]
+# A tensor that exceeds its tolerance is compared again on inputs changed by this fraction.
+JITTER = 0.02
 
 
 def user_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
@@ -91,15 +57,11 @@ def resized(call: Call, size: int) -> Call:
     return call.map(resize)
 
 
-def shifted(call: Call, deviations: float) -> Call:
-    """Return the call with each floating-point tensor shifted by a number of its standard deviations."""
-
-    def shift(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point() or tensor.numel() < 2:
-            return tensor
-        return tensor + deviations * tensor.double().std().to(tensor.dtype)
-
-    return call.map(shift)
+def shifted(tensor: Tensor, deviations: float) -> Tensor:
+    """Shift a floating-point tensor by a number of its standard deviations."""
+    if not tensor.is_floating_point() or tensor.numel() < 2:
+        return tensor
+    return tensor + deviations * tensor.double().std().to(tensor.dtype)
 
 
 def nudged(tensor: Tensor) -> Tensor:

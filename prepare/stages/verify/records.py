@@ -18,13 +18,13 @@ ALL_ZERO = "they are all zero, so nothing can be compared"
 class Check:
     """The result of one check, in one case.
 
-    `what` is values, casts, layout, flags, forward, outputs, input gradients, parameter gradients,
-    buffers, module outputs, module gradients, batch (changed in place) or output memory (overwritten
-    by the next call); the last two only where they fail. In a check of modules, which ran alone, `worst`
+    `what` is values, casts, layout, flags, forward, outputs, input gradients, parameter gradients, buffers,
+    module outputs, module gradients, or batch (changed in place, only where it fails). In a check of modules,
+    which ran alone, `worst`
     is a module and `compared` counts modules. `mode`, `batch` and `inputs` describe the case; they
     are empty for a check without a forward. `dtype` is the coarsest dtype of the prepared model. `error` is
     the largest difference from the reference and `allowed` the tolerance, both of the tensor `worst` among
-    `compared` tensors and as a fraction of its scale (see `prepare.stages.verify.tolerance`); None if there
+    `compared` tensors and as a fraction of its scale (see `deviations.py`); None if there
     is no such number. `status` is `pass`, `fail` or `cannot tell`; `wrong` for a failure that does not count
     in this mode; `skipped` if there is nothing to compare, or the comparison cannot run or would be
     meaningless. `sensitivity` is the smallest systematic error (all numbers of one module's tensors too
@@ -43,30 +43,28 @@ class Check:
     worst: str = ""
     compared: int = 0
     note: str = ""
-    sensitivity: float | None = field(default=None, metadata={"late": True})
-    least_sensitive: str = field(default="", metadata={"late": True})
+    sensitivity: float | None = None
+    least_sensitive: str = ""
 
     @property
     def part(self) -> float | None:
         """The error as a part of the tolerance; None if one is not known."""
         return part_of_tolerance(self.error, self.allowed)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lost:
-    """Numbers of one tensor that a cast to another dtype lost.
-
-    `overflowed` counts those that became infinite, `flushed` those that became zero, and `rounded` those
-    that changed in a tensor of whole numbers.
-    """
-
-    tensor: str
-    before: str
-    after: str
-    elements: int
-    overflowed: int
-    flushed: int
-    rounded: int
+    @property
+    def reason(self) -> str:
+        """The result as a sentence, such as `outputs (eval mode, batch 2): output is off by 0.01 ...`."""
+        case = ", ".join(filter(None, (self.mode and f"{self.mode} mode", self.inputs)))
+        case += f", batch {self.batch}" if self.batch else ""
+        head = f"{self.what} ({case})" if case else self.what
+        if self.note:
+            joint = ": " if self.note.startswith(("the ", "not ")) else " "
+            subject = f"{self.worst}{joint}" if self.worst and self.worst not in self.note else ""
+            return f"{head}: {subject}{self.note}"
+        if self.error is None:
+            return f"{head}: {self.worst} is infinitely far from the reference"
+        off = f"{self.worst} is off by {self.error:.2g} of its scale"
+        return f"{head}: {off}, and the tolerance is {self.allowed:.2g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -74,9 +72,8 @@ class Verification(JsonRecord, Readable):
     """The result of a verification: does the prepared model compute what the unprepared one does?
 
     `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is
-    wrong, `advice` the probable causes and remedies; both may be empty. `lost` is sorted, the worst tensor
-    first. `reference` is the dtype of the exact run. `amp` is the autocast of the prepared model's forward.
-    `environment` says where it ran; files of earlier versions have none.
+    wrong, `advice` the probable causes and remedies; both may be empty. `reference` is the dtype of the exact
+    run. `amp` is the autocast of the prepared model's forward. `environment` says where it ran.
     """
 
     KIND: ClassVar[Kind] = Kind(
@@ -86,14 +83,13 @@ class Verification(JsonRecord, Readable):
     reason: str
     level: str
     mode: str
-    reference: str
-    checks: tuple[Check, ...]
-    lost: tuple[Lost, ...]
-    culprit: str
-    advice: str
-    seconds: float
-    environment: dict[str, Any] = field(default_factory=dict, metadata={"late": True})
-    amp: str = field(default="none", metadata={"late": True})
+    reference: str = ""
+    checks: tuple[Check, ...] = ()
+    culprit: str = ""
+    advice: str = ""
+    seconds: float = 0.0
+    environment: dict[str, Any] = field(default_factory=dict)
+    amp: str = "none"
 
     def sensitivity(self, kind: str) -> tuple[float, str] | None:
         """Return the smallest systematic error found in `outputs` or `gradients`, and where.
@@ -101,13 +97,14 @@ class Verification(JsonRecord, Readable):
         Of the whole model the largest of all checks of that kind, or that of the modules alone if it is
         smaller; None if nothing was measured.
         """
-        sensitivities = [
-            (check.what, (check.sensitivity, check.least_sensitive))
-            for check in self.checks
-            if check.what.endswith(kind) and check.sensitivity is not None
-        ]
-        alone = [item for what, item in sensitivities if what == f"module {kind}"]
-        whole = [item for what, item in sensitivities if what != f"module {kind}"]
+        alone, whole = (
+            [
+                (c.sensitivity, c.least_sensitive)
+                for c in self.checks
+                if c.what in what and c.sensitivity
+            ]
+            for what in ((f"module {kind}",), (kind, f"input {kind}", f"parameter {kind}"))
+        )
         return min([*alone, *([max(whole)] if whole else [])], default=None)
 
     def check(self) -> None:
@@ -118,15 +115,4 @@ class Verification(JsonRecord, Readable):
 
 def unknown(reason: str, *, level: str, mode: str) -> Verification:
     """Return a verification that could not compare anything, and the reason."""
-    return Verification(
-        status="cannot tell",
-        reason=reason,
-        level=level,
-        mode=mode,
-        reference="",
-        checks=(),
-        lost=(),
-        culprit="",
-        advice="",
-        seconds=0.0,
-    )
+    return Verification(status="cannot tell", reason=reason, level=level, mode=mode)

@@ -18,7 +18,7 @@ from prepare.steps.keeping.method_source import method_source
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.core.forward.autocast import Amp
+    from prepare.core.forward.torch_state import Amp
     from prepare.stages.flow.records import Copy, Event, Flow
 
 _STEP = "keep_layout"

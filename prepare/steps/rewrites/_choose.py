@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.autocast import Amp, autocast, device_of
-from prepare.core.forward.nested import arguments
-from prepare.core.forward.torch_state import isolated
+from prepare.core.forward.call import arguments
+from prepare.core.forward.torch_state import Amp, autocast, device_of, isolated
 from prepare.core.model.module_kinds import reads_contiguous
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.text import first_line, plural

@@ -31,7 +31,6 @@ from prepare.app.sweep.ranking import (
     command,
     first_timing,
     rank,
-    sweep_command,
 )
 from prepare.app.sweep.summary import UNENDED, Summary, SweepRow
 from prepare.core.document import (
@@ -78,7 +77,7 @@ def sweep_page(summary: Summary, folder: Path) -> str:
         documents,
         cards=sweep_cards(summary, sweep.ranking),
         about=("report of a sweep",),
-        command=sweep_command(summary),
+        command=summary.command,
     )
 
 

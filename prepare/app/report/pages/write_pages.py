@@ -9,14 +9,6 @@ if TYPE_CHECKING:
     from prepare.app.job.outcome import Outcome
 
 
-def get_ready() -> None:
-    """Import what `write_pages` needs, in a process that is forked for every job of a sweep."""
-    from prepare.app.report import render
-    from prepare.app.report.pages import page  # noqa: F401
-
-    render.load_templates()
-
-
 def write_pages(outcome: Outcome, folder: Path) -> None:
     """Write the page of a run, before the run writes its result. Raises FileError."""
     # Jinja is slow to import.

@@ -1,1 +1,0 @@
-"""Run two models on the same inputs, deterministically and within a budget."""

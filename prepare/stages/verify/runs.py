@@ -1,0 +1,343 @@
+"""Run a model once on stand-ins for its tensors, and record what it and its modules compute."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from prepare.core.forward.call import Call, named_tensors_in, tensors_in
+from prepare.core.forward.torch_state import autocast, device_of
+from prepare.core.forward.unchanged import copy_of, real_stand_in, unchanged
+from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.tensors import is_plain
+from prepare.core.model.unsafe_backward import UnsafeCalls
+from prepare.core.utils.process_state import held_interrupts, ignored_warnings, interruptible
+from prepare.pipeline.transfer import check_cast
+from prepare.stages.verify.same_numbers import SameNumbers, make_deterministic, run_backward
+from prepare.steps.repairs.conv3d import REPAIR, backward_exceeds_memory
+
+KINDS = ("outputs", "input gradients", "parameter gradients", "buffers")
+# Compilers read the gradient of every input, also of those that are not leaves; a checkpoint wants gradients.
+_QUIET = (
+    r"The \.grad attribute of a Tensor that is not a leaf|None of the inputs have requires_grad"
+)
+_NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
+# The known issue that `backward_exceeds_memory` finds.
+_SMALL = "conv3d_bfloat16_small_cpu"
+
+Named = dict[str, Tensor]
+
+
+@dataclass
+class ModuleCall:
+    """A call of a module: its outputs and their gradients, its arguments and their gradients, by place.
+
+    `needs` says which arguments must get a gradient, `tracked` which outputs need one.
+    """
+
+    name: str
+    arguments: Call
+    needs: tuple[bool, ...] = ()
+    tracked: tuple[bool, ...] = ()
+    outputs: dict[int, Tensor] = field(default_factory=dict)
+    output_gradients: dict[int, Tensor] = field(default_factory=dict)
+    input_gradients: dict[int, Tensor] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """The tensors of one run by kind and name, and the calls of its modules in the order of their ends.
+
+    `unsafe` is the module whose backward may end the process, and the known issue; no backward ran then.
+    `changed` names the inputs that the forward changed. `numbers` counts those of all outputs of leaves, and
+    `unfolded` those of the largest input that a convolution in float64 unfolds.
+    """
+
+    tensors: dict[str, Named] = field(default_factory=dict)
+    calls: list[ModuleCall] = field(default_factory=list)
+    seconds: float = 0.0
+    unsafe: tuple[str, str] | None = None
+    changed: set[str] = field(default_factory=set)
+    numbers: int = 0
+    unfolded: int = 0
+
+    def by_call(self) -> dict[tuple[str, int], ModuleCall]:
+        """Return the calls by the name of the module and their number."""
+        counts: Counter[str] = Counter()
+        named = {}
+        for call in self.calls:
+            counts[call.name] += 1
+            named[call.name, counts[call.name]] = call
+        return named
+
+
+def run_model(
+    model: nn.Module,
+    call: Call,
+    stand_in: Callable[[Tensor], Tensor],
+    *,
+    flags: Mapping[str, bool],
+    backward: bool,
+    graph: bool = False,
+    record: str = "",
+    seed: int = 0,
+    wide: bool = False,
+    amp: str = "none",
+    scale: float = 1.0,
+    compiled: bool = False,
+    frozen: bool = False,
+    change: Callable[[Tensor], Tensor] | None = None,
+    repair: torch.dtype | None = None,
+) -> Run:
+    """Run a model forward, and backward from fixed random gradients; restore the model and all else.
+
+    `stand_in` replaces each tensor of the model. `record` keeps the calls of `leaves`, or of `all` modules. A
+    compiled model has its own random numbers and dropout. With `frozen` the inputs need no gradient, as in
+    most training. The gradients are multiplied by `scale`, as a GradScaler does, and the results divided by
+    it. `change` replaces the outputs of leaves, and `repair` avoids torch's own faults in this dtype.
+    `graph`: the forward needs a graph even without a backward.
+    """
+    result, start, leaves = Run(), time.perf_counter(), Named()
+    with held_interrupts(), unchanged(model, call.args, call.kwargs, stand_in=stand_in):
+        make_deterministic(model, flags, seed)
+        with (
+            torch.inference_mode(mode=False),
+            torch.set_grad_enabled(backward or graph),
+            changed_outputs(model, change) if change else contextlib.nullcontext(),
+            repaired(model, repair) if repair else contextlib.nullcontext(),
+            ignored_warnings(_QUIET),
+            contextlib.nullcontext() if compiled else SameNumbers(wide=wide),
+        ):
+            given = call.map(partial(_leaf, leaves) if backward and not frozen else copy_of)
+            before = given.tensors()
+            with _hooks(model, result, record) if not compiled else contextlib.nullcontext():
+                with autocast(amp, device_of([model], before)):
+                    output = interruptible(model, *given.args, **given.kwargs)
+                named = dict(named_tensors_in(output))
+                if backward and result.unsafe is None:
+                    interruptible(_backward, [t for t in named.values() if t.requires_grad], scale)
+        pairs = enumerate(zip(call.tensors(), before, strict=True))
+        result.changed = {f"input {i}" for i, pair in pairs if not _are_equal(*pair)}
+        buffers = {n: b.detach() for n, b in model.named_buffers() if not b.is_nested}
+        result.tensors = {"outputs": {n: t.detach() for n, t in named.items()}, "buffers": buffers}
+        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        both: Any = leaves, trained
+        for kind, tensors in zip(KINDS[1:3], both, strict=True):
+            if backward and result.unsafe is None:
+                grads = {n: t.grad for n, t in tensors.items() if t.grad is not None}
+                result.tensors[kind] = {n: g / scale if scale != 1 else g for n, g in grads.items()}
+    result.seconds = time.perf_counter() - start
+    return result
+
+
+def same_stand_in(tensor: Tensor) -> Tensor:
+    """Return a stand-in with the same values and strides, and the gradient hooks of a Parameter."""
+    return _with_hooks(tensor, real_stand_in(tensor))
+
+
+def compiled_stand_in(tensor: Tensor) -> Tensor:
+    """Return a Parameter itself, since a compiler may have inlined its values; copy a buffer."""
+    return tensor if isinstance(tensor, nn.Parameter) else copy_of(tensor)
+
+
+def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+    """Return a contiguous stand-in in another real (or the matching complex) dtype; integers are kept.
+
+    It is on `device`, by default that of the tensor. Numbers beyond the range of `dtype` become its largest,
+    so that the noise of rounding stays finite.
+    """
+    if not is_plain(tensor):
+        return tensor
+    with torch.no_grad():
+        if tensor.is_complex():
+            dtype = torch.promote_types(dtype, torch.complex32)
+        elif not tensor.is_floating_point():
+            dtype = tensor.dtype
+        values = torch.empty(tensor.shape, dtype=dtype, device=device or tensor.device)
+        values.copy_(tensor.resolve_neg())
+        if not tensor.is_complex():
+            check_cast("", tensor, values, clamp=True)
+    if not isinstance(tensor, nn.Parameter):
+        return values.requires_grad_(tensor.requires_grad)
+    return _with_hooks(tensor, nn.Parameter(values, tensor.requires_grad))
+
+
+@contextlib.contextmanager
+def changed_outputs(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+    """Replace the floating-point outputs of each leaf by `change` of them, inside the block."""
+
+    def after(_module: nn.Module, _args: Any, output: Any) -> Any:
+        is_float = isinstance(output, Tensor) and output.is_floating_point() and output.numel() > 1
+        # In backward a checkpointed segment runs again, and must get what it got before.
+        return change(output) if is_float and torch._C._current_autograd_node() is None else None
+
+    with contextlib.ExitStack() as stack:
+        for module in filter(is_leaf, model.modules()):
+            stack.callback(module.register_forward_hook(after).remove)
+        yield
+
+
+@contextlib.contextmanager
+def repaired(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
+    """Avoid torch's own faults inside the block; only for a model that is restored afterwards.
+
+    Norms get contiguous inputs and gradients, since torch misreads others, and in bfloat16 the convolutions
+    are repaired whose backward may overwrite memory.
+    """
+
+    def contiguous(tensor: Any) -> Any:
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+            return tensor
+        exact = tensor.stride() == canonical_stride(tensor.shape, "contiguous")
+        return tensor if exact else tensor.clone(memory_format=torch.contiguous_format)
+
+    def before(_module: nn.Module, args: Any) -> Any:
+        return tuple(map(contiguous, args))
+
+    def after(_module: nn.Module, _args: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.requires_grad:
+            output.register_hook(contiguous)
+
+    with contextlib.ExitStack() as stack:
+        for module in model.modules():
+            if isinstance(module, _NORMS):
+                stack.callback(module.register_forward_pre_hook(before).remove)
+                stack.callback(module.register_forward_hook(after).remove)
+            if dtype == torch.bfloat16 and REPAIR.fits(module):
+                REPAIR.repair(module, {})
+        yield
+
+
+def is_leaf(module: nn.Module) -> bool:
+    """Return whether a module runs as a whole: its children, if it has any, hold numbers only."""
+    whole = hasattr(module, "parametrizations") or isinstance(module, nn.MultiheadAttention)
+    return whole or not module._modules
+
+
+@contextlib.contextmanager
+def _hooks(model: nn.Module, result: Run, record: str) -> Iterator[None]:
+    """Record the calls of modules, their sizes, and the first one whose backward is not safe."""
+    running: dict[str, list[tuple[ModuleCall, list[tuple[Tensor, int]]]]] = {}
+    calls = UnsafeCalls()
+
+    def look(name: str) -> None:
+        if calls.issue and result.unsafe is None:
+            result.unsafe = name, calls.issue
+
+    def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        look(name.rpartition(".")[0])
+        if not (record == "all" or (record and is_leaf(module))):
+            return None
+        given, place = Call(args, kwargs), iter(range(1 << 30))
+        is_whole = record == "leaves"
+        call = ModuleCall(name, given.map(_copy) if is_whole else given)
+        call.needs = tuple(tensor.requires_grad for tensor in given.tensors())
+        passed: list[tuple[Tensor, int]] = []
+        running.setdefault(name, []).append((call, passed))
+
+        def view(tensor: Tensor) -> Tensor:
+            # A hook of the tensor itself would get the gradients of all its uses.
+            seen = tensor.view_as(tensor) if tensor.requires_grad else tensor
+            passed.append((seen, seen._version))
+            return _watched(seen, call.input_gradients, next(place))
+
+        given = given.map(view) if is_whole else given
+        return given.args, given.kwargs
+
+    def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
+            if result.unsafe is None and backward_exceeds_memory(module, args[0], output):
+                result.unsafe = name, _SMALL
+            if hasattr(module, "transposed"):  # a convolution
+                kernel: Any = module.kernel_size
+                result.unfolded = max(result.unfolded, math.prod(kernel) * args[0].numel())
+        look(name)
+        tensors = list(tensors_in(output))
+        result.numbers += sum(tensor.numel() for tensor in tensors) if is_leaf(module) else 0
+        if running.get(name):
+            call, passed = running[name].pop()
+            # The gradient of what a module writes in place may go another way.
+            intact = [tensor._version == version for tensor, version in passed]
+            call.needs = tuple(map(all, zip(call.needs, intact, strict=False)))
+            call.tracked = tuple(tensor.requires_grad for tensor in tensors)
+            for index, tensor in enumerate(tensors):
+                call.outputs[index] = _copy(_watched(tensor, call.output_gradients, index))
+            result.calls.append(call)
+
+    with contextlib.ExitStack() as stack:
+        for name, module in model.named_modules():
+            if not isinstance(module, torch.jit.ScriptModule):
+                options = {"with_kwargs": True, "prepend": True}
+                handle = module.register_forward_pre_hook(partial(before, name), **options)
+                stack.callback(handle.remove)
+                stack.callback(module.register_forward_hook(partial(after, name)).remove)
+        with calls if torch.is_grad_enabled() else contextlib.nullcontext():
+            yield
+
+
+def _watched(tensor: Tensor, kept: dict[int, Tensor], index: int) -> Tensor:
+    def keep(gradient: Tensor | None) -> None:
+        if gradient is not None:  # torch gives None where a forward differentiates
+            kept.setdefault(index, _copy(gradient))
+
+    if tensor.requires_grad:
+        tensor.register_hook(keep)
+    return tensor
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone()
+
+
+def _leaf(leaves: Named, tensor: Tensor) -> Tensor:
+    copy = copy_of(tensor)
+    if not (copy.is_floating_point() or copy.is_complex()):
+        return copy
+    leaves[f"input {len(leaves)}"] = copy.requires_grad_()
+    # A leaf cannot be changed in place, as a model's first ReLU may do; a copy of it can.
+    return copy.clone()
+
+
+def _backward(roots: list[Tensor], scale: float) -> None:
+    if scale != 1.0:
+        # The gradient is cast, as a loss in float32 does; a scaled gradient may not fit into float16.
+        roots = [root.float() if root.dtype == torch.float16 else root for root in roots]
+    if roots:
+        run_backward(roots, [random_gradient(root, i) * scale for i, root in enumerate(roots)])
+
+
+def random_gradient(output: Tensor, seed: int) -> Tensor:
+    """Draw numbers that every dtype represents exactly, in the output's layout and of a mean loss's size.
+
+    A plain sum as the loss is useless for a model that ends in a norm or softmax: its gradient is zero.
+    """
+    indices = torch.randint(0, 4, output.shape, generator=torch.Generator().manual_seed(seed))
+    signed = torch.tensor([-1.0, -0.5, 0.5, 1.0])[indices]
+    exponent = round(math.log2(max(output.numel(), 1)) / 2)
+    return torch.empty_like(output).copy_(signed * 2.0**-exponent)
+
+
+def _with_hooks(tensor: Tensor, stand_in: Tensor) -> Tensor:
+    """Copy the gradient hooks of a Parameter; not those after accumulation, where an optimizer may step."""
+    hooks = getattr(tensor, "_backward_hooks", None) if stand_in is not tensor else None
+    for hook in (hooks or {}).values():
+        stand_in.register_hook(hook)
+    return stand_in
+
+
+def _are_equal(first: Tensor, second: Tensor) -> bool:
+    if not is_plain(first) or not is_plain(second):
+        return True  # cannot be told
+    equal = (first == second) | ((first != first) & (second != second))  # noqa: PLR0124  NaN
+    return bool(equal.all())
