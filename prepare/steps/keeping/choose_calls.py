@@ -55,7 +55,7 @@ class ChosenCalls:
 
 
 def choose_calls(
-    model: nn.Module, example: Any, *, backward: bool, amp: Amp = "none", prune: bool = True
+    model: nn.Module, example: Any, *, amp: Amp = "none", prune: bool = True
 ) -> ChosenCalls:
     """Return the calls to replace in a model that is prepared but for this step; changes nothing.
 
@@ -65,11 +65,11 @@ def choose_calls(
     """
     bare = copy_tree(model)  # shares the tensors, which predict does not change
     STEPS[_STEP].undo(bare)
-    before = after = predict(bare, example, backward=backward, amp=amp)
+    before = after = predict(bare, example, amp=amp)
 
     def flow_with(names: Iterable[str]) -> Flow:
         tree, wanted = kept(bare, names), before.wanted
-        return predict(tree, example, backward=backward, wanted=wanted, amp=amp)
+        return predict(tree, example, wanted=wanted, amp=amp)
 
     chosen: dict[str, CodeCall] = {}
     refused: set[str] = set()
@@ -153,9 +153,8 @@ def _is_worse(flow: Flow, other: Flow) -> bool:
 
 
 def cost_of(flow: Flow) -> tuple[int, int]:
-    """Return the copied bytes and the breaks of a flow, in forward and backward."""
-    total, backward = flow.summary, flow.summary["backward"]
-    return (total["copied_bytes"] + backward["copied_bytes"], total["breaks"] + backward["breaks"])
+    """Return the copied bytes and the breaks of a flow."""
+    return flow.summary["copied_bytes"], flow.summary["breaks"]
 
 
 def _calls_at_places(model: nn.Module, flow: Flow, seen: Container[str]) -> list[list[CodeCall]]:
@@ -210,7 +209,7 @@ def _method_of(call: CodeCall) -> Hashable:
 
 def _places(flow: Flow) -> Iterator[Event | Copy]:
     for event in flow.events:
-        if event.kind == "break" and event.source:
+        if event.source:
             yield event
     yield from (copy for copy in flow.copies if copy.source)
 
