@@ -23,8 +23,8 @@ from torch import nn
 import prepare.frameworks.hydra
 from paths import CONF
 from prepare.app.cli.compose_config import composing
-from prepare.app.cli.hydra_app import listed_targets
 from prepare.app.cli.resolve_config import choices_in
+from prepare.app.job.build_model import listed_targets
 from prepare.core.utils.folders import STEP_GROUPS
 from prepare.errors import ConfigError
 from prepare.frameworks._recipe import NetworkRecipe, child_network

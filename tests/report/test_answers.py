@@ -11,7 +11,7 @@ import made
 import prepare
 from prepare.app.job.headline import headline
 from prepare.app.job.record import Job, Result
-from prepare.app.job.results import SavedResults
+from prepare.app.job.results import Results
 from prepare.app.report.charts import laid_out
 from prepare.app.report.documents import answers, shown_of, stage_documents
 from prepare.app.report.documents import verdict as verdict_of
@@ -26,7 +26,7 @@ from prepare.stages.flow.records import Copy, Event, Remedy
 from prepare.stages.verify.document import error_text, verdict_sentence
 from prepare.stages.verify.stage import VerifyStage
 
-RUN = SavedResults(name="run", audit=Audit([], {"convolutions": {}}))
+RUN = Results(name="run", audit=Audit([], {"convolutions": {}}))
 
 
 def event(name, kind, cause, *, what="break", size=0) -> Event:
@@ -190,7 +190,7 @@ def test_names_break_at_dots_and_numbers_do_not_break():
 
 
 def test_a_failed_job_says_what_went_wrong():
-    run = SavedResults(name="run", result=Result("failed", "oom", "no memory\nmore", "Traceback"))
+    run = Results(name="run", result=Result("failed", "oom", "no memory\nmore", "Traceback"))
     assert found(run) == [
         ("bad", "Out of memory", "no memory"),
         ("warn", "Use a smaller input or model", ""),
@@ -201,7 +201,7 @@ def test_a_failed_job_says_what_went_wrong():
 def test_an_error_in_user_code_names_its_line_and_the_stage():
     error = "forward of Net: nets.py:8, in forward: NameError: name 'x' is not defined"
     result = Result("failed", "error", error, "Traceback", done=["planning"], during="preparing")
-    assert found(SavedResults(name="run", result=result)) == [
+    assert found(Results(name="run", result=result)) == [
         ("bad", "An exception", "NameError: name 'x' is not defined"),
         ("plain", "nets.py:8", "in forward"),
         ("plain", "While preparing", "after 1 completed stage"),
@@ -211,7 +211,7 @@ def test_an_error_in_user_code_names_its_line_and_the_stage():
 
 def test_an_error_of_a_configuration_ends_with_its_remedy():
     result = Result("failed", "configuration", "input: gives nothing; set input.shape")
-    assert found(SavedResults(name="run", result=result)) == [
+    assert found(Results(name="run", result=result)) == [
         ("bad", "The configuration", "input: gives nothing"),
         ("warn", "Set input.shape", ""),
     ]
@@ -356,7 +356,7 @@ def test_repairs_that_cost_what_the_layout_wins_are_not_advised():
 
 
 def test_the_flow_of_an_unprepared_model_says_how_to_prepare_it():
-    run = SavedResults(name="run", found={"flow": made.flow(0)})
+    run = Results(name="run", found={"flow": made.flow(0)})
     assert found(run)[-1] == ("plain", "Leave out task=flow to prepare it", "")
 
 

@@ -186,7 +186,7 @@ def write_record(folder: Path, flow: Flow | None = None) -> Path:
     plan = pipeline.plan(model, known_issues="ignore")
     pipeline.apply(model, known_issues="ignore")
     record.clear()
-    record.write_plan(replace(plan, warnings=["InstanceNorm3d: copies; add a step"]))
+    record.write_plan(replace(plan, warnings=["InstanceNorm3d: copies; add a step"]).to_dict())
     record.write_prepared(pipeline, audit_of(model, plan=plan))
     seen = {"given": "(2, 1)", "gave": "(2, 2)", "convolutions": [{"format": "channels_last_3d", "gave": 2, "of": 3, "ambiguous": 1}]}  # fmt: skip
     choices = {"model": "small_3d", "memfmt": "channels_last_3d", "input": None}

@@ -10,7 +10,7 @@ from typing import Any
 from prepare import recipe
 from prepare.app.job.headline import headline
 from prepare.app.job.record import Result, without_result
-from prepare.app.job.results import SavedResults, read_results
+from prepare.app.job.results import Results, read_results
 from prepare.app.report.sweep_table import columns
 from prepare.app.sweep.ranking import first_timing, rank
 from prepare.app.sweep.summary import Summary, SweepRow
@@ -47,7 +47,7 @@ def differences(first: Path, second: Path) -> list[Row]:
     return [item for item in items if item[1] != item[2]]
 
 
-def _of_runs(runs: list[SavedResults]) -> Iterator[Row]:
+def _of_runs(runs: list[Results]) -> Iterator[Row]:
     yield from _results(*(_row(number, run) for number, run in enumerate(runs)))
     yield from _both(*(_steps(recipe.loads(run.recipe)) if run.recipe else {} for run in runs))
     # The date always differs.
@@ -64,7 +64,7 @@ def _kind(path: Path) -> str:
     return "recipe" if path.suffix in (".yaml", ".yml") else "audit"
 
 
-def _read_record(folder: Path) -> SavedResults:
+def _read_record(folder: Path) -> Results:
     """Read the record of a run; raise FileError if any file is unreadable, as the result would be wrong."""
     if (error := without_result(folder)) and not (folder / "audit.json").is_file():
         raise error
@@ -98,7 +98,7 @@ def _text(value: Any) -> str:
     return json.dumps(value, default=str, separators=(",", ":"))
 
 
-def _row(number: int, run: SavedResults) -> SweepRow:
+def _row(number: int, run: Results) -> SweepRow:
     """Return a run as a row of a sweep."""
     chosen: dict[str, str] = {}
     if run.job:
