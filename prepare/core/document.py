@@ -1,4 +1,4 @@
-"""Documents of records, as plain data: answers, rows, tables, charts. Two renderers draw it."""
+"""Documents of records, as plain data: answers, advice, rows, notes and parts. Renderers draw them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from prepare.core.utils.wording import words
 if TYPE_CHECKING:
     from prepare.core.utils.numbers import Interval
 
-# The kinds of bars and points: the baseline, better (smaller), worse (larger), not different, and
-# invalid because its outputs are wrong. Each has a colour; points also have a shape.
+# The kinds of bars: the baseline, better (smaller), worse (larger), not different, and invalid because its
+# outputs are wrong. Each has a colour.
 MARKS = ("baseline", "better", "worse", "same", "wrong")
 
 
@@ -28,30 +28,6 @@ class Bar:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
-    """One point; `text` is the formatted position."""
-
-    label: str
-    x: float
-    y: float
-    x_interval: Interval = None
-    text: str = ""
-    mark: str = "same"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
-    """One axis of a plane; `lines` are (value, label) of lines across it.
-
-    A logarithmic axis starts with a separate place for 0; a linear axis starts at 0.
-    """
-
-    label: str
-    log: bool = False
-    lines: tuple[tuple[float, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
     """Horizontal bars from 0, one below the other."""
 
@@ -63,18 +39,6 @@ class Bars:
         """Return the value of the first bar that is marked as the baseline."""
         return next((bar.value for bar in self.rows if bar.mark == "baseline"), None)
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plane:
-    """Points in a plane."""
-
-    title: str
-    points: tuple[Point, ...]
-    x: Axis
-    y: Axis
-
-
-Chart = Bars | Plane
 
 # Where a part is shown: everywhere, on pages, or in the terminal.
 Where = Literal["", "page", "terminal"]
@@ -179,9 +143,9 @@ def columns(text: str) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Charts:
-    """Bars and planes."""
+    """Bars side by side."""
 
-    charts: tuple[Chart, ...]
+    charts: tuple[Bars, ...]
     where: Where = "page"
 
 
@@ -196,48 +160,6 @@ class Code:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strip:
-    """Coloured parts side by side, over a width of 1000: (style, start, width), and ticks at places.
-
-    `legend` explains styles: (style, letter, meaning).
-    """
-
-    title: str
-    label: str
-    parts: tuple[tuple[str, float, float], ...]
-    ticks: tuple[int, ...]
-    legend: tuple[tuple[str, str, str], ...] = ()
-    where: Where = "page"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A node of a tree: name, type, the style and letter of its colour, remarks, and the nodes in it.
-
-    A node with `is_open` shows its children at first.
-    """
-
-    name: str
-    about: str = ""
-    style: str = ""
-    letter: str = ""
-    remark: str = ""
-    mark: str = ""
-    figure: str = ""
-    children: tuple[Node, ...] = ()
-    is_open: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tree:
-    """Nested nodes; a page hides them behind the line `fold`."""
-
-    fold: str
-    nodes: tuple[Node, ...]
-    where: Where = "page"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Folded:
     """Parts that a page hides behind the line `title`."""
 
@@ -246,7 +168,7 @@ class Folded:
     where: Where = "page"
 
 
-Part = Text | Items | Facts | Table | Charts | Code | Strip | Tree | Folded
+Part = Text | Items | Facts | Table | Charts | Code | Folded
 Row = tuple[str, str]
 
 

@@ -3,6 +3,7 @@
 import re
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,9 +19,8 @@ from prepare.audit import Audit, AuditRow
 from prepare.audit import audit as audit_of
 from prepare.core.document import ReportContext
 from prepare.pipeline import Pipeline
-from prepare.stages.bench.records import Bench, Case, Comparison, Control, VariantResult
-from prepare.stages.bench.time_prepared import INFERENCE
-from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
+from prepare.stages.bench.records import Comparison, Control, VariantResult
+from prepare.stages.flow.records import Convolution, Copy, Event, Flow
 from prepare.stages.registry import STAGES
 from prepare.stages.tune.records import CandidateResult, Tuning
 from prepare.stages.verify.records import Check, Verification
@@ -70,18 +70,13 @@ def ran(tmp_path, monkeypatch, capsys, *words):
 def comparison(ratio=0.73, *, verdict="faster", interval=(0.70, 0.76), base=0.04, **more):
     rows = (
         VariantResult(name="unprepared", verdict="baseline", seconds=base, seconds_interval=(0.95 * base, 1.1 * base),
-            ratio=1.0, throughput=50.0, device="cpu", calls=1, samples=(base,)),
+            ratio=1.0, device="cpu", calls=1, samples=(base,)),
         VariantResult(name="prepared", verdict=verdict, seconds=base * ratio, seconds_interval=(0.75 * base * ratio, 1.25 * base * ratio),
-            ratio=ratio, ratio_interval=interval, throughput=50 / ratio, device="cpu", calls=1),
+            ratio=ratio, ratio_interval=interval, device="cpu", calls=1),
     )  # fmt: skip
     settings = {"train": False, "confidence": 0.95, "threads": 2, "batch_size": 2}
     return Comparison(**{"rows": rows, "baseline": "unprepared", "aa": NOISE, "repeats": 20, "seconds": 3.2, "settings": settings,
                          "environment": {}, "notes": ("a note",)} | more)  # fmt: skip
-
-
-def bench_of(*compared, **more) -> Bench:
-    cases = tuple(Case(what=INFERENCE, comparison=one) for one in compared or (comparison(),))
-    return Bench(**{"level": "short", "mode": "eval", "seconds": 3.5, "cases": cases} | more)
 
 
 def bench(ratio=0.5, *, low=None, high=None, verdict="faster", what="inference", cpu="a processor", error="",
@@ -94,9 +89,7 @@ def bench(ratio=0.5, *, low=None, high=None, verdict="faster", what="inference",
         settings={"train": what == "training step", "threads": 2, "cores_available": 2, "others": others},
         environment={"cpu": cpu, "platform": "Linux", "torch": "2.13.0", "devices": []},
     )  # fmt: skip
-    rows = [replace(row, throughput=None) for row in found.rows]
-    case = {"reason": error} if error else {"comparison": replace(found, rows=tuple(rows))}
-    return bench_of(cases=(Case(what=what, **case),))
+    return replace(found, rows=(), aa=None, repeats=0, reason=error) if error else found
 
 
 def verification(error=1e-6, *, status="pass", wrong=0, allowed=5e-2, **more) -> Verification:
@@ -112,9 +105,15 @@ def verification(error=1e-6, *, status="pass", wrong=0, allowed=5e-2, **more) ->
                 "checks": tuple(checks)} | more)  # fmt: skip
 
 
-def module(name: str, layout: str = "channels_last_3d", kind: str = "Conv3d") -> ModuleLayout:
-    depth = name.count(".") + 1 if name else 0
-    return ModuleLayout(name=name, type=kind, depth=depth, layout=layout, calls=1)
+class Made(NamedTuple):
+    """A module of a network that is only told of."""
+
+    name: str
+    type: str
+
+
+def module(name: str, kind: str = "Conv3d") -> Made:
+    return Made(name, kind)
 
 
 def event(name: str, kind: str = "break", **more) -> Event:
@@ -139,7 +138,7 @@ def convolution(name: str, output: str = "channels_last_3d", **more) -> Convolut
 def flow_of(modules=(), events=(), copies=(), **more) -> Flow:
     convolutions = tuple(convolution(one.name) for one in modules if one.type == "Conv3d")
     return make(Flow, **{"mode": "predict", "status": "ok", "wanted": {5: "channels_last_3d"}, "events": tuple(events),
-                "copies": tuple(copies), "convolutions": convolutions, "modules": tuple(modules)} | more)  # fmt: skip
+                "copies": tuple(copies), "convolutions": convolutions} | more)  # fmt: skip
 
 
 def flow(breaks=0) -> Flow:
@@ -152,12 +151,11 @@ def blocks(count: int, *, broken: int | None = None) -> Flow:
     broken = count if broken is None else broken
     modules, events, copies = [module("", kind="Net"), module("body", kind="Sequential")], [], []
     for number in range(count):
-        lost = "contiguous" if number < broken else "channels_last_3d"
         name = f"body.{number}"
-        modules += [module(name, lost, "Block"), module(f"{name}.conv")]
+        modules += [module(name, "Block"), module(f"{name}.conv")]
         modules += [
-            module(f"{name}.norm", lost, "InstanceNorm3d"),
-            module(f"{name}.relu", lost, "ReLU"),
+            module(f"{name}.norm", "InstanceNorm3d"),
+            module(f"{name}.relu", "ReLU"),
         ]
         if number < broken:
             events += [event(f"{name}.norm"), event(f"{name}.conv", "regain")]
@@ -167,16 +165,15 @@ def blocks(count: int, *, broken: int | None = None) -> Flow:
 
 def hostile_flow() -> Flow:
     modules = [module("", kind=HOSTILE[0])]
-    modules += [replace(module(""), name=name, type=name, depth=1) for name in HOSTILE]
+    modules += [module(name, name) for name in HOSTILE]
     events = [
         replace(event(name), type=name, operation=name, operand=name, source=name, cause=name)
         for name in HOSTILE
     ]
     copies = [replace(copied(name), type=name, operation=name, why=name) for name in HOSTILE]
     found = flow_of(modules, events, copies)
-    odd = [replace(module(""), name=f"odd {name}", depth=1, layout=name) for name in HOSTILE]
     rows = tuple(convolution(name, type=name, backend=name) for name in HOSTILE)
-    return replace(found, modules=(*found.modules, *odd), convolutions=rows, notes=tuple(HOSTILE))
+    return replace(found, convolutions=rows, notes=tuple(HOSTILE))
 
 
 def write_record(folder: Path, flow: Flow | None = None) -> Path:
@@ -273,12 +270,13 @@ def formats_by_precisions(folder: Path) -> Path:
 def tuning() -> Tuning:
     rows = (
         CandidateResult(name="half", steps={"half": {"dtype": "bfloat16", "keep": []}}, status="winner", reason="half the time", cost=4,
-            seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
+            verdict="faster", seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
             allowed=1e-2, first_seconds=1.0),
-        CandidateResult(name="unprepared", steps={}, status="slower", reason="twice", cost=0, seconds=0.1, ratio=1.0, rounds=20, error=0.0),
+        CandidateResult(name="unprepared", steps={}, status="timed", reason="twice", cost=0, verdict="baseline", seconds=0.1,
+            ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
-    return Tuning(rows=rows, winner="half", mode="eval", allow=("bfloat16",), budget=60.0, seconds=12.0, rounds=20, noise=1.02,
-                  made="2026-01-01T00:00:00+00:00", from_cache=True, conditions={"mode": "eval"}, environment=MACHINE, notes=("a",))  # fmt: skip
+    return Tuning(rows=rows, winner="half", mode="eval", amp="none", allow=("bfloat16",), budget=60.0, seconds=12.0,
+                  last=comparison(environment=MACHINE), notes=("a",))  # fmt: skip
 
 
 def write_run(folder: Path) -> None:
@@ -290,5 +288,5 @@ def write_run(folder: Path) -> None:
     Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), culprit="",
                  advice="", seconds=1.0, environment=MACHINE).save(folder / "verify.json")  # fmt: skip
     benched = comparison(environment=MACHINE)
-    bench_of(benched).save(folder / "bench.json")
+    benched.save(folder / "bench.json")
     tuning().save(folder / "tune.json")

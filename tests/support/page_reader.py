@@ -73,12 +73,6 @@ READABLE = [
 ]
 
 
-READABLE_PICTURE = [
-    *(("ink", "paper"), ("soft", "paper"), ("hurt", "paper")),
-    *((f"on-{name}", name) for name in ("last", "flat", "contiguous", "other", "ambiguous")),
-]  # fmt: skip
-
-
 def contrast(first: str, second: str) -> float:
     """Return the contrast of WCAG 2, from 1 to 21; text needs 4.5."""
     bright, dim = sorted((_luminance(first), _luminance(second)), reverse=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from prepare.app.job.headline import check_figures
+from prepare.app.job.figures import check_figures
 from prepare.core.utils import files, json_records
 from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import FileError, Problem

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prepare.app.job.headline import CONVOLUTIONS
+from prepare.app.job.figures import CONVOLUTIONS
 from prepare.app.job.record import NOTHING_CHANGED, Job, Record, Result
 from prepare.audit import Audit
 from prepare.core.utils import files, json_records

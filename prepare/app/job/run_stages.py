@@ -154,9 +154,6 @@ def _planned(
 def _results(settings: Settings, work: StageContext) -> Results:
     """Return what is known before the model is prepared; its records and notes are those of the work."""
     _, method = without_method(settings.model)
-    given = work.pipeline.input_format()
-    formats = given.dtype or given.device not in (None, "cpu")
-    formats = formats or any(step.phase == "inputs" for step in work.pipeline.steps.values())
     return Results(
         model=".".join(filter(None, (type(work.model).__name__, method))),
         task=settings.task,
@@ -167,9 +164,17 @@ def _results(settings: Settings, work: StageContext) -> Results:
         amp=settings.amp,
         unchanged=work.unchanged and tasks()[settings.task].prepares,
         has_example=False,
-        formats=bool(formats) and not given.attach,
+        formats=must_format(work.pipeline),
         waiting=how_threads_wait() if torch.get_num_threads() > 1 else "",
     )
+
+
+def must_format(pipeline: Pipeline) -> bool:
+    """Return whether the user has to format a batch, as it is not the model that does."""
+    given = pipeline.input_format()
+    formats = given.dtype or given.device not in (None, "cpu")
+    formats = formats or any(step.phase == "inputs" for step in pipeline.steps.values())
+    return bool(formats) and not given.attach
 
 
 def _example(settings: Settings) -> Example | None:

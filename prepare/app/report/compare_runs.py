@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from prepare import recipe
-from prepare.app.job.headline import headline
+from prepare.app.job.figures import overlap
 from prepare.app.job.record import Result, without_result
 from prepare.app.job.results import Results, read_results
 from prepare.app.report.sweep_table import columns
-from prepare.app.sweep.ranking import first_timing, rank
+from prepare.app.sweep.ranking import rank
 from prepare.app.sweep.summary import Summary, SweepRow
 from prepare.audit import Audit
 from prepare.core.utils import files
@@ -107,9 +107,7 @@ def _row(number: int, run: Results) -> SweepRow:
         chosen |= {key: value for key, _, value in words if not key.startswith("hydra")}
     result = run.result or Result("not finished")
     found = result.figures or {}
-    return SweepRow(
-        number, chosen, result.status, None, result.error, headline=headline(found), figures=found
-    )
+    return SweepRow(number, chosen, result.status, None, result.error, figures=found)
 
 
 def _results(first: SweepRow, second: SweepRow) -> Iterator[Row]:
@@ -119,9 +117,10 @@ def _results(first: SweepRow, second: SweepRow) -> Iterator[Row]:
         if column.title not in ("#", "run time"):
             yield column.title, column.text(first), column.text(second)
     yield "error", first.reason or "", second.reason or ""
-    before, after = first_timing(first), first_timing(second)
-    if before and after and before.what == after.what and before.overlaps(after):
-        yield "which is faster", "", "" if before == after else "unclear, the intervals overlap"
+    before, after = first.figures, second.figures
+    if before.get("timed") == after.get("timed") and overlap(before, after):
+        same = before == after
+        yield "which is faster", "", "" if same else "unclear, the intervals overlap"
 
 
 def _steps(steps: Mapping[str, Any]) -> dict[str, str]:

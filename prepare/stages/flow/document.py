@@ -18,7 +18,6 @@ from prepare.core.document import (
     Items,
     Part,
     ReportContext,
-    Strip,
     Table,
     Text,
     columns,
@@ -27,11 +26,10 @@ from prepare.core.utils.numbers import doubt
 from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
 from prepare.stages.flow.causes import breaks_text, event_name, layout_causes, named
-from prepare.stages.flow.pictures import layout_strip, module_tree, styles_of
 from prepare.stages.flow.records import NOT_ASKED, Event, Flow
 
 if TYPE_CHECKING:
-    from prepare.stages.bench.records import Bench
+    from prepare.stages.bench.records import Comparison
 
 # A sentence names at most so many classes of modules, a page so many notes.
 _NAMED, _NOTES = 3, 50
@@ -147,7 +145,7 @@ def why_not_kept(flow: Flow | None) -> str:
     return "" if answer.kind == "good" else f"layout {said}"
 
 
-def _advice(flow: Flow, before: Flow | None, bench: Bench | None) -> Iterator[Advice]:
+def _advice(flow: Flow, before: Flow | None, bench: Comparison | None) -> Iterator[Advice]:
     verdict = bench.headline.verdict if bench else ""
     contiguous = "Leave it contiguous here"
     if flow.status != "ok":
@@ -206,17 +204,9 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
     figures = [("After the repairs" if before else "", flow)]
     if before:
         figures.insert(0, ("Before the repairs", before))
-    legend = styles_of([each for _, each in figures])
     for label, each in figures:
         text = flow_sentence(each)
-        title = f"{label}: {text}" if label else capitalized(text)
-        strip = layout_strip(each)
-        yield Strip(
-            title=title,
-            label=text,
-            **strip._asdict(),
-            legend=tuple(legend) if each is flow else (),
-        )
+        yield Text(text=f"{label}: {text}" if label else capitalized(text), where="page")
     titles = columns(
         "Lost by head, Lost text, Copied there number, To bring it back number, First in code"
     )
@@ -239,7 +229,6 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
         more = plural(len(notes) - _NOTES, "more note")
         notes = [*notes[:_NOTES], f"{more}; flow.json has them all."]
     yield Items(texts=tuple(notes), kind="note")
-    yield module_tree(flow)
     yield _events(flow, before)
     yield _copies(flow)
     yield _convolutions(flow)

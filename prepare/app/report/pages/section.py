@@ -10,18 +10,19 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 from markupsafe import Markup
 
-from prepare.app.report.charts import figure
 from prepare.app.report.render import render, short
-from prepare.core.document import Charts, Document, Folded, Part, Table
+from prepare.core.document import MARKS, Bars, Charts, Document, Folded, Part, Table
 
 # More rows than these make a page slow to open on a phone.
 LIMIT = 2000
 # Cut longer texts in the middle; the search finds only the remaining letters.
 _LETTERS = 400
+# A value is an outlier from so many times the median on.
+_OUTLIER = 3.0
 # Errors that a file of another version or of another program can raise.
 MALFORMED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError, TemplateError)
 # The field of a part, by the first of these names that it has, without which there is nothing to draw.
-_CONTENT = ("charts", "nodes", "rows", "texts", "text", "title")
+_CONTENT = ("charts", "rows", "texts", "text", "title")
 
 
 class PageSection(NamedTuple):
@@ -92,14 +93,38 @@ def _drawn(part: Part, name: str) -> dict[str, Any]:
     """Return a part for the template: its kind, and its charts and tables as they are drawn."""
     shown: dict[str, Any] = {"kind": type(part).__name__, "part": part, "name": name}
     if isinstance(part, Charts):
-        shown["figures"] = [
-            (chart.title, figure(chart, name=f"{name}-{n}")) for n, chart in enumerate(part.charts)
-        ]
+        shown["charts"] = [(chart.title, *laid_out(chart)) for chart in part.charts]
     elif isinstance(part, Table):
         shown["table"] = long_table(part.rows)
     elif isinstance(part, Folded):
         shown["body"] = drawn(part.parts, name, folded=True)
     return shown
+
+
+def laid_out(chart: Bars) -> tuple[float | None, list[dict[str, Any]]]:
+    """Return the place of the baseline and the rows of a chart, in per cent of its width.
+
+    A value out of all proportion leaves the chart, instead of pressing all others against 0.
+    """
+    values = sorted(bar.value for bar in chart.rows if bar.value is not None)
+    most = max([*values, *(bar.interval[1] for bar in chart.rows if bar.interval)], default=0.0)
+    end = min(most, _OUTLIER * values[(len(values) - 1) // 2] if values else 0.0) or most or 1.0
+
+    def place(value: float) -> float:
+        return round(min(max(value / end, 0.0), 1.0) * 100, 1)
+
+    rows = []
+    for bar in chart.rows:
+        mark = bar.mark if bar.mark in MARKS else "same"
+        row: dict[str, Any] = {"label": bar.label, "text": bar.text, "mark": mark, "whisker": None}
+        row["wide"] = None if bar.value is None else place(bar.value)
+        row["beyond"] = max(bar.value or 0.0, bar.interval[1] if bar.interval else 0.0) > end
+        if bar.interval:
+            low, high = map(place, bar.interval)
+            row["whisker"] = (low, round(high - low, 1))
+        rows.append(row)
+    base = chart.baseline
+    return None if base is None else place(base), rows
 
 
 def _packed(rows: Iterable[list[str]]) -> Markup:
