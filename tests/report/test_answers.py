@@ -216,7 +216,11 @@ def test_an_error_of_a_configuration_ends_with_its_remedy():
 
 def test_an_interrupted_job_says_so_before_its_answers():
     stopped = Result("interrupted", "interrupted", "stopped by Ctrl-C; not done: timing")
-    run = having(replace(RUN, result=stopped), verify=made.verification(), flow=made.flow(0))
+    run = having(
+        replace(RUN, result=stopped, stopped=stopped.error),
+        verify=made.verification(),
+        flow=made.flow(0),
+    )
     assert verdict(run).startswith("Interrupted: stopped by Ctrl-C; not done: timing. Right. ")
     assert ("plain", "Not measured", "stopped before") in found(run)
 
@@ -276,7 +280,7 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     no_effect = having(replace(RUN, audit=Audit([], counted)), verify=made.verification())
     assert advised(no_effect) == ("Read the warnings", "some weights have another layout")
     job = Job(None, None, [], {})
-    assert advised(replace(RUN, job=job)) == (
+    assert advised(replace(RUN, job=job, has_example=False)) == (
         "Give an example input",
         "as in input.shape=[2,3,64,64]",
     )

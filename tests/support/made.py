@@ -237,8 +237,9 @@ def give_figures(folder: Path) -> None:
 def plan(folder: Path, rows) -> None:
     """Write the manifest of a sweep with these rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = [f"row-{number}" for number in range(len(rows))]
-    SweepManifest(SWEEP, [list(row) for row in rows], names).save(folder / "sweep.json")
+    names, words = [f"row-{number}" for number in range(len(rows))], [list(row) for row in rows]
+    command = "python run.py --multirun model=unet3d memfmt=contiguous,channels_last_3d"
+    SweepManifest(SWEEP, words, names, command).save(folder / "sweep.json")
 
 
 FORMATS = ("contiguous", "channels_last_3d")

@@ -65,7 +65,7 @@ class Analyses:
 
 @dataclass(frozen=True, kw_only=True)
 class Results(Analyses):
-    """What is known of a run: by the job itself, or read from its record without torch.
+    """A run as far as it is known: by the job itself, or from its record, without torch.
 
     Attributes:
         name: the name of its folder.
