@@ -78,8 +78,6 @@ class Step:
     """The shorter word of the command line that adds it: `precision=half`."""
     only_layouts: ClassVar[bool] = False
     """True if without it the model computes the same in other layouts."""
-    measures: ClassVar[bool] = False
-    """True if `for_example` times something: then rank 0 of a process group chooses for all ranks."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -134,7 +132,7 @@ class Step:
         """Return this step with the options that a run finds with its example, and notes on them.
 
         `model` is a copy that the other steps have prepared, `example` is formatted for it. Only a
-        step with a text `without_example()` is asked.
+        step with a text `without_example()` is asked; in a process group rank 0, for all ranks.
         """
         return self, []
 
@@ -144,7 +142,7 @@ class Step:
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
-        """Take every step of this kind back from `model`, in place; see `can_undo`."""
+        """Take every step of this kind back from `model`, in place."""
 
     @classmethod
     def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
@@ -152,16 +150,6 @@ class Step:
 
         `model` is a copy from before `reference` was prepared: an EMA copy, or a teacher. See `like`.
         """
-
-    @classmethod
-    def can_undo(cls) -> bool:
-        """Return whether `undo` takes this step back."""
-        return cls.undo.__func__ is not Step.undo.__func__  # type: ignore[attr-defined]
-
-    def chosen(self, field: str) -> tuple[str, ...]:
-        """Return the patterns in the option `field`; an empty tuple if this step has no such option."""
-        value = getattr(self, field, ())
-        return (value,) if isinstance(value, str) else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

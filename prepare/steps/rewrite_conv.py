@@ -44,7 +44,6 @@ class _RewriteConv(ForChannelsLast):
 
     keeps_tensors: ClassVar[bool] = True
     only_layouts = False
-    measures = True
     include: Patterns = ()
     exclude: Patterns = ()
     force: bool = False
