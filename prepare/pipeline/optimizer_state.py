@@ -98,6 +98,8 @@ def removed_parameters(
     model: nn.Module, rewritten: nn.Module, optimizers: Sequence[Optimizer]
 ) -> Iterator[Problem]:
     """Yield a problem if `optimizers` hold parameters of `model` that are no longer in `rewritten`."""
+    if not optimizers:  # looking at all parameters takes its time
+        return
     held = {id(parameter) for parameter in _parameters(optimizers)}
     removed = held - {id(parameter) for parameter in rewritten.parameters()}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in removed]
