@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from other_application import THEIRS
 from paths import CONF
 from prepare.app.cli import main as cli
-from prepare.app.cli.compose_config import BASE
+from prepare.app.cli.configuration import BASE
 from prepare.app.job import record
 
 ROOT = CONF.parent

@@ -14,7 +14,6 @@ from made import write_run
 from mutations import Mutation, mutations
 from prepare import recipe
 from prepare.app.cli.commands import show_sweep
-from prepare.app.job.headline import headline
 from prepare.app.job.record import used_folder
 from prepare.app.job.results import read_results
 from prepare.app.report.compare_runs import differences
@@ -24,13 +23,13 @@ from prepare.app.sweep.summary import read_summary
 from prepare.audit import Audit
 from prepare.core.utils.text import output_to
 from prepare.errors import PrepareError
-from prepare.stages.bench.records import Bench
+from prepare.stages.bench.records import Comparison
 from prepare.stages.flow.records import Flow
 from prepare.stages.tune.records import Tuning
 from prepare.stages.verify.records import Verification
 
 LOADERS = {
-    "audit.json": Audit.load, "flow.json": Flow.load, "verify.json": Verification.load, "bench.json": Bench.load,
+    "audit.json": Audit.load, "flow.json": Flow.load, "verify.json": Verification.load, "bench.json": Comparison.load,
     "tune.json": Tuning.load,
     "recipe.yaml": recipe.load,
 }  # fmt: skip
@@ -54,7 +53,6 @@ def read_run(folder: Path, file: str, sound: Path, *, pages: bool) -> list:
     def shown() -> None:
         results = read_results(folder)
         list(run_documents(results, []))
-        headline(getattr(results.result, "figures", None))
 
     calls = [shown, lambda: used_folder(folder)]
     if pages:
@@ -72,10 +70,9 @@ def show(record, sound: Path, *, page: bool) -> None:
         record.diff(Audit.load(sound))
         record.to_csv()
     if isinstance(record, Tuning):
-        assert record.table
         assert record.is_clear in (True, False)
         assert record.recipe is not None
-    if isinstance(record, Bench):
+    if isinstance(record, Comparison):
         assert record.headline
 
 

@@ -18,7 +18,6 @@ from prepare.core.model.module_kinds import reads_contiguous
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.text import first_line, plural
 from prepare.stages.bench import statistics
-from prepare.stages.bench.rounds import Rounds
 
 if TYPE_CHECKING:
     from prepare.steps.rewrites.base import Rewrite
@@ -124,28 +123,6 @@ def choose_rewrites(
     return choice
 
 
-def unserved_calls(
-    model: nn.Module,
-    example: Any,
-    wanted: Mapping[str, Rewrite],
-    *,
-    backward: bool,
-    amp: Amp,
-) -> list[tuple[str, str]]:
-    """Return the modules of which a call of `example` does not run the rewrite, and why."""
-    calls, _ = _record(model, example, wanted, backward=backward, amp=amp)
-    found = []
-    for name, rewrite in wanted.items():
-        module = _copied(model.get_submodule(name), rewrite, {})
-        for call in calls.get(name, ()):
-            with torch.no_grad(), autocast(amp, call.x.device):
-                if module.served(call.x, module.weight, module.bias) is None:
-                    sizes = call.x.shape[2:]
-                    found.append((name, f"{rewrite.name}: {rewrite.unserved(module, sizes)}"))
-                    break
-    return found
-
-
 def _record(
     model: nn.Module, example: Any, names: Mapping[str, Any], *, backward: bool, amp: Amp
 ) -> tuple[dict[str, list[_Recorded]], float]:
@@ -241,7 +218,7 @@ class _Timer:
         alone = call.x.device.type == "cpu" and torch.get_num_threads() == 1
         clock = time.process_time if alone else time.perf_counter
         repeats = max(1, round(_SHORTEST / max(_seconds(run[""], 1, clock), 1e-7)))
-        rounds = Rounds(clock)
+        rounds = statistics.Rounds(clock)
         while rounds.count < _LOOKS[-1]:
             for name in rounds.turns([*run]):
                 samples[name].append(_seconds(run[name], repeats, clock))
