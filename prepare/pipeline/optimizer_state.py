@@ -47,15 +47,14 @@ def optimizers_in(given: Any) -> list[Optimizer]:
     return list({id(each): each for each in found}.values())
 
 
-def _unwrapped(optimizer: Any) -> Optimizer:
+def _unwrapped(optimizer: Any) -> Any:
     while inner := _wrapped(optimizer):
         optimizer = inner
     missing = [name for name in _NEEDED if not hasattr(optimizer, name)]
     if missing:
         wrong = f"a {type(optimizer).__name__} is not an optimizer of torch: it has no {missing[0]}"
         raise ConfigError("optimizer", wrong, "give the one that holds the parameters of the model")
-    found: Optimizer = optimizer
-    return found
+    return optimizer
 
 
 def _wrapped(optimizer: Any) -> Optimizer | None:
