@@ -78,6 +78,8 @@ class Step:
     """The shorter word of the command line that adds it: `precision=half`."""
     only_layouts: ClassVar[bool] = False
     """True if without it the model computes the same in other layouts."""
+    measures: ClassVar[bool] = False
+    """True if `for_example` times something: then rank 0 of a process group chooses for all ranks."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -132,7 +134,7 @@ class Step:
         """Return this step with the options that a run finds with its example, and notes on them.
 
         `model` is a copy that the other steps have prepared, `example` is formatted for it. Only a
-        step with a text `without_example()` is asked; in a process group rank 0, for all ranks.
+        step with a text `without_example()` is asked.
         """
         return self, []
 

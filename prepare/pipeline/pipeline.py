@@ -314,6 +314,8 @@ class Pipeline:
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
         step, given = step.bind(steps), others.formatted(example)
+        if not step.measures:
+            return step.for_example(copied, given, backward=backward, amp=amp)
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
         raise_problems(RefusedError, module_problems(copied))
         return on_rank_zero(lambda: step.for_example(copied, given, backward=backward, amp=amp))

@@ -44,6 +44,7 @@ class _RewriteConv(ForChannelsLast):
 
     keeps_tensors: ClassVar[bool] = True
     only_layouts = False
+    measures = True
     include: Patterns = ()
     exclude: Patterns = ()
     force: bool = False

@@ -290,7 +290,7 @@ def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | Non
 def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
     """Return a note if nothing was asked of the model's convolutions."""
     steps = pipeline.steps.values()
-    if format_steps(steps, model) or "rewrite_conv" in pipeline.steps:
+    if format_steps(steps, model) or any(step.measures for step in steps):
         return []
     flat, deep = (
         any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)
