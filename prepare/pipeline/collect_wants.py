@@ -77,12 +77,12 @@ def _requests(places: Iterable[NamedTensor]) -> tuple[list[TensorRequest], list[
     requests, shared = [], []
     for same in by_storage.values():
         tensor = same[0].tensor
-        views: dict[Hashable, list[NamedTensor]] = {0: same}
-        if any(place.tensor is not tensor for place in same):
-            views = {}
+        group = [TensorRequest(tensor, same)]
+        if len(same) > 1 and any(place.tensor is not tensor for place in same):
+            views: dict[Hashable, list[NamedTensor]] = {}
             for place in same:
                 views.setdefault(identity(place.tensor), []).append(place)
-        group = [TensorRequest(each[0].tensor, each) for each in views.values()]
+            group = [TensorRequest(each[0].tensor, each) for each in views.values()]
         requests += group
         if is_plain(tensor) and (len(group) > 1 or is_expanded(tensor)):
             shared.append(StorageGroup(group))
