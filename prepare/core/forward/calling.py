@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from prepare.core.model.generated_class import make_class
+from prepare.core.model.replaced_method import make_class
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.wording import words
 from prepare.errors import ConfigError
