@@ -21,7 +21,7 @@ def test_a_failed_job_has_a_page_with_line_and_stage(tmp_path):
     assert result.done == ["starting torch"]
     assert result.during == "building sample_nets.raises"
     found = Reader((tmp_path / "report.html").read_text()).text
-    assert re.search(r"Where\? \S*sample_nets\.py:\d+ in raises ", found)
+    assert re.search(r"Where\? \S*sample_nets\.py:\d+, in raises ", found)
     for phrase in ("When? While building sample_nets.raises", "Traceback"):
         assert phrase in found, phrase
     assert "starting torch" in found
