@@ -211,7 +211,8 @@ def _failure_answers(result: Result) -> list[Answer]:
         advice = "Correct that line" if result.place else "Read the traceback"
     if result.traceback is None and advice == "Read the traceback":
         advice = ""  # an error of ours without a remedy
-    text = str(replace(problem, remedy="")).replace(f"{result.place}: ", "", 1)
+    text = str(replace(problem, remedy=""))
+    text = text.replace(f"{result.place}: ", "", 1) if result.place else text
     answers = [("What went wrong?", "bad", failure_word(result), first_line(text))]
     if result.place:
         answers.append(("Where?", "plain", result.place, ""))
