@@ -386,4 +386,4 @@ def test_a_failed_verification_is_shown_beside_the_time(tmp_path, monkeypatch, c
     assert "; but its outputs are wrong" in " ".join(out.split())
     text = run_page(folder)
     assert "The outputs of the prepared model are wrong" in text
-    assert 'class="ch-wrong"' in text
+    assert '<p class="bar wrong"' in text
