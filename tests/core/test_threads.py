@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from prepare.core.model import devices
 from prepare.core.model.devices import OneThreadWorkers, one_thread
 
 
