@@ -7,14 +7,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from prepare.core.model import devices
 from prepare.core.model.devices import OneThreadWorkers, one_thread
 
 
 @pytest.fixture(autouse=True, params=["of this thread", "of the process"])
 def three_threads(request, monkeypatch):
     if request.param == "of the process":
-        monkeypatch.setattr(devices, "_set_threads", lambda: torch.set_num_threads)
+        monkeypatch.setattr(
+            "prepare.core.model.devices._set_threads", lambda: torch.set_num_threads
+        )
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
