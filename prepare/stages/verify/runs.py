@@ -87,8 +87,8 @@ def run_model(
     """Run a model forward, and backward from fixed random gradients; restore the model and all else.
 
     `stand_in` replaces each tensor of the model. `record` keeps the calls of leaves. A compiled model has its
-    own random numbers and dropout. Inputs need a gradient only with `backward`; `graph` makes a graph
-    without one. `change` replaces the outputs of leaves, and `repair` avoids torch's own faults in this dtype.
+    own random numbers and dropout. Inputs need a gradient only with `backward`, and `graph` makes a graph
+    without one. `change` replaces the outputs of leaves; `repair` avoids torch's own faults in this dtype.
     """
     result, start, leaves = Run(), time.perf_counter(), Named()
     nothing: Any = contextlib.nullcontext()
