@@ -20,8 +20,7 @@ from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.text import first_line
 from prepare.core.utils.wording import in_training, inference_mode
-from prepare.errors import ConfigError, PatternError, Problem
-from prepare.patterns import Patterns, matches, near_misses
+from prepare.errors import ConfigError, Problem
 from prepare.registry import register
 from prepare.step import ForRecipes, ModelStep
 from prepare.steps.device import ForDevice
@@ -30,32 +29,9 @@ if TYPE_CHECKING:
     import torch
 
 _OPENVINO = "openvino"  # refused: with this torch it silently compiles with inductor
-# torch's own backends, and those that it lists even if the package that they need is missing.
-_BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager", "openxla", "tvm")
-_PACKAGES = {"openxla": "torch_xla", "tvm": "tvm"}
+# torch's own. Backends of other packages, and options of any, may name a program to run: not for recipes.
+_BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager")
 _FROZEN = "turns the weights into constants, which cannot be trained"
-# What a recipe may set in `options` of inductor: switches, and numbers up to a limit. Inductor has 600
-# more: compilers to run, paths, functions, caches in a network, switches that dump files (trace.enabled).
-_SWITCHES = (
-    *("aggressive_fusion", "combo_kernels", "conv_1x1_as_mm", "coordinate_descent_tuning"),
-    *("coordinate_descent_check_all_directions", "deterministic", "emulate_precision_casts"),
-    *("epilogue_fusion", "fallback_random", "force_layout_optimization", "freezing"),
-    *("layout_optimization", "loop_ordering_after_fusion", "max_autotune"),
-    *("max_autotune_gemm", "max_autotune_pointwise", "permute_fusion", "prologue_fusion"),
-    *("reorder_for_locality", "shape_padding", "split_reductions", "use_fast_math"),
-    *("cpp.dynamic_threads", "cpp.enable_loop_tail_vec", "cpp.enable_tiling_heuristics"),
-    *("cpp.enable_unsafe_math_opt_flag", "cpp.weight_prepack", "triton.cudagraphs"),
-    *("triton.cudagraph_trees", "triton.persistent_reductions"),
-)
-_LIMITS = {
-    "cpp.max_horizontal_fusion_size": 1024,
-    "cpp.min_chunk_size": 1 << 20,
-    "cpp.simdlen": 4096,
-    "cpp.threads": 1024,
-    "max_fusion_size": 1024,
-    "triton.max_tiles": 3,
-    "triton.multi_kernel": 3,
-}
 
 
 def readable_backend(backend: str) -> None:
@@ -74,9 +50,7 @@ class Compile(ForDevice, ModelStep):
     inductor chooses the layout of activations itself, which neither audit nor flow can see. Needs a C++
     compiler on a CPU. A copy or an unpickled model is not compiled. To undo: `from prepare.steps import
     compile; compile.undo(model)`; do so before preparing anything else.
-    With `include`, a module inside another that matches is compiled with that one.
-    Helps: fuses the operations between convolutions; most for many small operations. With `include` the
-    first call is shorter, as a block that occurs often is compiled once.
+    Helps: fuses the operations between convolutions; most for many small operations.
     Hurts: the first call takes seconds to minutes, and debugging is harder. Hooks added afterwards do not
     run. With `freezing`, later changes of weights may have no effect.
     Source: `torch.nn.Module.compile`; pytorch#117758 for the hooks.
@@ -100,8 +74,6 @@ class Compile(ForDevice, ModelStep):
     """Options of the backend; for inductor see `torch._inductor.list_options()`."""
     freezing: bool = False
     """Turn weights into constants (inductor); for inference only, within torch.no_grad."""
-    include: Patterns = ()
-    """Patterns of modules to compile one by one, with code that equal ones share; by default the model."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -110,16 +82,10 @@ class Compile(ForDevice, ModelStep):
             if getattr(step, option) and step.backend != "inductor":
                 wrong = f"is for inductor, and the backend is {step.backend}"
                 raise ConfigError(f"steps.{cls.name}.{option}", wrong, "drop one of the two")
-        if step.include and step.freezing:
-            wrong = (
-                "shares code between equal modules, and freezing makes constants of their weights"
-            )
-            raise ConfigError(f"steps.{cls.name}.include", wrong, "drop one of the two")
         return step
 
     def recipe_options(self) -> dict[str, Any]:
-        options = {k: v for k, v in self.options.items() if _is_harmless(self.backend, k, v)}
-        return {**super().recipe_options(), "options": options}
+        return {**super().recipe_options(), "options": {}}
 
     def in_training(self) -> Iterator[Problem]:
         if self._is_frozen():
@@ -130,10 +96,7 @@ class Compile(ForDevice, ModelStep):
         where = f"steps.{self.name}"
         if model.training and self._is_frozen():
             yield Problem(f"{where}.freezing", _FROZEN, "call model.eval() first")
-        if (package := _PACKAGES.get(self.backend)) and find_spec(package) is None:
-            wrong = f"{self.backend} needs the package {package}"
-            yield Problem(f"{where}.backend", wrong, "install it")
-        elif problem := self._refused_by_torch():
+        if problem := self._refused_by_torch():
             yield problem
         elif self.backend == "inductor" and (tool := missing_tool(self.device_of(model))):
             wrong = f"inductor needs {tool}, which is not installed"
@@ -142,57 +105,25 @@ class Compile(ForDevice, ModelStep):
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
-        """Make a compiled `model`, and the modules in it that this step compiled, run uncompiled again."""
+        """Make a compiled `model` run uncompiled again."""
         vars(model).pop("_compiled_call_impl", None)
-        for module in model.modules():
-            if hasattr(module._compiled_call_impl, "prepared_as"):
-                del module._compiled_call_impl
 
     @classmethod
     def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        calls = (module._compiled_call_impl for module in reference.modules())
-        options = next(
-            (made for call in calls if (made := getattr(call, "prepared_as", None))), None
-        )
-        if options is not None:
+        if options := getattr(reference._compiled_call_impl, "prepared_as", None):
             cls.from_options(options).act(model)
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
-        return [
-            name
-            for name, module in self._regions(model)
-            if getattr(module._compiled_call_impl, "prepared_as", None) != self.to_options()
-        ]
+        made = getattr(model._compiled_call_impl, "prepared_as", None)
+        return [] if made == self.to_options() else [""]
 
     def act(self, model: torch.nn.Module) -> None:
         import torch
 
-        compiled_by_class: dict[type, Any] = {}
-        for _, module in self._regions(model):
-            cls = type(module)
-            if cls not in compiled_by_class:
-                compiled_by_class[cls] = torch.compile(_new_call(), **self._keywords())
-            # A partial of its own, which holds the record and is not part of a copy or a pickle.
-            call = functools.partial(compiled_by_class[cls], module)
-            vars(call)["prepared_as"] = self.to_options()
-            module._compiled_call_impl = call
-
-    def _regions(self, model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-        """Return the modules that are compiled: the outermost that match, or the model."""
-        if not self.include:
-            return [("", model)]
-        found: dict[str, torch.nn.Module] = {}
-        modules = dict(model.named_modules())
-        for pattern in self.include:
-            if not any(matches(pattern, name, module) for name, module in modules.items()):
-                wrong = f"{pattern!r} matches no module of {type(model).__name__}"
-                hint = near_misses(pattern, modules)
-                raise PatternError(f"steps.{self.name}.include", wrong, hint)
-        for name, module in modules.items():  # a parent comes before its children
-            inside = any(name.startswith(f"{above}." if above else "") for above in found)
-            if not inside and any(matches(pattern, name, module) for pattern in self.include):
-                found[name] = module
-        return list(found.items())
+        # A partial of its own, which holds the record and is not part of a copy or a pickle.
+        call = functools.partial(torch.compile(_new_call(), **self._keywords()), model)
+        vars(call)["prepared_as"] = self.to_options()
+        model._compiled_call_impl = call
 
     def _is_frozen(self) -> bool:
         return bool(self.freezing or self.options.get("freezing"))
@@ -214,40 +145,24 @@ class Compile(ForDevice, ModelStep):
         if self.backend not in torch.compiler.list_backends(exclude_tags=()):
             remedy = choose(self.backend, torch.compiler.list_backends())
             return Problem(f"{where}.backend", f"{self.backend!r} is not a backend", remedy)
-        if self.backend == "inductor":
-            known = torch._inductor.list_options()
-            for key in self.options:
-                if key.replace("-", "_") not in known:
-                    close = nearest(key, known)  # not the whole list: it has 500 names
-                    see = "see torch._inductor.list_options()"
-                    remedy = f"did you mean {close[0]!r}?" if close else see
-                    return Problem(f"{where}.options.{key}", "inductor has no such option", remedy)
         try:
             with ignored_warnings():  # inductor imports deprecated modules
                 torch.compile(lambda x: x, **self._keywords())
         except Exception as error:
-            return Problem(f"{where}.options", first_line(error))
+            wrong, *known = first_line(error).split(", known options are ")
+            remedy = "see torch._inductor.list_options()" if known else ""
+            return Problem(f"{where}.options", wrong, remedy)
         return None
 
 
 undo, cache = Compile.undo, compile_cache
 
 
-def _is_harmless(backend: str, key: str, value: Any) -> bool:
-    """Return whether a recipe may set this option of a backend to `value`."""
-    if backend != "inductor":
-        return False
-    if type(value) is bool:
-        return key in _SWITCHES
-    return type(value) is int and -1 <= value <= _LIMITS.get(key, -2)
-
-
 def _new_call() -> Callable[..., Any]:
     """Return a function that calls a module, with a code object of its own.
 
     Not `module.compile()`: it skips a forward of torch's own (an nn.Sequential's), and all modules of a class
-    in a process share one cache of 8 compilations, after which torch runs them uncompiled. The module is an
-    argument: its tensors are inputs of the compiled code, which serves equal modules.
+    in a process share one cache of 8 compilations, after which torch runs them uncompiled.
     """
 
     def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from prepare.app.sweep.manifest import SweepManifest
 from prepare.audit import Audit, AuditRow
 from prepare.audit import audit as audit_of
 from prepare.core.document import ReportContext
+from prepare.errors import Problem
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Comparison, Control, VariantResult
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow
@@ -116,17 +117,15 @@ def module(name: str, kind: str = "Conv3d") -> Made:
     return Made(name, kind)
 
 
-def event(name: str, kind: str = "break", **more) -> Event:
+def event(name: str, **more) -> Event:
     operation, cause = "aten.clone", "instance_norm"
-    if kind == "regain":
-        operation, cause = "aten.convolution", "convolution"
-    return Event(**{"kind": kind, "phase": "forward", "module": name, "type": "InstanceNorm3d", "operation": operation,
+    return Event(**{"module": name, "type": "InstanceNorm3d", "operation": operation,
                  "operand": "self channels_last_3d", "shape": (2, 8, 4, 4, 4), "before": (512, 1, 128, 32, 8),
                  "after": (512, 64, 16, 4, 1), "bytes": 4096 * more.get("count", 1), "source": "", "cause": cause, "count": 1} | more)  # fmt: skip
 
 
 def copied(name: str, size: int = 4096, **more) -> Copy:
-    return Copy(**{"module": name, "type": "InstanceNorm3d", "operation": "aten.clone", "bytes": size, "phase": "forward",
+    return Copy(**{"module": name, "type": "InstanceNorm3d", "operation": "aten.clone", "bytes": size,
                 "why": "instance_norm", "count": 1} | more)  # fmt: skip
 
 
@@ -158,7 +157,7 @@ def blocks(count: int, *, broken: int | None = None) -> Flow:
             module(f"{name}.relu", "ReLU"),
         ]
         if number < broken:
-            events += [event(f"{name}.norm"), event(f"{name}.conv", "regain")]
+            events.append(event(f"{name}.norm"))
             copies.append(copied(f"{name}.norm"))
     return flow_of(modules, events, copies, notes=("a note",))
 
@@ -183,7 +182,9 @@ def write_record(folder: Path, flow: Flow | None = None) -> Path:
     plan = pipeline.plan(model, known_issues="ignore")
     pipeline.apply(model, known_issues="ignore")
     record.clear()
-    record.write_plan(replace(plan, warnings=["InstanceNorm3d: copies; add a step"]))
+    record.write_plan(
+        replace(plan, warnings=[Problem("InstanceNorm3d", "copies", "add a step")]).to_dict()
+    )
     record.write_prepared(pipeline, audit_of(model, plan=plan))
     seen = {"given": "(2, 1)", "gave": "(2, 2)", "convolutions": [{"format": "channels_last_3d", "gave": 2, "of": 3, "ambiguous": 1}]}  # fmt: skip
     choices = {"model": "small_3d", "memfmt": "channels_last_3d", "input": None}
@@ -237,8 +238,9 @@ def give_figures(folder: Path) -> None:
 def plan(folder: Path, rows) -> None:
     """Write the manifest of a sweep with these rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = [f"row-{number}" for number in range(len(rows))]
-    SweepManifest(SWEEP, [list(row) for row in rows], names).save(folder / "sweep.json")
+    names, words = [f"row-{number}" for number in range(len(rows))], [list(row) for row in rows]
+    command = "python run.py --multirun model=unet3d memfmt=contiguous,channels_last_3d"
+    SweepManifest(SWEEP, words, names, command).save(folder / "sweep.json")
 
 
 FORMATS = ("contiguous", "channels_last_3d")
@@ -275,8 +277,7 @@ def tuning() -> Tuning:
         CandidateResult(name="unprepared", steps={}, status="timed", reason="twice", cost=0, verdict="baseline", seconds=0.1,
             ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
-    return Tuning(rows=rows, winner="half", mode="eval", amp="none", allow=("bfloat16",), budget=60.0, seconds=12.0,
-                  last=comparison(environment=MACHINE), notes=("a",))  # fmt: skip
+    return Tuning(rows=rows, winner="half", seconds=12.0, last=comparison(environment=MACHINE))
 
 
 def write_run(folder: Path) -> None:

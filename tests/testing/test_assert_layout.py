@@ -119,18 +119,6 @@ def test_a_loss_in_several_calls_is_one_line_with_their_number():
     assert "2 calls" in found
 
 
-def test_a_model_in_training_mode_is_judged_with_its_gradients():
-    class Backward(Net):
-        def forward(self, x):
-            x = self.first(x)
-            x.register_hook(torch.Tensor.contiguous)
-            return self.last(x)
-
-    model = prepared(Backward(loses=False))
-    with torch.enable_grad():
-        assert [row.partition(":")[0] for row in told(model.train(), batch())][:1] == ["backward"]
-
-
 def test_a_forward_that_cannot_be_predicted_does_not_pass():
     found, why, *_ = told(prepared(Needy()), batch())
     assert line() in found

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.report.sentences import by_remedy, changes_text
+from prepare.app.report.sentences import by_remedy, changes_text, problems_of
 from prepare.core.document import (
     FASTER,
     NEXT,
@@ -20,13 +19,14 @@ from prepare.core.document import (
     ReportContext,
 )
 from prepare.core.utils.text import capitalized, first_line, plural
+from prepare.errors import Problem
 from prepare.stages.registry import ordered_stages, stages_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from prepare.app.job.record import Result
-    from prepare.app.job.results import Results, SavedResults
+    from prepare.app.job.results import Results
 
 # What applies if no stage says otherwise.
 _DEFAULTS = {
@@ -46,8 +46,6 @@ _MEASURE = Advice(100, "warn", "Measure it before you use it")
 # What to do about an open answer to these questions.
 _VERBS = {RIGHT: "Verify it", FASTER: "Time it"}
 
-# The line of the user's code in front of an error: `my_nets.py:8, in forward: ValueError: ...`.
-_PLACE = re.compile(r"(?:^|.*?: )(?P<file>\S+:\d+)(?:, in (?P<function>[^\s:]+))?: (?P<rest>.*)")
 _WORDS = {
     "model": "The model raised",
     "step": "A step raised",
@@ -70,7 +68,7 @@ def task_of(found: Mapping[str, Any]) -> str:
     return "prepare"
 
 
-def shown_of(run: Results | SavedResults, folder: str = "") -> ReportContext:
+def shown_of(run: Results, folder: str = "") -> ReportContext:
     """Return what the documents of a run are made from."""
     task = run.task or task_of(run.found)
     return ReportContext(
@@ -78,7 +76,7 @@ def shown_of(run: Results | SavedResults, folder: str = "") -> ReportContext:
         ran=tuple(stages_of(task)),
         audit=run.audit,
         unchanged=run.unchanged,
-        stopped=run.is_stopped,
+        stopped=bool(run.stopped),
         has_example=run.has_example,
         overrides=run.overrides,
         folder=folder,
@@ -91,7 +89,7 @@ def stage_documents(shown: ReportContext) -> list[Document]:
     return [document for document in found if document is not None]
 
 
-def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
+def answers(run: Results, documents: Iterable[Document]) -> list[Answer]:
     """Return the answers that the record of a run gives, what to do last."""
     if run.result is not None and _has_failed(run):
         return _failure_answers(run.result)
@@ -99,7 +97,7 @@ def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
     return [*found.values(), _card(advice(run, documents))] if found else []
 
 
-def _has_failed(run: SavedResults) -> bool:
+def _has_failed(run: Results) -> bool:
     """Return whether a run did not come to its end; one that fails a check has, and its answers say why."""
     status = run.result.status if run.result is not None and run.result.error else "ok"
     return run.audit is None and status not in ("ok", "verification_failed")
@@ -131,13 +129,13 @@ def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
     return found
 
 
-def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
+def verdict(run: Results, documents: Iterable[Document]) -> str:
     """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times: add ...`."""
     result = run.result
     if result is not None and _has_failed(run):
         return f"{result.status.replace('_', ' ').capitalize()}: {first_line(result.error)}"
     stopped = ""
-    if run.is_stopped and result is not None and result.error:
+    if run.stopped and result is not None and result.error:
         stopped = f"Interrupted: {first_line(result.error)}. "
     found = answers(run, documents)
     if not found and run.plan is not None and run.audit is None:
@@ -151,7 +149,7 @@ def sentences_of(answers: Iterable[Answer]) -> str:
     return " ".join(f"{answer.sentence or answer.answer}." for answer in found)
 
 
-def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice:
+def advice(run: Results, documents: Iterable[Document]) -> Advice:
     """Return what to do: of all advice the one with the lowest rank.
 
     A recipe is not advised as long as an answer is open.
@@ -159,7 +157,7 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
     documents = list(documents)
     found = [each for document in documents for each in document.advice]
     holds = {
-        "problems": run.has_problems,
+        "problems": bool(run.plan and run.plan["problems"]),
         "ineffective": run.audit and run.audit.summary["convolutions"].get("ineffective"),
         "unprepared": run.audit is None and run.found,
         "unchanged": run.unchanged,
@@ -169,7 +167,8 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
     found += [each for key, each in _DEFAULTS.items() if holds[key]]
     if run.unchanged and run.audit and (asked := run.audit.summary.get("format_steps")):
         found.append(_compared_with_contiguous(asked))
-    if remedy := next(filter(None, by_remedy(run.troubles)), ""):
+    troubles = problems_of(run.plan, "problems", "warnings")
+    if remedy := next(filter(None, by_remedy(troubles)), ""):
         read = _DEFAULTS["problems"].answer
         found = [replace(a, answer=capitalized(remedy)) if a.answer == read else a for a in found]
     return _best(found, documents)[0]
@@ -201,23 +200,22 @@ def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
 
 def _failure_answers(result: Result) -> list[Answer]:
     """Return what went wrong; and where, when, and what to do, as far as they are known."""
-    line = first_line(result.error or "")
-    place = _PLACE.match(line)
-    wrong, separator, remedy = line.rpartition("; ")
-    # Errors of this package end with a remedy; those of other code may have a semicolon anywhere.
-    ours = bool(separator) and not place
+    problem = next(iter(result.problems), Problem("", first_line(result.error or "")))
     if result.status == "interrupted":
         advice = "Run the command again"
-    elif ours:
-        advice = capitalized(remedy) if remedy else ""
+    elif problem.remedy:
+        advice = capitalized(problem.remedy)
     elif result.reason == "oom":
         advice = "Use a smaller input or model"
     else:
-        advice = "Correct that line" if place else "Read the traceback"
-    text = place["rest"] if place else wrong if ours else line
-    answers = [("What went wrong?", "bad", failure_word(result), text)]
-    if place:
-        answers.append(("Where?", "plain", place["file"], _in(place["function"])))
+        advice = "Correct that line" if result.place else "Read the traceback"
+    if result.traceback is None and advice == "Read the traceback":
+        advice = ""  # an error of ours without a remedy
+    text = str(replace(problem, remedy=""))
+    text = text.replace(f"{result.place}: ", "", 1) if result.place else text
+    answers = [("What went wrong?", "bad", failure_word(result), first_line(text))]
+    if result.place:
+        answers.append(("Where?", "plain", result.place, ""))
     if result.during:
         done = f"after {plural(len(result.done), 'completed stage')}" if result.done else ""
         answers.append(("When?", "plain", f"While {result.during}", done))
@@ -230,7 +228,3 @@ def failure_word(result: Result) -> str:
     """Return the kind of failure in a few words: `The model raised`."""
     reason = (result.reason or result.status).replace("_", " ")
     return _WORDS.get(reason, capitalized(reason))
-
-
-def _in(function: str | None) -> str:
-    return f"in {function}" if function else ""

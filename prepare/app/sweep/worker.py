@@ -66,15 +66,12 @@ def run_in_sweep(spec: JobSpec, *, folder: Path, manifest: SweepManifest, resume
 
 
 def _done(job: Job, own: Record, folder: Path) -> Result | None:
-    """Return the result that need not be repeated; else remove what the job left under other numbers."""
+    """Return the result of this job that need not be repeated, under any number."""
     others = (Record(path.parent) for path in sorted(folder.rglob("job.json")))
     for record in (own, *others):
         with suppress(FileError):
-            if record.is_of(job):
-                if (result := record.result()) and result.status in KEPT:
-                    return result
-                if record.folder != own.folder:
-                    record.remove()
+            if record.is_of(job) and (result := record.result()) and result.status in KEPT:
+                return result
     return None
 
 
@@ -147,14 +144,20 @@ def _execute_in_child(spec: JobSpec, log: Path, check: Callable[[], None]) -> Re
 def _alone() -> Iterator[None]:
     """Start processes that Ctrl-C of the terminal does not reach, and that do not run the main script again.
 
-    They inherit that the signals are blocked: a run accepts them when it has a group of its own.
+    They inherit that the signals are blocked: a run accepts them when it has a group of its own. The server
+    has to import the same packages; Python 3.11 does not tell it from where.
     """
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     main, before = sys.modules["__main__"], signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        del os.environ["PYTHONPATH"]
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

@@ -29,7 +29,6 @@ from prepare.app.sweep.ranking import (
     RankedGroup,
     Ranking,
     command,
-    first_timing,
     rank,
 )
 from prepare.app.sweep.summary import UNENDED, Summary, SweepRow
@@ -141,7 +140,7 @@ class _Sweep:
         """Yield the table of all rows, in the order of their rank."""
         shown, rows = columns(self.summary, self.ranking), self.ranking.rows
         star = "The best row has a star. " if self.ranking.best else ""
-        order = "measured time if comparable, then by " if any(map(first_timing, rows)) else ""
+        order = "measured time if comparable, then by " if any(map(_is_timed, rows)) else ""
         shared = numbered(shared_rows(self.ranking))
         shared = shared and f". Not compared, as other runs used the same cores: {shared}"
         text = f"{star}Rows are ordered by {order}number; summary.csv names their folders{shared}."
@@ -192,7 +191,7 @@ def _best(summary: Summary, groups: Sequence[RankedGroup]) -> Answer:
     kind, remark = "plain" if any(group.ties for group in groups) else "good", ""
     found = [(group, group.best) for group in groups if group.best][:_FEW]
     if not found:
-        any_timed = any(map(first_timing, summary.rows))
+        any_timed = any(map(_is_timed, summary.rows))
         answer = "None was shown to be faster" if any_timed else "No row was timed"
         kind = "plain"
     else:
@@ -205,8 +204,7 @@ def _best(summary: Summary, groups: Sequence[RankedGroup]) -> Answer:
                 for group, row in found
             )
         remarks = (f"{group.about}: {verdict_of(row)}" for group, row in found)
-        timed = first_timing(found[0][1])
-        single = timing_text(timed) if timed else ""
+        single = timing_text(found[0][1].figures)
         remark = single if len(groups) == 1 else "; ".join(remarks)
         remark += (
             f"; none was shown to be faster for {', '.join(missing[:_FEW])}" if missing else ""
@@ -214,6 +212,10 @@ def _best(summary: Summary, groups: Sequence[RankedGroup]) -> Answer:
         if tied := [row.number for group in groups for row in group.ties]:
             remark += f"; not told apart from {numbered(tied)}"
     return Answer("Which is best?", kind, answer, remark, section="recommendation")
+
+
+def _is_timed(row: SweepRow) -> bool:
+    return "timed" in row.figures
 
 
 def _values_of(row: SweepRow, keys: Iterable[str], about: str) -> str:
@@ -230,17 +232,17 @@ def _values_of(row: SweepRow, keys: Iterable[str], about: str) -> str:
 
 def _judged(row: SweepRow) -> Iterator[Answer]:
     """Yield whether one row is right, and whether it keeps the layout."""
-    verified, lost = row.headline.verified, row.headline.lost
+    breaks, asked = row.figures.get("layout_breaks"), row.figures.get("layout_asked", True)
     kinds = {"pass": ("good", "Right"), "fail": ("bad", "Wrong")}
-    kind, answer = kinds.get(verified.status if verified else "", ("warn", "Not verified"))
-    remark = verified_text(verified)
+    kind, answer = kinds.get(row.figures.get("verified", ""), ("warn", "Not verified"))
+    remark = verified_text(row.figures)
     yield Answer(RIGHT, kind, answer, remark, section="rows")
-    if lost and lost.asked:
+    if breaks is not None and asked:
         yield Answer(
             LAYOUT,
-            "bad" if lost.breaks else "good",
-            f"Lost {times(lost.breaks)}" if lost.breaks else "Never lost",
-            f"{size(lost.copied_bytes)} copied in each forward" if lost.breaks else "",
+            "bad" if breaks else "good",
+            f"Lost {times(breaks)}" if breaks else "Never lost",
+            f"{size(row.figures.get('copied_bytes', 0))} copied in each forward" if breaks else "",
             section="rows",
         )
 
@@ -248,15 +250,15 @@ def _judged(row: SweepRow) -> Iterator[Answer]:
 def _counted(rows: Iterable[SweepRow]) -> Iterator[Answer]:
     """Yield how many rows are right, and how many keep the layout."""
     rows = list(rows)
-    checked = Counter(row.headline.verified.status for row in rows if row.headline.verified)
+    checked = Counter(row.figures["verified"] for row in rows if "verified" in row.figures)
     if checked:
         kind = "bad" if checked["fail"] else "good" if set(checked) == {"pass"} else "warn"
         others = ", ".join(f"{n:,} {status}" for status, n in checked.items() if status != "pass")
         answer = f"{checked['pass']:,} of {checked.total():,} are right"
         yield Answer(RIGHT, kind, answer, others, section="rows")
-    flows = [row.headline.lost for row in rows if row.headline.lost]
     # A row whose convolutions are to be contiguous has no layout to keep.
-    followed = [flow.breaks for flow in flows if flow.asked]
+    asked = [row.figures for row in rows if row.figures.get("layout_asked", True)]
+    followed = [found["layout_breaks"] for found in asked if "layout_breaks" in found]
     if followed:
         kept = followed.count(0)
         yield Answer(

@@ -16,6 +16,7 @@ from prepare.app.report.sentences import (
     changes_text,
     declared_text,
     missed_notes,
+    problems_of,
     title_text,
 )
 from prepare.app.report.terminal.console import console, has_width
@@ -27,7 +28,6 @@ from prepare.core.utils.wording import step
 if TYPE_CHECKING:
     from prepare.app.job.outcome import Outcome
     from prepare.app.job.results import Results
-    from prepare.pipeline import Pipeline
 
 # The width of the longest label.
 _LABEL = 8
@@ -89,8 +89,9 @@ class RunOutput:
         missed = missed_notes(row for row in rows if row.status == "ineffective")
         notes = [*missed, *results.notes, *(note for each in documents for note in each.notes)]
         # A stage that follows a model without preparing it says itself what is slow there.
-        warnings = results.plan.warnings if results.audit or not results.found else []
-        _show_first([f"warning: {text}" for text in warnings], notes)
+        told = results.audit is not None or not results.found
+        warnings = problems_of(results.plan, "warnings") if told else []
+        _show_first([f"warning: {problem}" for problem in warnings], notes)
         # Users copy the path, so do not wrap it.
         line(f"  {'details'.ljust(_LABEL)}  {printable(self._path('report.html'))}")
 
@@ -100,16 +101,18 @@ class RunOutput:
             return []
         if results.audit is None and not results.found:
             return ["leave out task=plan to prepare it"]
-        plan, found = results.plan, advice(results, documents)
+        plan, found = results.plan or {}, advice(results, documents)
         text = f"{found.answer[0].lower()}{found.answer[1:]}"
         if found.section == "reproduce":
             path = self._path("recipe.yaml")
-            method, formats = results.model.partition(".")[2], _is_formatted(results.pipeline)
-            training = {"training_errors": plan.training_errors}
-            call = one_line(path, training, method=method, formats=formats)
+            method = results.model.partition(".")[2]
+            call = one_line(path, plan, method=method, formats=results.formats)
             if results.waiting and results.figures().get("time_ratio"):
                 call += f" in a program started with {results.waiting}"
-            added = [step(name, **options) for name, options in (plan.training_steps or {}).items()]
+            added = [
+                step(name, **options)
+                for name, options in (plan.get("training_steps") or {}).items()
+            ]
             note = f"; training needs {' '.join(added)}, which was not timed" if added else ""
             if results.amp != "none":
                 note += f"; call it under torch.autocast to {results.amp}"
@@ -122,14 +125,6 @@ class RunOutput:
             return [text]
         joint = ", " if found.remark.partition(" ")[0].strip(",") in _JOINED else "; "
         return [f"{text}{joint}{found.remark}"]
-
-
-def _is_formatted(pipeline: Pipeline) -> bool:
-    """Return whether the user has to format a batch, as it is not the model that does."""
-    given = pipeline.input_format()
-    formats = given.dtype or given.device not in (None, "cpu")
-    formats = formats or any(step.phase == "inputs" for step in pipeline.steps.values())
-    return bool(formats) and not given.attach
 
 
 def show_report(title: str, documents: Sequence[Document], default: Iterable[Advice]) -> None:
@@ -147,14 +142,14 @@ def _title_and_rows(
     results: Results, documents: Iterable[Document], *, ended: bool
 ) -> tuple[str, list[Row]]:
     """Return the title of a run, and a row for each answer."""
-    steps, rows = results.pipeline.to_config(), _answer_rows(documents, ended=ended)
+    steps, rows = results.steps, _answer_rows(documents, ended=ended)
     if results.audit is not None:
         return title_text(results.model, steps, results.audit, results.amp), rows
     device = (steps.get("device") or {}).get("device")
     title = declared_text(results.model, steps, [device] if device else [], results.amp)
     if results.found:
         return f"{title} is not prepared", rows
-    plan = results.plan.summary()
+    plan = results.plan["summary"] if results.plan else {}
     title = f"{title}: {changes_text(plan)}, and nothing was changed"
     return title, [("memory", bytes_text(plan, "now"))]
 
