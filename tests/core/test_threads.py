@@ -13,9 +13,8 @@ from prepare.core.model.devices import OneThreadWorkers, one_thread
 @pytest.fixture(autouse=True, params=["of this thread", "of the process"])
 def three_threads(request, monkeypatch):
     if request.param == "of the process":
-        monkeypatch.setattr(
-            "prepare.core.model.devices._set_threads", lambda: torch.set_num_threads
-        )
+        place = "prepare.core.model.devices._set_threads"
+        monkeypatch.setattr(place, lambda: torch.set_num_threads)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield
