@@ -229,6 +229,7 @@ class ReportContext:
         has_example: whether there was an input to call the model with.
         overrides: the words of its command line.
         folder: the folder of the run, as a user writes it; empty if there is none.
+        method: the method that a call of the model runs, in place of `forward`.
     """
 
     found: Mapping[str, Any]
@@ -239,6 +240,7 @@ class ReportContext:
     has_example: bool = True
     overrides: tuple[str, ...] = ()
     folder: str = ""
+    method: str = "forward"
 
     def without(self, stage: str) -> str:
         """Return why there is no record of `stage`: `verify=none`, `stopped before`, or what to give."""

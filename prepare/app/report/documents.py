@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.report.sentences import by_remedy, changes_text
+from prepare.app.report.sentences import by_remedy, changes_text, convolution_weights
 from prepare.core.document import (
     FASTER,
     NEXT,
@@ -23,10 +23,11 @@ from prepare.core.utils.text import capitalized, first_line, plural
 from prepare.stages.registry import ordered_stages, stages_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from prepare.app.job.record import Result
     from prepare.app.job.results import Results, SavedResults
+    from prepare.audit import AuditRow
 
 # What applies if no stage says otherwise.
 _DEFAULTS = {
@@ -35,10 +36,8 @@ _DEFAULTS = {
         50, "warn", "Read the warnings", "some weights have another layout", section="result"
     ),
     "unprepared": Advice(92, "plain", "Leave out task=flow to prepare it"),
-    "unchanged": Advice(
-        93, "plain", "Choose a change", "as in memfmt=channels_last or precision=bfloat16"
-    ),
-    "example": Advice(94, "warn", "Give an example input", "as in input.shape=[2,3,64,64]"),
+    "unchanged": Advice(93, "plain", "Choose a change", "as in precision=bfloat16"),
+    "example": Advice(94, "warn", "Give an example input"),
     "use": USE_RECIPE,
 }
 
@@ -82,6 +81,7 @@ def shown_of(run: Results | SavedResults, folder: str = "") -> ReportContext:
         has_example=run.has_example,
         overrides=run.overrides,
         folder=folder,
+        method=run.model.partition(".")[2] or "forward",
     )
 
 
@@ -167,23 +167,40 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
         "use": True,
     }
     found += [each for key, each in _DEFAULTS.items() if holds[key]]
-    if run.unchanged and run.audit and (asked := run.audit.summary.get("format_steps")):
-        found.append(_compared_with_contiguous(asked))
+    weights = convolution_weights(run.audit.rows if run.audit else ())
+    if weights and run.unchanged:
+        found.append(_with_a_format(weights, run.audit))
+    if weights and not (run.has_example or run.unchanged):
+        example = f"as in {_input_of(weights[0])}"
+        found.append(replace(_DEFAULTS["example"], rank=60, remark=example))
     if remedy := next(filter(None, by_remedy(run.troubles)), ""):
         read = _DEFAULTS["problems"].answer
         found = [replace(a, answer=capitalized(remedy)) if a.answer == read else a for a in found]
     return _best(found, documents)[0]
 
 
-def _compared_with_contiguous(steps: Iterable[str]) -> Advice:
-    """Return the advice for a model that had the memory format already."""
-    word = "channels_last_3d" if all("3d" in name for name in steps) else "channels_last"
-    return replace(
-        _DEFAULTS["unchanged"],
-        rank=91,
-        answer="Compare two memory formats",
-        remark=f"in a sweep, as in -m memfmt=contiguous,{word}",
-    )
+def _with_a_format(weights: Sequence[AuditRow], audit: Any) -> Advice:
+    """Return the advice to take the format of a model's convolutions; to compare two if it was taken."""
+    ranks = {len(row.shape or ()) for row in weights}
+    word = "channels_last" if ranks == {4} else "channels_last_3d" if ranks == {5} else "by_rank"
+    if audit.summary.get("format_steps"):
+        remark = f"in a sweep, as in -m memfmt=contiguous,{word}"
+        return replace(_DEFAULTS["unchanged"], rank=91, answer="Compare two formats", remark=remark)
+    remark = f"as in memfmt={word} or precision=bfloat16"
+    return replace(_DEFAULTS["unchanged"], rank=92, remark=remark)
+
+
+def _input_of(weight: AuditRow) -> str:
+    """Return an example input for a model whose first convolution has this weight."""
+    outer, inner, *kernel = weight.shape or ()
+    channels = outer if "Transpose" in weight.type else inner
+    return f"input.shape={[2, channels, *[64] * len(kernel)]}".replace(" ", "")
+
+
+def is_training(run: Results | SavedResults) -> bool:
+    """Return whether a run was one of training."""
+    modes = {getattr(record, "mode", "") for record in run.found.values()}
+    return "train" in modes or "mode=train" in run.overrides
 
 
 def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:

@@ -68,7 +68,7 @@ def converted_text(audit: Audit) -> str:
     )
     if not asked and not converted:
         return plural(total, "convolution") + (runs or " as before")
-    weights = [row for row in audit.rows if _is_convolution(row)]
+    weights = convolution_weights(audit.rows)
     others = Counter(
         r.type for r in weights if asked and asking.isdisjoint(r.steps) and r.status in _AS_IT_WAS
     )
@@ -113,7 +113,7 @@ def audited_text(audit: Audit) -> str:
 
 def layouts_text(rows: Iterable[AuditRow]) -> str:
     """Return the layouts of convolutions as they are: `3 convolutions: 2 channels_last, ...`."""
-    found = [row.layouts for row in rows if _is_convolution(row)]
+    found = [row.layouts for row in convolution_weights(rows)]
     words = Counter(
         "both (1x1 or one channel)" if len(names) > 1 else next(iter(names), "neither")
         for names in found
@@ -124,9 +124,10 @@ def layouts_text(rows: Iterable[AuditRow]) -> str:
     return f"{plural(len(found), 'convolution')}: {text}" if found else "no convolution"
 
 
-def _is_convolution(row: AuditRow) -> bool:
-    """Return whether a row is the weight of a convolution that its forward uses."""
-    return row.tensor == "weight" and row.shape is not None and len(row.shape) in (4, 5)
+def convolution_weights(rows: Iterable[AuditRow]) -> list[AuditRow]:
+    """Return the weights of convolutions, in the order of the model."""
+    weights = (row for row in rows if row.tensor == "weight" and row.shape is not None)
+    return [row for row in weights if len(row.shape or ()) in (4, 5)]
 
 
 def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from prepare.core.utils.machine import program
+
 if TYPE_CHECKING:
     from prepare.app.job.headline import BenchFigures
     from prepare.app.sweep.summary import Summary, SweepRow
@@ -74,7 +76,7 @@ def time_ratio(row: SweepRow) -> float | None:
 def command(row: SweepRow) -> str:
     """Return the command line that runs this row alone."""
     words = [word for word in row.overrides if not word.lstrip("+~").startswith("hydra")]
-    return shlex.join(["python", "run.py", *words])
+    return f"{program()} {shlex.join(words)}".rstrip()
 
 
 def _circumstances(row: SweepRow, summary: Summary) -> tuple[str, str]:

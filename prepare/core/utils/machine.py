@@ -24,7 +24,7 @@ _INSTRUCTIONS = {
     "flags": ("avx", "amx", "f16c", "fma"),
     "Features": ("asimd", "bf16", "i8mm", "sve", "sme"),
 }
-_TEXTS = ("date", "python", "torch", "platform", "cpu", "git_commit", "waiting")
+_TEXTS = ("program", "date", "python", "torch", "platform", "cpu", "git_commit", "waiting")
 # What readers of an environment rely on.
 _TYPES = {
     **dict.fromkeys(_TEXTS, str | None),
@@ -76,6 +76,7 @@ def environment() -> dict[str, Any]:
         "format": "prepare.environment",
         "version": 1,
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "program": program(),
         "python": platform.python_version(),
         "packages": {name: version_of(name) for name in _PACKAGES},
         "platform": platform.platform(),
@@ -91,6 +92,12 @@ def environment() -> dict[str, Any]:
         "devices": devices,
         "git_commit": _commit(Path.cwd()),
     }
+
+
+def program() -> str:
+    """Return the words with which the user starts this command line: `python run.py`, or `prepare`."""
+    words = {"run.py": "python run.py", "__main__.py": "python -m prepare"}
+    return words.get(Path(sys.argv[0]).name, "prepare")
 
 
 def accelerator() -> dict[str, Any]:

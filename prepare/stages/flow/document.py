@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from math import prod
 from typing import TYPE_CHECKING
 
 from prepare.core.document import (
@@ -52,7 +53,7 @@ def flow_document(shown: ReportContext) -> Document | None:
         place=60,
         line=flow_sentence(flow),
         head=f"layout ({flow.mode})",
-        answers=(_answer(flow, before),),
+        answers=(_answer(flow, before, _elsewhere(flow, shown)),),
         advice=tuple(_advice(flow, before, shown.found.get("bench"))),
         parts=lambda: (
             *_in_terminal(flow),
@@ -96,8 +97,10 @@ def layout_remedy(flow: Flow) -> str:
     return f"add {steps} (keeps the layout at {kept})"
 
 
-def _answer(flow: Flow, before: Flow | None) -> Answer:
+def _answer(flow: Flow, before: Flow | None, elsewhere: str = "") -> Answer:
     kind, answer, remark = _verdict(flow, before)
+    if kind == "good" and elsewhere:
+        remark += f"; {elsewhere}"
     sentence = f"Layout {answer[0].lower()}{answer[1:]}"
     if not answer.startswith("Lost"):
         return Answer(LAYOUT, kind, answer, remark, sentence=sentence)
@@ -172,6 +175,24 @@ def _outputs(flow: Flow) -> str:
     formats = " and ".join(dict.fromkeys(flow.wanted.values()))
     counted = "all" if gave == of > 1 else f"{gave:,} of"
     return f"{counted} {plural(of, 'convolution')} {'returns' if of == 1 else 'return'} {formats}"
+
+
+def _elsewhere(flow: Flow, shown: ReportContext) -> str:
+    """Return where the other convolutions are: `1 runs as a matrix product`, `13 are not called by decode`."""
+    ran = {row.module for row in flow.convolutions}
+    called = {module.name for module in flow.modules if module.layout != "none"}
+    found: Counter[str] = Counter()
+    for row in shown.audit.rows if shown.audit is not None else ():
+        shape = row.shape or ()
+        if row.tensor == "weight" and len(shape) in (4, 5) and row.module not in ran:
+            as_what = row.operation or (
+                "a matrix product" if prod(shape[2:]) == 1 else "another operation"
+            )
+            found[f"as {as_what}" if row.module in called else ""] += 1
+    texts = {what: f"{n} {'runs' if n == 1 else 'run'} {what}" for what, n in found.items()}
+    if idle := found[""]:
+        texts[""] = f"{idle} {'is' if idle == 1 else 'are'} not called by {shown.method}"
+    return ", ".join(texts.values())
 
 
 def _in_terminal(flow: Flow) -> Iterator[Part]:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 _BLIND = 0.001
 # A sensitivity of more than this says nothing about the gradients.
 _HIDDEN = 0.1
-_NOISES = {"bfloat16": "bf16 noise", "float16": "fp16 noise"}
 _LIMITS = ("verify.seconds", "verify.memory")
 _SERIOUS = ("fail", "wrong", "cannot tell")
 _COLUMNS = parts.columns(
@@ -116,12 +115,20 @@ def _sensitivity_text(verification: Verification) -> str:
 
 
 def _hidden(verification: Verification) -> str:
-    """Return `gradients unclear (bf16 noise hides errors below 230 %)`; empty if smaller ones are found."""
+    """Return `gradients cannot be judged in bfloat16: ...`; empty if smaller errors are found."""
     least, _ = verification.sensitivity("gradients") or (0.0, "")
     if least <= _HIDDEN:
         return ""
-    noise = _NOISES.get(verification.amp, "noise")
-    return f"gradients unclear ({noise} hides errors below {_percent(least)})"
+    dtype = verification.amp if verification.amp != "none" else _coarsest(verification)
+    once = words(cli="run once with precision=float32", python="verify it once in float32")
+    if verification.amp != "none":
+        once = words(cli="run once with amp=none", python="verify it once without autocast")
+    return f"gradients cannot be judged in {dtype}: {once}"
+
+
+def _coarsest(verification: Verification) -> str:
+    dtypes = {check.dtype for check in verification.checks}
+    return next((name for name in ("bfloat16", "float16") if name in dtypes), "these types")
 
 
 def _percent(part: float) -> str:
@@ -158,7 +165,9 @@ def _answer(verification: Verification) -> Answer:
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
         elif verification.mode == "train" and _hidden(verification):
-            kind, answer, sentence = "warn", "Outputs only", "Outputs right"
+            kind, answer, sentence = "warn", "Outputs right", "Outputs right"
+            remark = _hidden(verification)
+            line = f"outputs right; {remark}"
     return Answer(parts.RIGHT, kind, answer, remark, sentence=sentence, line=line)
 
 
@@ -171,9 +180,8 @@ def _advice(verification: Verification) -> Iterator[parts.Advice]:
         answer = f"Raise {limit}" if limit else "Verify it with verify=full"
         yield parts.Advice(30, "warn", answer)
     elif verification.mode == "train" and (remark := _hidden(verification)):
-        once = words(cli="with precision=float32 amp=none", python="without half and autocast")
-        answer = f"Verify it once in float32, {once}"
-        yield parts.Advice(72, "warn", answer, remark)
+        answer = f"Judge the gradients: {remark.partition(': ')[2]}"
+        yield parts.Advice(72, "warn", answer)
 
 
 def _parts(verification: Verification) -> Iterator[Part]:

@@ -13,6 +13,7 @@ from rich.console import Console
 from prepare.core.utils.text import output, printable
 
 if TYPE_CHECKING:
+    from rich.status import Status
     from rich.table import Table
 
 
@@ -28,6 +29,21 @@ def has_width(file: TextIO) -> bool:
     return file.isatty() or bool(os.environ.get("COLUMNS"))
 
 
+class _Spinner:
+    """The spinner of a terminal: the stage that runs, and how long the run may take."""
+
+    status: Status | None = None
+    text, limit = "", ""
+
+    def show(self, text: str) -> None:
+        self.text = text
+        if self.status is not None:
+            self.status.update(printable(f"{text} ({self.limit})" if self.limit else text))
+
+
+_SPINNER = _Spinner()
+
+
 @contextmanager
 def stage(what: str) -> Iterator[Callable[[str], None]]:
     """Show a spinner in a terminal until the stage ends, and nothing in a pipe.
@@ -38,15 +54,16 @@ def stage(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     # The spinner `line` is plain ASCII; others cannot be shown everywhere.
-    with console(errors=True).status(printable(what), spinner="line") as status:
-        yield lambda text: status.update(printable(text))
+    with console(errors=True).status("", spinner="line") as _SPINNER.status:
+        _SPINNER.show(what)
+        yield _SPINNER.show
+    _SPINNER.status = None
 
 
-def announce(line: str) -> None:
-    """Print a line to stderr; in a terminal in place of the spinner, which is drawn again below it."""
-    clear = "\r\x1b[2K" if sys.stderr.isatty() else ""
-    sys.stderr.write(f"{clear}{printable(line)}\n")
-    sys.stderr.flush()
+def announce(limit: str) -> None:
+    """Show beside the spinner how long the run may take; nothing in a pipe."""
+    _SPINNER.limit = limit
+    _SPINNER.show(_SPINNER.text)
 
 
 def table_lines(table: Table, *, width: int | None = None) -> list[str]:
