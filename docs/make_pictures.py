@@ -1,6 +1,6 @@
-"""Make the pictures of the pages from real runs: drawings, flow charts, and pages in Chromium.
+"""Make the pictures of the pages from real runs: drawings, and pages in Chromium.
 
-    python docs/make_pictures.py [drawings] [runs] [charts] [screenshots] [example] [--runs FOLDER]
+    python docs/make_pictures.py [drawings] [runs] [screenshots] [example] [--runs FOLDER]
 
 Without a word it makes all of them. `runs` takes about five minutes on two quiet cores; the other words take
 its results from the folder of the last call. Screenshots need Chromium and Pillow.
@@ -16,10 +16,7 @@ import tempfile
 import textwrap
 from pathlib import Path
 
-from draw_layouts import picture, rectangle, text, write_drawings
-
-from prepare.stages.flow.pictures import layout_strip
-from prepare.stages.flow.records import Flow
+from draw_layouts import picture, text, write_drawings
 
 ROOT = Path(__file__).parent.parent
 PICTURES = ROOT / "docs" / "pictures"
@@ -59,32 +56,6 @@ def make_runs(folder: Path) -> None:
 def prepare(words: list[str], folder: Path) -> None:
     """Call the command line in `folder`."""
     subprocess.run([sys.executable, str(ROOT / "run.py"), *words], cwd=folder, check=True)
-
-
-def make_charts(folder: Path) -> None:
-    """Draw the strips of both runs one above the other."""
-    before, after = (Flow.load(folder / name / "flow.json") for name in ("before", "after"))
-    (PICTURES / "flow-strips.svg").write_text(strips(before, after))
-
-
-def strips(before: Flow, after: Flow) -> str:
-    """Draw the layouts of all modules from the first to the last, before and after the repair."""
-    parts = [rectangle(20, 196, 22, 20, "last"), text(50, 211, "channels-last")]
-    parts += [rectangle(190, 196, 22, 20, "contiguous"), text(220, 211, "contiguous")]
-    parts += ['<path class="cross" d="M334 201l10 10m0 -10l-10 10"/>', text(354, 211, "lost here")]
-    for y, title, flow in ((30, LAST, before), (116, f"{LAST} {REPAIR}", after)):
-        breaks, copied = flow.summary["breaks"], flow.summary["copied_bytes"]
-        said = f"lost {breaks} times, {copied / 2**20:.0f} MiB copied" if breaks else "never lost"
-        strip = layout_strip(flow, width=640, style=lambda layout: layout)
-        parts += [text(20, y, title, "code"), text(660, y, said, "end bold")]
-        for layout, x, width in strip.parts:
-            style = "last" if layout.startswith("channels_last") else layout
-            parts.append(rectangle(20 + x, y + 24, width, 26, style))
-        for x in strip.ticks:
-            parts.append(f'<path class="cross" d="M{16 + x} {y + 11}l8 8m0 -8l-8 8"/>')
-    return picture(
-        "A 3-d U-Net loses channels-last in every InstanceNorm; repaired it never does", 234, parts
-    )
 
 
 def make_screenshots(folder: Path) -> None:
@@ -159,7 +130,7 @@ def save(png: bytes, path: Path) -> None:
 
 def main() -> None:
     """Make what the command line names."""
-    words = ("drawings", "runs", "charts", "screenshots", "example")
+    words = ("drawings", "runs", "screenshots", "example")
     parser = argparse.ArgumentParser(description="Make the pictures of the pages.")
     parser.add_argument("what", nargs="*", help=f"any of {', '.join(words)}; all without one")
     parser.add_argument("--runs", type=Path, default=ROOT / "outputs" / "pictures")
@@ -172,8 +143,6 @@ def main() -> None:
         write_drawings(PICTURES)
     if "runs" in chosen:
         make_runs(options.runs)
-    if "charts" in chosen:
-        make_charts(options.runs)
     if "screenshots" in chosen:
         make_screenshots(options.runs)
     if "example" in chosen:

@@ -43,16 +43,16 @@ class FuseConvBn(ModuleStep):
         yield Problem(f"steps.{self.name}", wrong, remedy)
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:
-        from prepare.steps.fusion.conv_bn import is_norm
+        from prepare.steps._fusion import is_norm
 
         for name, module in model.named_modules(remove_duplicate=False):
             if is_norm(module):
                 yield name
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
-        from prepare.steps.fusion.conv_bn import find_pairs
+        from prepare.steps._fusion import find_pairs
 
-        return iter(find_pairs(model).pairs)
+        return iter(find_pairs(model)[0])
 
     def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
         return dict(self.rewrites(model, (name,)))
@@ -63,20 +63,20 @@ class FuseConvBn(ModuleStep):
         """Fuse all pairs in `names` after a single search of the model."""
         from torch import nn
 
-        from prepare.steps.fusion.conv_bn import find_pairs, fuse
+        from prepare.steps._fusion import find_pairs, fuse
 
-        pairs = find_pairs(model).pairs
-        for pair in map(pairs.__getitem__, names):
-            fuse(pair.convolution, pair.norm)
-            identity = nn.Identity().eval()
-            yield from ((name, pair.convolution) for name in pair.convolution_names)
-            yield from ((name, identity) for name in pair.norm_names)
+        pairs, everywhere = find_pairs(model)[0], dict(model.named_modules(remove_duplicate=False))
+        for name in names:
+            conv, norm, identity = pairs[name], everywhere[name], nn.Identity().eval()
+            fuse(conv, norm)
+            yield from ((each, conv) for each, module in everywhere.items() if module is conv)
+            yield from ((each, identity) for each, module in everywhere.items() if module is norm)
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
-        from prepare.steps.fusion.conv_bn import find_pairs
+        from prepare.steps._fusion import find_pairs
 
         reasons: dict[str, list[str]] = {}
-        for name, reason in find_pairs(model).unfused.items():
+        for name, reason in find_pairs(model)[1].items():
             reasons.setdefault(reason, []).append(name)
         for reason, names in reasons.items():
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""

@@ -42,21 +42,6 @@ def test_the_task_shows_what_repairs_would_bring(tmp_path, capsys):
     assert "compile: not" in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.slow
-def test_a_run_says_what_a_batch_of_two_would_do(tmp_path, capsys):
-    words = ("+model.in_channels=16", "+model.out_channels=16", "+model.kernel_size=3")
-    model = ("model._target_=torch.nn.Conv3d", *words, "memfmt=channels_last_3d", "flow=predict")
-    note = (
-        "in a batch of 1 torch runs 1 convolution in its slow reference kernel, in a batch of 2 not"
-    )
-    for index, (batch, *more) in enumerate([(1,), (2,), (1, "+steps.repair_layout={}")]):
-        own = (f"input.shape=[{batch},16,8,8,8]", f"hydra.run.dir={tmp_path / str(index)}", *more)
-        with pytest.raises(SystemExit) as ended:
-            cli.main([*model, *own, "verify=none", "bench=none"])
-        assert ended.value.code == 0
-        assert (note in " ".join(capsys.readouterr().out.split())) == (index == 0)
-
-
 def test_the_task_without_steps_says_that_nothing_was_asked_for(tmp_path, capsys):
     assert flow_of(tmp_path, "task=flow").summary["breaks"] == 0
     assert "not requested" in " ".join(capsys.readouterr().out.split())

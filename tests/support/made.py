@@ -3,6 +3,7 @@
 import re
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -20,7 +21,7 @@ from prepare.core.document import ReportContext
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Bench, Case, Comparison, Control, VariantResult
 from prepare.stages.bench.time_prepared import INFERENCE
-from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
+from prepare.stages.flow.records import Convolution, Copy, Event, Flow
 from prepare.stages.registry import STAGES
 from prepare.stages.tune.records import CandidateResult, Tuning
 from prepare.stages.verify.records import Check, Verification
@@ -112,9 +113,15 @@ def verification(error=1e-6, *, status="pass", wrong=0, allowed=5e-2, **more) ->
                 "checks": tuple(checks)} | more)  # fmt: skip
 
 
-def module(name: str, layout: str = "channels_last_3d", kind: str = "Conv3d") -> ModuleLayout:
-    depth = name.count(".") + 1 if name else 0
-    return ModuleLayout(name=name, type=kind, depth=depth, layout=layout, calls=1)
+class Made(NamedTuple):
+    """A module of a network that is only told of."""
+
+    name: str
+    type: str
+
+
+def module(name: str, kind: str = "Conv3d") -> Made:
+    return Made(name, kind)
 
 
 def event(name: str, kind: str = "break", **more) -> Event:
@@ -139,7 +146,7 @@ def convolution(name: str, output: str = "channels_last_3d", **more) -> Convolut
 def flow_of(modules=(), events=(), copies=(), **more) -> Flow:
     convolutions = tuple(convolution(one.name) for one in modules if one.type == "Conv3d")
     return make(Flow, **{"mode": "predict", "status": "ok", "wanted": {5: "channels_last_3d"}, "events": tuple(events),
-                "copies": tuple(copies), "convolutions": convolutions, "modules": tuple(modules)} | more)  # fmt: skip
+                "copies": tuple(copies), "convolutions": convolutions} | more)  # fmt: skip
 
 
 def flow(breaks=0) -> Flow:
@@ -152,12 +159,11 @@ def blocks(count: int, *, broken: int | None = None) -> Flow:
     broken = count if broken is None else broken
     modules, events, copies = [module("", kind="Net"), module("body", kind="Sequential")], [], []
     for number in range(count):
-        lost = "contiguous" if number < broken else "channels_last_3d"
         name = f"body.{number}"
-        modules += [module(name, lost, "Block"), module(f"{name}.conv")]
+        modules += [module(name, "Block"), module(f"{name}.conv")]
         modules += [
-            module(f"{name}.norm", lost, "InstanceNorm3d"),
-            module(f"{name}.relu", lost, "ReLU"),
+            module(f"{name}.norm", "InstanceNorm3d"),
+            module(f"{name}.relu", "ReLU"),
         ]
         if number < broken:
             events += [event(f"{name}.norm"), event(f"{name}.conv", "regain")]
@@ -167,16 +173,15 @@ def blocks(count: int, *, broken: int | None = None) -> Flow:
 
 def hostile_flow() -> Flow:
     modules = [module("", kind=HOSTILE[0])]
-    modules += [replace(module(""), name=name, type=name, depth=1) for name in HOSTILE]
+    modules += [module(name, name) for name in HOSTILE]
     events = [
         replace(event(name), type=name, operation=name, operand=name, source=name, cause=name)
         for name in HOSTILE
     ]
     copies = [replace(copied(name), type=name, operation=name, why=name) for name in HOSTILE]
     found = flow_of(modules, events, copies)
-    odd = [replace(module(""), name=f"odd {name}", depth=1, layout=name) for name in HOSTILE]
     rows = tuple(convolution(name, type=name, backend=name) for name in HOSTILE)
-    return replace(found, modules=(*found.modules, *odd), convolutions=rows, notes=tuple(HOSTILE))
+    return replace(found, convolutions=rows, notes=tuple(HOSTILE))
 
 
 def write_record(folder: Path, flow: Flow | None = None) -> Path:

@@ -45,13 +45,13 @@ def test_a_model_that_is_wrong_in_every_second_call_does_not_pass(level, mode, f
     assert "the prepared model differs between its own calls" in result.reason
 
 
-@pytest.mark.parametrize("wrong", [0, 1, 2, 7])
+@pytest.mark.parametrize("wrong", [0, 1, 2])
 def test_a_model_that_is_wrong_in_one_call_of_three_does_not_pass(wrong):
     calls = iter(range(1000))
 
     def forward(own, x):
         number = next(calls)
-        return own(x) * (1.01 if number % 3 == wrong or number == wrong else 1.0)
+        return own(x) * (1.01 if number % 3 == wrong else 1.0)
 
     reference, model, pipeline = changed(forward)
     assert verify(reference, model, BATCH, pipeline=pipeline).status != "pass"

@@ -6,12 +6,12 @@ from prepare.core.utils.packages import lazy_names
 
 if TYPE_CHECKING:
     from prepare.stages.flow.follow import observe, predict
-    from prepare.stages.flow.records import Convolution, Copy, Event, Flow, ModuleLayout
+    from prepare.stages.flow.records import Convolution, Copy, Event, Flow
 
-__all__ = ["Convolution", "Copy", "Event", "Flow", "ModuleLayout", "observe", "predict"]
+__all__ = ["Convolution", "Copy", "Event", "Flow", "observe", "predict"]
 
 __getattr__ = lazy_names(
     __name__,
-    records=("Convolution", "Copy", "Event", "Flow", "ModuleLayout"),
+    records=("Convolution", "Copy", "Event", "Flow"),
     follow=("observe", "predict"),
 )

@@ -46,6 +46,11 @@ class CallSite:
     reported: bool = False
     in_repaired: bool = False
 
+    def place(self) -> dict[str, Any]:
+        """Return what a record says of the place."""
+        at = {"module": self.module, "type": self.type}
+        return at | {"operation": self.operation, "source": self.source}
+
     def copy(self) -> CallSite:
         """Return the same call site for another event, not reported yet."""
         return replace(self, reported=False)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -32,7 +31,7 @@ from prepare.stages.flow.call_sites import CallSite, ModuleStack
 from prepare.stages.flow.fake_tensors import Target, explain_failure
 from prepare.stages.flow.flow_builder import FlowBuilder
 from prepare.stages.flow.layout_states import LayoutStates
-from prepare.stages.flow.layouts import choose_target_layouts, layout_of
+from prepare.stages.flow.layouts import choose_target_layouts
 from prepare.stages.flow.operator_watcher import OperatorWatcher, is_followed
 from prepare.stages.flow.records import NOT_ASKED, Flow
 
@@ -75,21 +74,19 @@ def predict(
         ConfigError: `wanted` does not name a layout, or `device` no device.
         RefusedError: `amp` is unknown, or `device` is neither here nor `cuda`.
     """
-    amp = read_amp(amp)
+    amp, watched = read_amp(amp), list[OperatorWatcher]()
+    layouts = choose_target_layouts(model, wanted)
+    target = Target.of(device_of([model], tensors_in(example)), device)
 
     def run() -> Flow:
-        watcher = _watcher_for(model, wanted)
-        layouts, builder = watcher.states.wanted, watcher.builder
-        present = device_of([model], tensors_in(example))
-        target = Target.of(present, device)
-        watcher.as_cuda, builder.device = target.is_elsewhere, str(target.device)
+        watched.append(watcher := _watcher(model, layouts, target.device, asked=wanted is not None))
+        watcher.as_cuda = target.is_elsewhere
         if target.note:
-            builder.add_note(target.note)
+            watcher.builder.add_note(target.note)
         if target.device.type == "cuda" and not torch.backends.cudnn.enabled:
-            builder.add_note(WITHOUT_CUDNN)
+            watcher.builder.add_note(WITHOUT_CUDNN)
         if name := lazy_parameter(model):
-            reason = f"{name} has no shape yet; run one forward first"
-            return builder.build(model, "predict", layouts, reason)
+            return watcher.flow("predict", f"{name} has no shape yet; run one forward first")
         watcher.fake = fake = FakeTensorMode(allow_non_fake_inputs=True)
 
         def stand_in(tensor: Tensor) -> Tensor:
@@ -97,26 +94,16 @@ def predict(
                 return fake.from_tensor(tensor, static_shapes=True)
             return target.stand_in(fake, tensor)
 
-        reason = ""
-        try:
-            with _watching(model, example, watcher, stand_in):
-                inputs = tree_map_only(Tensor, stand_in, arguments(example))
-                _run(model, inputs, watcher, backward=backward, fake=fake, amp=amp)
-        except Exception as error:  # the model's code may raise anything on tensors without data
-            if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-                raise
-            reason = explain_failure(model, error)
-        return builder.build(model, "predict", layouts, reason)
+        _follow(model, example, watcher, (stand_in, stand_in), backward=backward, amp=amp)
+        return watcher.flow("predict")
 
-    if backward:
-        return run()
-    with torch.no_grad():
-        flow = run()
-    if flow.reason:  # a forward that differentiates cannot run so
-        with torch.enable_grad():
-            again = run()
-        return flow if again.reason else again
-    return flow
+    try:
+        return run() if backward else without_gradients(run)
+    except Exception as error:  # the model's code may raise anything on tensors without data
+        watcher = watched[-1]
+        if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            raise
+        return watcher.flow("predict", explain_failure(model, error))
 
 
 def observe(
@@ -137,71 +124,75 @@ def observe(
         RefusedError: `amp` is unknown, or a lazy module has no parameters yet.
         ModelError: the forward or backward raised; names the innermost module.
     """
-    amp = read_amp(amp)
+    amp, watched = read_amp(amp), list[OperatorWatcher]()
+    layouts = choose_target_layouts(model, wanted)
+    if name := lazy_parameter(model):
+        raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
 
     def run() -> Flow:
-        watcher = _watcher_for(model, wanted)
-        watcher.builder.device = str(device_of([model], tensors_in(example)))
-        if name := lazy_parameter(model):
-            raise RefusedError(name, "this parameter has no shape yet", "run one forward first")
-        try:
-            with _watching(model, example, watcher, real_stand_in):
-                inputs = tree_map_only(Tensor, copy_of, arguments(example))
-                _run(model, inputs, watcher, backward=backward, fake=None, amp=amp)
-        except Exception as error:
-            if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
-                raise
-            raise explained(model, error) from error
-        return watcher.builder.build(model, "observe", watcher.states.wanted)
+        present = device_of([model], tensors_in(example))
+        watched.append(watcher := _watcher(model, layouts, present, asked=wanted is not None))
+        _follow(model, example, watcher, (real_stand_in, copy_of), backward=backward, amp=amp)
+        return watcher.flow("observe")
 
-    return run() if backward else without_gradients(run)
+    try:
+        return run() if backward else without_gradients(run)
+    except Exception as error:
+        is_ours = watched[-1].internal_error is not None
+        if is_ours or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            raise
+        raise explained(model, error) from error
 
 
-def _watcher_for(model: nn.Module, wanted: Mapping[int, str] | str | None) -> OperatorWatcher:
-    layouts, builder = choose_target_layouts(model, wanted), FlowBuilder()
-    if wanted is None and set(layouts.values()) == {"contiguous"}:
+def _watcher(
+    model: nn.Module, layouts: dict[int, str], device: torch.device, *, asked: bool
+) -> OperatorWatcher:
+    builder = FlowBuilder(str(device))
+    if not asked and set(layouts.values()) == {"contiguous"}:
         builder.add_note(NOT_ASKED)
     return OperatorWatcher(ModuleStack(model), LayoutStates(layouts, builder), builder)
 
 
-@contextmanager
-def _watching(
-    model: nn.Module, example: Any, watcher: OperatorWatcher, stand_in: Callable[[Tensor], Tensor]
-) -> Iterator[None]:
-    """Set up a run: isolated global state, stand-ins for the model's tensors, hooks on its modules."""
+def _follow(
+    model: nn.Module,
+    example: Any,
+    watcher: OperatorWatcher,
+    stand_ins: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]],
+    *,
+    backward: bool,
+    amp: str,
+) -> None:
+    """Call the model with stand-ins for its tensors and for those of the example, and watch."""
     hooks = _ModuleHooks(watcher, CallIssues(watcher.builder.device.partition(":")[0]))
     watcher.stack.on_enter, watcher.stack.on_exit = hooks.enter, hooks.exit
-    with ExitStack() as contexts:
-        contexts.enter_context(eager_if_compiled(model))
-        state = contexts.enter_context(unchanged(model, arguments(example), stand_in=stand_in))
-        for tensor in (*model.parameters(), *model.buffers()):
+    given = arguments(example)
+    with eager_if_compiled(model), unchanged(model, given, stand_in=stand_ins[0]) as state:
+        for tensor in (*model.parameters(), *model.buffers(), *state.stand_ins.values()):
             watcher.states.register(tensor, "weight", "a parameter")
-        for tensor in state.stand_ins.values():
-            watcher.states.register(tensor, "weight", "a parameter")
-        contexts.enter_context(watcher.stack)
-        yield
+        args, kwargs = tree_map_only(Tensor, stand_ins[1], given)
+        with watcher.stack:
+            _run(model, args, kwargs, watcher, backward=backward, amp=amp)
 
 
 def _run(
     model: nn.Module,
-    inputs: tuple[tuple, dict],
+    args: Any,
+    kwargs: Any,
     watcher: OperatorWatcher,
     *,
     backward: bool,
-    fake: FakeTensorMode | None,
     amp: str,
 ) -> None:
-    args, kwargs = inputs
-    given = list(tensors_in([*args, *kwargs.values()]))
+    given, states = list(tensors_in([*args, *kwargs.values()])), watcher.states
     for tensor in given:
-        watcher.states.register(tensor, "unknown", "the input")
-    # A forward without data is quick, and torch's own code is not safe from an interrupt there.
-    call = _at_once if fake else interruptible
+        states.register(tensor, "unknown", "the input")
     # The FakeTensorMode is below the watcher: it computes what the watcher dispatches.
+    fake = watcher.fake or contextlib.nullcontext()
+    # A forward without data is quick, and torch's own code is not safe from an interrupt there.
+    call = _at_once if watcher.fake else interruptible
     enabled = backward or torch.is_grad_enabled()
-    with torch.inference_mode(mode=False), torch.set_grad_enabled(enabled):
-        cast = autocast(amp, device_of([model], given))
-        with fake or contextlib.nullcontext(), watcher, cast:
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(enabled), fake:
+        with watcher, autocast(amp, device_of([model], given)):
             output = call(model, *args, **kwargs)
         if not backward:
             return
@@ -209,14 +200,12 @@ def _run(
         if not roots:
             watcher.builder.add_note("no output requires a gradient, so no backward was followed")
             return
-        with fake or contextlib.nullcontext():
-            gradients = [torch.ones_like(root) for root in roots]
-            for gradient in gradients:
-                state = "in_layout" if watcher.states.is_in_layout(gradient) else "unknown"
-                watcher.states.register(gradient, state, "the loss", backward=True)
-            # torch.autograd.grad does not work here: reentrant checkpoints refuse it.
-            with watcher:
-                call(torch.autograd.backward, roots, gradients)
+        gradients = [torch.ones_like(root) for root in roots]
+        for gradient in gradients:
+            state = "in_layout" if states.is_in_layout(gradient) else "unknown"
+            states.register(gradient, state, "the loss", backward=True)
+        with watcher:  # torch.autograd.grad does not work here: reentrant checkpoints refuse it
+            call(torch.autograd.backward, roots, gradients)
 
 
 def _at_once(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -256,17 +245,9 @@ class _ModuleHooks:
             self.watcher.builder.add_note(f"{name} is compiled: its operations cannot be followed")
 
     def exit(self, module: nn.Module, output: Any) -> None:
-        outputs = [tensor for tensor in tensors_in(output) if is_followed(tensor)]
         if self._opaque is not None and self._opaque[0] is module:
             _, inputs, site = self._opaque
+            outputs = [tensor for tensor in tensors_in(output) if is_followed(tensor)]
             self.watcher.in_compiled = self.watcher.in_repaired = False
             self._opaque = None
             self.watcher.follow_module(site, inputs, outputs)
-        name = self.watcher.stack.name(module)
-        if name is not None and self._is_recorded():
-            words = [word for word in map(layout_of, outputs) if word != "none"]
-            self.watcher.builder.add_module_call(name, words)
-
-    def _is_recorded(self) -> bool:
-        # In backward a checkpointed segment runs again; its modules were recorded in forward.
-        return torch._C._current_autograd_node() is None and not self.watcher.in_compiled

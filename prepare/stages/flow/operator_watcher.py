@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     from prepare.stages.flow.flow_builder import FlowBuilder
+    from prepare.stages.flow.records import Flow
 
 
 # Operators of these namespaces take every layout.
@@ -76,6 +77,10 @@ class OperatorWatcher(TorchDispatchMode):
                 self.internal_error = error
                 raise
         return output
+
+    def flow(self, mode: str, reason: str = "") -> Flow:
+        """Return what was found; `reason` says why the forward could not be followed to its end."""
+        return self.builder.build(mode, self.states.wanted, reason)
 
     def follow_module(self, site: CallSite, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Follow a compiled or repaired module as one operation."""

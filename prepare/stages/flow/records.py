@@ -34,10 +34,10 @@ class Event:
     shape: tuple[int, ...]
     before: tuple[int, ...]
     after: tuple[int, ...]
-    bytes: int
+    bytes: int = 0
     source: str
     cause: str
-    count: int
+    count: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +50,10 @@ class Copy:
     module: str
     type: str
     operation: str
-    bytes: int
+    bytes: int = 0
     phase: str
     why: str
-    count: int
+    count: int = 0
     source: str = field(default="", metadata={"late": True})
 
 
@@ -67,22 +67,7 @@ class Convolution:
     weight: str
     output: str
     backend: str
-    calls: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleLayout:
-    """One module of the tree, and the layout of its outputs.
-
-    If its outputs have several layouts, `layout` is one that is not wanted. `none`: the module was not
-    called, or returned no tensor of 4 or 5 dimensions.
-    """
-
-    name: str
-    type: str
-    depth: int
-    layout: str
-    calls: int
+    calls: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +84,8 @@ class Flow(JsonRecord, Readable):
     """Events, copies and convolutions of one forward: where the layout is lost and regained, and the cost.
 
     `mode` is `predict` or `observe`. `status` is `ok` or `cannot predict`; then `reason` says why, and
-    the other fields hold what was recorded up to that point. `wanted` maps a rank to a format; `modules`
-    is in the order of the tree; `notes` are sentences about what could not be followed or is risky.
+    the other fields hold what was recorded up to that point. `wanted` maps a rank to a format; `notes`
+    are sentences about what could not be followed or is risky.
     One of them is NOT_ASKED if nothing was asked of the layout, so that no break says nothing.
     `remedy` was tried by prediction; None if nothing was found, or nothing tried. `device` is the device
     that the flow is for, which a prediction may not have had; empty in older files.
@@ -115,7 +100,6 @@ class Flow(JsonRecord, Readable):
     events: tuple[Event, ...]
     copies: tuple[Copy, ...]
     convolutions: tuple[Convolution, ...]
-    modules: tuple[ModuleLayout, ...]
     notes: tuple[str, ...]
     remedy: Remedy | None = field(default=None, metadata={"late": True})
     device: str = field(default="", metadata={"late": True})

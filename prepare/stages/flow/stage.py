@@ -68,7 +68,6 @@ class FlowStage(Stage):
             if self.level == "predict" and _is_for_absent_cuda(work):
                 follow = partial(flow.predict, device="cuda")
             record = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
-            work.notes += _batch_notes(work, record)
             if not work.pipeline.steps:
                 return {"flow": record}
             records = {"flow": _with_remedy(work, record)}
@@ -120,38 +119,16 @@ def _with_steps(work: StageContext) -> StageContext:
     left = ", ".join(step.name for step in declared if step.phase == "runtime")
     pipeline = Pipeline(s for s in declared if s.phase != "runtime" and s.name != "device")
     if left:
-        work.notes.append(
-            f"{left}: not applied: task=flow follows the operations of the model itself"
-        )
+        why = "task=flow follows the operations of the model itself"
+        work.notes.append(f"{left}: not applied: {why}")
     if not pipeline.steps:
         return work
     with work.progress("applying the steps to a copy"):
         model = copy_tree(work.model, clone_of)
-        pipeline.apply(
-            model, strict=settings.strict, amp=work.amp, example=example, known_issues="ignore"
-        )
+        options: Any = {"strict": settings.strict, "amp": work.amp, "example": example}
+        pipeline.apply(model, known_issues="ignore", **options)
     work.notes.append(f"{', '.join(pipeline.steps)}: applied to a copy, to follow its layout")
     return replace(work, model=model, pipeline=pipeline, formatted=pipeline.formatted(example))
-
-
-def _batch_notes(work: StageContext, flow: Flow) -> list[str]:
-    """Return a note if convolutions run in torch's reference kernel that would not in a batch of two."""
-    from prepare.core.forward.call import call_of
-    from prepare.core.utils.text import plural
-    from prepare.stages.flow import predict
-
-    call = call_of(work.formatted)
-    slow = {each.module for each in flow.convolutions if each.backend == "Slow3d"}
-    if not slow or call.batch != 1:
-        return []
-    twice = call.map(lambda x: x.repeat(2, *[1] * (x.dim() - 1)) if x.dim() and len(x) == 1 else x)
-    other = predict(work.model, twice, amp=work.amp)
-    left = {each.module for each in other.convolutions if each.backend == "Slow3d"}
-    if other.status != "ok" or not slow - left:
-        return []
-    which = f"{plural(len(slow - left), 'convolution')} in its slow reference kernel"
-    slower = f"in a batch of 1 torch runs {which}, in a batch of 2 not"
-    return [f"{slower}: two samples in one batch may take less time than one"]
 
 
 def _with_remedy(work: StageContext, flow: Flow) -> Flow:
@@ -161,14 +138,8 @@ def _with_remedy(work: StageContext, flow: Flow) -> Flow:
     from prepare.stages.flow.find_remedy import find_remedy
 
     bare = _bare(work, "runtime")  # a compiled model calls the original
-    remedy = find_remedy(
-        bare,
-        work.formatted,
-        flow,
-        work.pipeline.steps,
-        backward=work.training,
-        amp=work.amp,
-    )
+    options: Any = {"backward": work.training, "amp": work.amp}
+    remedy = find_remedy(bare, work.formatted, flow, work.pipeline.steps, **options)
     return replace(flow, remedy=remedy)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ from prepare.core.model.tensors import name_of
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.text import plural
 from prepare.stages.verify.deviations import (
+    FACTOR,
     Deviation,
     compare,
     is_finite,
@@ -44,8 +46,6 @@ if TYPE_CHECKING:
 
 # A run in float64 may take so many times as long as one in float32.
 _SLOWER = 6.0
-# A model may be wrong in a few of its calls: so many are compared, in these seconds and this part of all.
-_CALLS, _SECONDS, _PART = 12, 0.25, 0.1
 # Gradients of modules that are right alone may be off by so many times what is allowed: amplified rounding.
 _AMPLIFIED = 30.0
 # Other gradients on inputs without gradients count if they are wrong by so many times what is allowed.
@@ -66,8 +66,12 @@ class CannotTellError(Exception):
     """The models cannot be compared; the message says why."""
 
 
-class PreparedError(Exception):
-    """The prepared model raised; the message explains the error."""
+class RunError(Exception):
+    """A model raised; the message explains the error, `whose` says which model."""
+
+    def __init__(self, text: str, whose: str) -> None:
+        super().__init__(text)
+        self.whose = whose
 
 
 @dataclass
@@ -117,6 +121,10 @@ class VerificationCase:
         self._alone: set[str] = set()
 
     @property
+    def _trains(self) -> bool:
+        return self.mode == self.use == "train" and not self.compiled
+
+    @property
     def wrong(self) -> list[Deviation]:
         """Return what is off by more than is allowed."""
         return [item for items in self.deviations.values() for item in items if item.exceeds]
@@ -127,51 +135,49 @@ class VerificationCase:
             return self._compared()
         except CannotTellError as reason:
             return [self._check("outputs", "cannot tell", note=str(reason))]
-        except PreparedError as error:
-            raised = self.raised = str(error)
-            status, whose = "fail", "the prepared model"
-        except Exception as error:  # the reference's own code raised it
-            raise_if_out_of_memory(error)
-            status, raised, whose = (
-                "cannot tell",
-                str(explained(self.reference, error)),
-                "the reference",
-            )
-            status = "skipped" if self.inputs else status
-        if self.backward and self.use == "eval":
-            self.backward, self.raised = False, ""
-            self._skipped = f"the backward of {whose} raises: {raised}"
-            return self.checks()
-        return [self._check("forward", status, note=self.raised or f"{whose} raises: {raised}")]
+        except RunError as error:
+            if self.backward and self.use == "eval":
+                self.backward = False
+                self._skipped = f"the backward of the {error.whose} raises: {error}"
+                return self.checks()
+            if error.whose == "prepared model":
+                self.raised = str(error)
+                return [self._check("forward", "fail", note=self.raised)]
+            status = "skipped" if self.inputs else "cannot tell"
+            return [self._check("forward", status, note=f"the reference raises: {error}")]
 
     def _compared(self) -> list[Check]:
-        first, trains = self._first_call(), self.mode == self.use == "train" and not self.compiled
+        first = self._first_call()
         wide = not self._refusal(first, torch.float64)
         self.exact_dtype = torch.float64 if wide else torch.float32
-        exact, noisy, actual = runs = self._all_runs(self.call)
-        if self.backward and noisy[0].unsafe is not None:
-            raise CannotTellError(f"{_unsafe_text(noisy[0])} of the unprepared model")
+        exact, (noisy, *_), actual = runs = self._all_runs(self.call)
+        if self.backward and noisy.unsafe is not None:
+            raise CannotTellError(f"{_unsafe_text(noisy)} of the unprepared model")
         self.unsafe = actual.unsafe if self.backward else None
         self.deviations = self._deviations(*runs)
-        more = self._other_calls(first, noisy[0], actual)
-        if trains and self.unsafe is None and actual.tensors[KINDS[1]]:
-            more += self._with_frozen_inputs(*runs)
+        more = self._other_calls(first, noisy, actual)
         is_zero = not any(map(largest, exact.tensors["outputs"].values()))
         # In a forward that differentiates, gradients pass its modules more than once.
         may_be_alone = not self.compiled and not self._graph
-        if may_be_alone and (trains or self.wrong or is_zero or not wide):
+        if may_be_alone and (self._trains or self.wrong or is_zero or not wide):
             names = {c.name for c in actual.calls if not is_under(c.name, self.rewritten)}
             alone, self._left_out = compare_alone(self, actual, names)
             self._alone = names - {*self._left_out}
             self.deviations |= {k: alone[k] for k in MODULE_KINDS[: 1 + self.backward]}
         if self.wrong:
             self._look_again()
-            self._allow_amplified(noisy[0], actual)
-            self.culprit = self._first_wrong(noisy[0], actual) if self.wrong else None
+            self._allow_amplified(noisy, actual)
+            self.culprit = self._first_wrong(noisy, actual) if self.wrong else None
         checks = [self._judged(kind, items, exact) for kind, items in self.deviations.items()]
-        checks[0] = self._without_numbers(checks[0]) if is_zero else checks[0]
-        unsafe = f"{_unsafe_text(actual)}, so it was not run" if self.unsafe else ""
-        if note := self._skipped or unsafe:
+        if is_zero:
+            right = any(item.size for item in self.deviations.get(MODULE_KINDS[0], ()))
+            right = right and not self._left_out and not self._wrong_modules()
+            note = f"{ALL_ZERO}; each module alone is right" if right else ALL_ZERO
+            status = "skipped" if right or self.inputs else "cannot tell"
+            checks[0] = replace(checks[0], status=status, note=note)
+        if note := self._skipped or (
+            f"{_unsafe_text(actual)}, so it was not run" if self.unsafe else ""
+        ):
             status = "fail" if self.use == "train" else "skipped"
             more += [self._check(kind, status, note=note) for kind in _GRADIENTS]
         return checks + more
@@ -182,11 +188,7 @@ class VerificationCase:
         call = user_call(call, self.prepared, self.pipeline)
         stand_in = compiled_stand_in if self.compiled else same_stand_in
         options |= {"amp": self.amp, "scale": self._scale, "compiled": self.compiled}
-        try:
-            return self._run(self.prepared, call, stand_in, **options)
-        except Exception as error:
-            raise_if_out_of_memory(error)
-            raise PreparedError(str(explained(self.prepared, error))) from error
+        return self._run(self.prepared, call, stand_in, **options)
 
     def _noisy(self, call: Call, **options: Any) -> Run:
         """Run the reference in the prepared dtypes or, where torch lacks a kernel, with rounded outputs."""
@@ -197,8 +199,7 @@ class VerificationCase:
             try:
                 with same_casts(self.reference, self.prepared):
                     return self._run(self.reference, given, self._low, amp=self.amp, **options)
-            except Exception as error:
-                raise_if_out_of_memory(error)
+            except RunError:
                 if torch.finfo(self.dtype).bits >= 32:
                     raise
                 self._lacks_kernel = True
@@ -218,16 +219,21 @@ class VerificationCase:
         options |= {"repair": self.exact_dtype, "wide": wide}
         try:
             return self._run(self.reference, call.map(convert), convert, **options)
-        except Exception as error:
-            raise_if_out_of_memory(error)
+        except RunError:
             if not wide:
                 raise
             self.exact_dtype = torch.float32  # the model casts to float32 itself
             return self._exact(call, **options)
 
-    def _run(self, *what: Any, **options: Any) -> Run:
+    def _run(self, model: nn.Module, *what: Any, **options: Any) -> Run:
         own: Any = {"backward": self.backward, "graph": self._graph, "flags": self.flags}
-        return run_model(*what, **own | options)
+        try:
+            return run_model(model, *what, **own | options)
+        except (MemoryError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:
+            whose = "prepared model" if model is self.prepared else "reference"
+            raise RunError(str(explained(model, error)), whose) from error
 
     def _all_runs(self, call: Call, record: str = "leaves") -> _Runs:
         """Run the exact, the unprepared and the prepared model."""
@@ -242,7 +248,7 @@ class VerificationCase:
         """Call the prepared model without a backward: what it takes says whether the others fit."""
         try:
             first = self._prepared(self.call, backward=False, seed=1)
-        except PreparedError:
+        except RunError:
             self._graph = True  # a forward that differentiates, as that of a force field
             self._exact(self.call)  # it is no fault if the reference raises too
             first = self._prepared(self.call, backward=False, seed=1)
@@ -354,63 +360,48 @@ class VerificationCase:
         return None
 
     def _other_calls(self, first: Run, noisy: Run, actual: Run) -> list[Check]:
-        """Call the prepared model again: are the outputs the same, and those of before still there?
+        """Call the prepared model once more: as training does, on inputs that need no gradient.
 
         Raises:
             CannotTellError: the outputs differ from call to call.
         """
-        allowed = {item.name: item.allowed for item in self.deviations["outputs"]}
-
-        def moved(one: Run, other: Run) -> list[Deviation]:
-            items = self._compare("outputs", one.tensors["outputs"], [], other.tensors["outputs"])
-            return [i for i in items if i.exceeds]
-
-        repeated = self._noisy(self.call, backward=False, seed=1)
-        is_random = all(map(is_finite, repeated.tensors["outputs"].values())) and moved(
-            noisy, repeated
-        )
-        if is_random and not self.compiled:  # an overflow is not a random number
-            raise CannotTellError(f"the reference itself {_RANDOM}")
-        end, other = self.budget.spent() * (1 + _PART) + _SECONDS, first
-        is_garbage = any(item.is_garbage for item in self.deviations["outputs"])
-        for number in range(0 if is_garbage else _CALLS):
-            items = [i for i in moved(actual, other) if not i.error <= allowed.get(i.name, 0.0)]
-            for item in items:
-                if item.note:
-                    note = f"in one of its calls {item.name} {item.note}"
-                    return [self._check("outputs", "fail", worst=item.name, note=note)]
-                if self.compiled:
-                    raise CannotTellError(f"the compiled model {_RANDOM}")
-                off = f"{item.name} by {item.error:.2g} of its scale"
-                raise CannotTellError(f"{_UNSTABLE}: {off}")
-            if number > 1 and self.budget.spent() > end:
-                break
-            other = self._prepared(self.call, backward=False)
+        frozen = self._trains and self.unsafe is None and bool(actual.tensors[_GRADIENTS[0]])
+        third, kind = self._prepared(self.call, backward=frozen, frozen=frozen), _GRADIENTS[1]
+        moved = [i for run in (first, third) for i in self._moved("outputs", actual, run)]
+        if any(item.is_garbage for item in self.deviations["outputs"]):
+            moved = []
+        if moved or any(item.allowed == FACTOR * item.noise for item in self.deviations["outputs"]):
+            second = self._noisy(self.call, backward=False, seed=1).tensors["outputs"]
+            again = self._compare("outputs", noisy.tensors["outputs"], [], second)
+            if any(item.exceeds and not math.isnan(item.error) for item in again):
+                raise CannotTellError(f"the reference itself {_RANDOM}")
+        given: Any = {"inputs": "inputs without gradients"}
+        for item in moved:
+            if item.note:
+                return [self._described("fail", replace(item, note=f"{item.note} in another call"))]
+            off = f"{item.name} by {item.error:.2g} of its scale"
+            raise CannotTellError(
+                f"the compiled model {_RANDOM}" if self.compiled else f"{_UNSTABLE}: {off}"
+            )
         if changed := actual.changed - noisy.changed:
             note = "is changed in place, and the reference does not change it"
             return [self._check("batch", "fail", worst=min(changed), note=note)]
+        if third.unsafe is not None and frozen:
+            self.unsafe, note = third.unsafe, f"{_unsafe_text(third)}, so it was not run"
+            return [self._check(kind, "fail", note=note, **given)]
+        if frozen and (found := self._moved(kind, actual, third, _CLEARLY)):
+            # A checkpoint, or code of the model, may give no gradient for such inputs in both models.
+            own = self._noisy(self.call, frozen=True)
+            names = {item.name for item in self._moved(kind, own, third, _CLEARLY)}
+            found = [item for item in found if item.name in names][:1]
+            return [self._described("fail", item, **given) for item in found]
         return []
 
-    def _with_frozen_inputs(self, *runs: Any) -> list[Check]:
-        """Run the prepared model as training does, on inputs without gradients: are the others the same?"""
-        exact, noisy, actual = runs
-        frozen, kind = self._prepared(self.call, frozen=True), _GRADIENTS[1]
-        given: Any = {"inputs": "inputs without gradients"}
-        if frozen.unsafe is not None:
-            self.unsafe, note = frozen.unsafe, f"{_unsafe_text(frozen)}, so it was not run"
-            return [self._check(kind, "fail", note=note, **given)]
-
-        def wrong(right: Run) -> dict[str, Deviation]:
-            named = [run.tensors[kind] for run in (right, *noisy, frozen)]
-            items = self._compare(kind, named[0], named[1:-1], named[-1])
-            return {item.name: item for item in items if item.excess > _CLEARLY}
-
-        found = wrong(exact)
-        # A checkpoint, or code of the model, may give no gradient for such inputs in both models.
-        for right in (actual, self._noisy(self.call, frozen=True)) if found else ():
-            others = wrong(right)
-            found = {name: item for name, item in found.items() if name in others}
-        return [self._described("fail", item, **given) for item in [*found.values()][:1]]
+    def _moved(self, kind: str, one: Run, other: Run, times: float = 1.0) -> list[Deviation]:
+        """Return what differs between two runs by so many times what is allowed."""
+        allowed = {item.name: times * item.allowed for item in self.deviations[kind]}
+        items = self._compare(kind, one.tensors[kind], [], other.tensors[kind])
+        return [i for i in items if i.exceeds and not i.error <= allowed.get(i.name, 0.0)]
 
     # --------------------------------------------------------------------------------- the judgement
 
@@ -436,13 +427,6 @@ class VerificationCase:
             return check
         return replace(check, sensitivity=finds[0], least_sensitive=finds[1])
 
-    def _without_numbers(self, check: Check) -> Check:
-        """Return the check of outputs that are all zero: the modules alone may show what they hide."""
-        items = self.deviations.get(MODULE_KINDS[0], [])
-        if self._left_out or self._wrong_modules() or not any(item.size for item in items):
-            return replace(check, status="skipped" if self.inputs else "cannot tell", note=ALL_ZERO)
-        return replace(check, status="skipped", note=f"{ALL_ZERO}; each module alone is right")
-
     def _counts(self, kind: str) -> bool:
         """Return True if a wrong tensor of this kind fails the verification; in eval, gradients do not."""
         is_buffer_of_eval = kind == "buffers" and self.mode == "eval"
@@ -461,12 +445,6 @@ class VerificationCase:
         parts = self.inputs, "compiled" if self.compiled else "", inputs
         more |= {"inputs": ", ".join(filter(None, parts)), "dtype": name_of(self.dtype)}
         return Check(what=kind, status=status, mode=self.mode, batch=self.call.batch, **more)
-
-
-def raise_if_out_of_memory(error: Exception) -> None:
-    """Raise the error again if it is not caused by the model's code."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        raise error
 
 
 def _allowed(item: Deviation) -> Deviation:

@@ -111,8 +111,13 @@ def _compare(
         right = {n: t for n, t in named.items() if n not in shared}
         if all(map(is_finite, right.values())):
             given = {n: t for n, t in actual[kind].items() if n in right}
-            depth = _DEPTH.get(case.dtype, _DEPTH_DEFAULT)
-            items = compare(kind, right, [noisy[kind]], given, dtype=case.dtype, depth=depth)
+            dtypes = [
+                t.dtype for t in given.values() if kind == "buffers" and t.is_floating_point()
+            ]
+            # The statistics of a norm that stays in float32 have the digits of float32.
+            dtype = max(dtypes, key=lambda each: torch.finfo(each).eps, default=case.dtype)
+            depth = _DEPTH.get(dtype, _DEPTH_DEFAULT)
+            items = compare(kind, right, [noisy[kind]], given, dtype=dtype, depth=depth)
             found += [
                 i if kind in MODULE_KINDS else replace(i, kind=MODULE_KINDS[0]) for i in items
             ]

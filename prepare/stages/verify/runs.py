@@ -282,7 +282,7 @@ def _hooks(model: nn.Module, result: Run, record: str) -> Iterator[None]:
                 handle = module.register_forward_pre_hook(partial(before, name), **options)
                 stack.callback(handle.remove)
                 stack.callback(module.register_forward_hook(partial(after, name)).remove)
-        with calls:
+        with calls if torch.is_grad_enabled() else contextlib.nullcontext():
             yield
 
 

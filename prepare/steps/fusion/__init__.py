@@ -1,1 +1,0 @@
-"""Fuse batch norms into convolutions: the parts of the step fuse_conv_bn."""
