@@ -40,7 +40,8 @@ class _UNet(nn.Module):
             up = self._layer("ConvTranspose")(coarse, coarse, kernel_size=2, stride=2)
             self.upsample.append(up)
             self.decoder.append(self._block((fine + coarse, fine, fine), norm=norm))
-        self.head = self._layer("Conv")(channels[0], out_channels, kernel_size=1)
+        # The paper's is of size 1, which torch computes without channels-last in a single thread.
+        self.head = self._layer("Conv")(channels[0], out_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of every class at every pixel or voxel; see the class for the shapes."""
@@ -98,7 +99,7 @@ class UNet3d(_UNet):
     `width` is the number of channels after the first convolution (the paper's is 32), `depth`
     the number of resolutions, `norm` one of "batch" (the paper's), "group", "instance"; a wrong
     value is a ValueError. With the paper's depth of 4 it holds 18 convolutions: eight in the
-    encoder, six in the decoder, three transposed ones between them, and a 1x1x1 head.
+    encoder, six in the decoder, three transposed ones between them, and the head.
     """
 
     dims = 3

@@ -50,7 +50,7 @@ def test_the_page_recommends_the_best_row(swept):
         "python run.py --multirun model=unet3d memfmt=",
         "Did all rows end well? 4 of 6 ok 1 failed, 1 interrupted",
         "Best: #4 memfmt=channels_last_3d precision=bfloat16, 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x).",
-        "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16",
+        "prepare model=unet3d memfmt=channels_last_3d precision=bfloat16",
         "The recipe, in 4-row/recipe.yaml",
         "dtype: bfloat16",
         'pipeline = Pipeline.load("recipe.yaml")',

@@ -207,7 +207,7 @@ def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
     """Return the advice with the lowest rank; measuring in place of using the recipe if an answer is open."""
     if open_ := [each for each in _by_question(documents).values() if each.answer in UNDECIDED]:
         remark = open_[0].remark
-        remark = f"without {remark}" if remark.endswith("=none") else remark
+        remark = f"leave out {remark}" if remark.endswith("=none") else remark
         verb = _VERBS.get(open_[0].question, "Measure it")
         answer = f"{verb} before you use it"
         section = open_[0].section or _MEASURE.section

@@ -96,8 +96,10 @@ def environment() -> dict[str, Any]:
 
 def program() -> str:
     """Return the words with which the user starts this command line: `python run.py`, or `prepare`."""
-    words = {"run.py": "python run.py", "__main__.py": "python -m prepare"}
-    return words.get(Path(sys.argv[0]).name, "prepare")
+    path = Path(sys.argv[0])
+    if path.parts[-2:] == ("prepare", "__main__.py"):
+        return "python -m prepare"
+    return "python run.py" if path.name == "run.py" else "prepare"
 
 
 def accelerator() -> dict[str, Any]:

@@ -178,21 +178,17 @@ def _outputs(flow: Flow) -> str:
 
 
 def _elsewhere(flow: Flow, shown: ReportContext) -> str:
-    """Return where the other convolutions are: `1 runs as a matrix product`, `13 are not called by decode`."""
+    """Return where the others are: `1 repaired to a matrix product`, `13 not called by decode`."""
     ran = {row.module for row in flow.convolutions}
-    called = {module.name for module in flow.modules if module.layout != "none"}
     found: Counter[str] = Counter()
     for row in shown.audit.rows if shown.audit is not None else ():
         shape = row.shape or ()
         if row.tensor == "weight" and len(shape) in (4, 5) and row.module not in ran:
-            as_what = row.operation or (
-                "a matrix product" if prod(shape[2:]) == 1 else "another operation"
-            )
-            found[f"as {as_what}" if row.module in called else ""] += 1
-    texts = {what: f"{n} {'runs' if n == 1 else 'run'} {what}" for what, n in found.items()}
-    if idle := found[""]:
-        texts[""] = f"{idle} {'is' if idle == 1 else 'are'} not called by {shown.method}"
-    return ", ".join(texts.values())
+            repaired = row.type.startswith("Keeping") and prod(shape[2:]) == 1
+            as_what = "" if row.operation.startswith("conv") else row.operation
+            what = f"run as {as_what}" if as_what else f"not called by {shown.method}"
+            found["repaired to a matrix product" if repaired else what] += 1
+    return ", ".join(f"{n} {what}" for what, n in found.items())
 
 
 def _in_terminal(flow: Flow) -> Iterator[Part]:
