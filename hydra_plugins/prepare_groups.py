@@ -1,14 +1,17 @@
 """Offer the config groups of prepare in every Hydra application of this environment, below `prepare/`.
 
-Nothing is added until an application asks for `+prepare=default`, and nothing is read until then.
+Nothing is added, read or listed until `+prepare=default` or a defaults list asks for it: an application's own
+key or group `prepare` works as without us.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
+from hydra.core.override_parser.types import Override
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 
@@ -19,7 +22,7 @@ if TYPE_CHECKING:
 _UNDER = "prepare"
 # The groups that fill `steps`. Another application has its own networks, example inputs and launchers.
 CHOICES = ("device", "precision", "memfmt")
-_GROUPS = {"", _UNDER, f"{_UNDER}/steps", *(f"{_UNDER}/{name}" for name in CHOICES)}
+_GROUPS = {_UNDER, f"{_UNDER}/steps", *(f"{_UNDER}/{name}" for name in CHOICES)}
 _ROOT = Path(__file__).resolve().parents[1]
 # The folder of our command line's configurations, in a checkout and in a wheel.
 _OWN = [str(_ROOT / folder) for folder in ("conf", "prepare/conf")]
@@ -69,6 +72,9 @@ class PrepareWords(FileConfigSource):
 class PrepareGroups(ConfigSource):
     """The option files of our command line, moved from its root to below `prepare`."""
 
+    # Whether this process has loaded one of them: then they are listed, as in --help.
+    asked: ClassVar[bool] = False
+
     @staticmethod
     def scheme() -> str:
         """Return the scheme of this source in a search path."""
@@ -79,8 +85,9 @@ class PrepareGroups(ConfigSource):
         return True
 
     def is_group(self, config_path: str) -> bool:
-        """Return whether the path is one of our groups, or the root that holds them."""
-        return config_path.strip("/") in _GROUPS
+        """Return whether the path is one of our groups; `prepare` itself is one where it is asked for."""
+        path = config_path.strip("/")
+        return _is_asked() if path in ("", _UNDER) else path in _GROUPS
 
     def is_config(self, config_path: str) -> bool:
         """Return whether the path is one of our options."""
@@ -92,9 +99,7 @@ class PrepareGroups(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the names of the groups or options below a group."""
         path = config_path.strip("/")
-        groups = {
-            each.rpartition("/")[2] for each in _GROUPS - {""} if each.rpartition("/")[0] == path
-        }
+        groups = {each.rpartition("/")[2] for each in _GROUPS if each.rpartition("/")[0] == path}
         names = {"default"} if path == _UNDER else set()
         if path not in ("", _UNDER):
             names = {file.stem for file in _file(path, "").parent.glob("*.yaml")}
@@ -109,6 +114,7 @@ class PrepareGroups(ConfigSource):
 
         if not self.is_config(config_path):
             raise ConfigLoadError(f"Config not found : {config_path}")
+        PrepareGroups.asked = True
         group, name = _split(config_path)
         if group == _UNDER:
             defaults = _read(_file(_UNDER, "config"))["defaults"]
@@ -127,6 +133,21 @@ class PrepareGroups(ConfigSource):
             config=OmegaConf.create(node),
             header={"package": package},
         )
+
+
+def _is_asked() -> bool:
+    """Return whether `prepare` stands for our group: in `+prepare=default`, or in a list once it was loaded.
+
+    Hydra tells a source the key alone, which may be anybody's; the override is in the frame of a caller.
+    """
+    frame = sys._getframe(2)
+    while frame is not None:
+        found = [each for each in frame.f_locals.values() if isinstance(each, Override)]
+        if found:
+            chosen = found[0].value()
+            return found[0].is_add() and chosen in ("default", ["default"])
+        frame = frame.f_back
+    return PrepareGroups.asked
 
 
 def _split(config_path: str) -> tuple[str, str]:

@@ -25,6 +25,7 @@
 Any other exception from prepare is a bug, and is shown with its traceback.
 """
 
+import copyreg
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -81,16 +82,7 @@ class PrepareError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Sweeps pickle errors; Exception.__reduce__ would call __init__ with the text only.
-        return _restored, (type(self), self.args, vars(self))
-
-
-def _restored(
-    cls: type[PrepareError], args: tuple[Any, ...], attributes: dict[str, Any]
-) -> PrepareError:
-    error = cls.__new__(cls)
-    error.args = args
-    vars(error).update(attributes)
-    return error
+        return copyreg.__newobj__, (type(self), *self.args), vars(self)  # type: ignore[attr-defined]
 
 
 def raise_problems(kind: type[PrepareError], problems: Iterable[Problem]) -> None:
@@ -140,6 +132,10 @@ class RecipeError(ConfigError):
 
 class RecipeWarning(UserWarning):
     """An option is left out of a recipe that is written, since a recipe may not set it."""
+
+
+class UntrainedWarning(UserWarning):
+    """No optimizer that was given trains some parameters of the model."""
 
 
 class RefusedError(PrepareError):

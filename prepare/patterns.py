@@ -25,10 +25,10 @@ def matches(pattern: str, name: str, module: Any) -> bool:
 
 
 def exactly(name: str) -> str:
-    """Return a pattern that matches only the module with this dotted name."""
+    """Return a pattern that matches only the module with this dotted name; `*` for the model itself."""
     if name == NORMS or name.startswith(("type:", "re:")):
         return f"[{name[0]}]{glob.escape(name[1:])}"
-    return glob.escape(name)
+    return glob.escape(name) or "*"
 
 
 def kept_modules(model: Any, patterns: tuple[str, ...]) -> dict[str, str]:
@@ -47,7 +47,7 @@ def readable(patterns: tuple[str, ...]) -> None:
     for pattern in patterns:
         if pattern.startswith("re:") and words(cli="refused", python=""):
             remedy = "give names or globs, as in encoder.*"
-            raise ValueError(f"{_short(pattern)} is a regular expression, for Python only", remedy)
+            raise ValueError(f"{pattern!r:.60} is a regular expression, for Python only", remedy)
         _matcher(pattern)
 
 
@@ -71,12 +71,12 @@ def near_misses(pattern: str, candidates: Mapping[str, Any]) -> str:
     return f"modules: {', '.join(allowed[:8])}{', ...' if len(allowed) > 8 else ''}"
 
 
-def _are_no_code(patterns: tuple[str, ...]) -> bool:
+def are_no_code(patterns: tuple[str, ...]) -> bool:
     """Return whether no pattern is a regular expression, whose search may take for ever."""
     return not any(pattern.startswith("re:") for pattern in patterns)
 
 
-Patterns = Annotated[tuple[str, ...], "a list of patterns", readable, ForRecipes(_are_no_code)]
+Patterns = Annotated[tuple[str, ...], "a list of patterns", readable, ForRecipes(are_no_code)]
 
 
 @cache
@@ -91,29 +91,21 @@ def _matcher(pattern: str) -> Callable[[str, Any], bool]:
         try:
             regex = re.compile(rest)
         except (re.error, RecursionError, OverflowError) as error:
-            wrong = f"{_short(pattern)} is not a regular expression: {error}"
+            wrong = f"{pattern!r:.60} is not a regular expression: {error}"
             raise ValueError(wrong) from None
         return lambda name, _: regex.fullmatch(name) is not None
     if not pattern or pattern in ("type:", "re:"):
         raise ValueError(f"{pattern!r} is an empty pattern")
-    if not _is_glob(pattern):
+    if set(pattern).isdisjoint("*?["):
         return lambda name, _: name == pattern
     compiled = re.compile(_translated(pattern))
     return lambda name, _: compiled.match(name) is not None
-
-
-def _is_glob(pattern: str) -> bool:
-    return not set(pattern).isdisjoint("*?[")
 
 
 def _translated(pattern: str) -> str:
     # fnmatch searches the rest of the text for the end of each bracket; the last ones have none.
     head, end, tail = pattern.rpartition("]")
     return fnmatch.translate(head + end + tail.replace("[", "[[]"))
-
-
-def _short(pattern: str) -> str:
-    return repr(pattern if len(pattern) <= 60 else f"{pattern[:60]}...")
 
 
 def _by_class(accepts: Callable[[str], Any]) -> Callable[[str, Any], bool]:

@@ -11,9 +11,7 @@ from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, Problem, StepError, UnknownStepError
 from prepare.step import InputStep, ModelStep, ModuleStep, Step, TensorStep
 
-ENTRY_POINTS = "prepare.steps"
 _Registered = TypeVar("_Registered")
-_KINDS = (TensorStep, ModuleStep, ModelStep, InputStep)
 _Class = TypeVar("_Class", bound=type[Step])
 
 
@@ -60,9 +58,7 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
             # Without slots this changes `cls` in place and returns it.
             dataclasses.dataclass(frozen=True, kw_only=True)(cls)
         cls.name = name
-        taken = self._classes.setdefault(name, cls)
-        if owner(taken) != owner(cls):  # importing the same class again is not a conflict
-            raise self._name_taken(name, owner(taken), owner(cls))
+        self._check_free(name, owner(self._classes.get(name, cls)), owner(cls))
         self._classes[name] = cls
         return cls
 
@@ -96,11 +92,10 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
             for module in self._builtin():
                 importlib.import_module(module)
             for point in metadata.entry_points(group=self._group):
-                name, taken = point.name, declared.setdefault(point.name, point)
+                name = point.name
                 if name in self._classes:
-                    raise self._name_taken(name, owner(self._classes[name]), point.value)
-                if taken.value != point.value:
-                    raise self._name_taken(name, taken.value, point.value)
+                    self._check_free(name, owner(self._classes[name]), point.value)
+                self._check_free(name, declared.setdefault(name, point).value, point.value)
         return self._entry_points
 
     def _load(self, point: metadata.EntryPoint) -> None:
@@ -122,9 +117,10 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
     def _where(self, name: str) -> str:
         return self._place.format(name)
 
-    def _name_taken(self, name: str, first: str, second: str) -> ConfigError:
-        wrong = f"the name is taken twice, by {first} and by {second}"
-        return ConfigError(self._where(name), wrong, "rename one")
+    def _check_free(self, name: str, first: str, second: str) -> None:
+        if first != second:  # importing the same class again is not a conflict
+            wrong = f"the name is taken twice, by {first} and by {second}"
+            raise ConfigError(self._where(name), wrong, "rename one")
 
 
 def _step_modules() -> Iterator[str]:
@@ -140,8 +136,8 @@ def owner(cls: type) -> str:
 
 
 STEPS: Registry[Step] = Registry(
-    _KINDS,
-    group=ENTRY_POINTS,
+    (TensorStep, ModuleStep, ModelStep, InputStep),
+    group="prepare.steps",
     builtin=_step_modules,
     noun="step",
     place="steps.{}",

@@ -210,7 +210,6 @@ def test_what_runs_stages_and_steps_knows_none_of_them(part):
 # Words that are also names of steps: a method of tensors, other words for float16, the group
 # `compile`, an operation, and the words of `tune.allow`. `device` is left out: it is a word of every part.
 NOT_STEPS = {
-    "app/cli/override_errors.py": {"half"},
     "core/model/forward_overrides.py": {"half"},
     "core/utils/suggest.py": {"half"},
     "stages/flow/operator_watcher.py": {"compile"},

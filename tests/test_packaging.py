@@ -20,7 +20,7 @@ from packaging.requirements import Requirement
 from other_application import THEIRS
 from paths import CONF
 from prepare.app.cli import main as cli
-from prepare.app.cli.compose_config import BASE
+from prepare.app.cli.configuration import BASE
 from prepare.app.job import record
 
 ROOT = CONF.parent
@@ -78,7 +78,7 @@ def test_the_wheel_holds_the_package_and_all_configurations_only(wheel):
     assert len(configs) > 40
     assert "prepare/conf/__init__.py" in configs  # Hydra's `pkg://prepare.conf` asks for a package
     package = ROOT / "prepare"
-    data = [*(package / "app" / "report" / "templates").rglob("*.*"), package / "py.typed",
+    data = [*(package / "app" / "report" / "templates").rglob("*.*"), package / "py.typed", package / "__init__.pyi",
             package / "core" / "model" / "known_issues.yaml"]  # fmt: skip
     assert names == configs | modules | {path.relative_to(ROOT).as_posix() for path in data}
 

@@ -17,7 +17,7 @@ from prepare.pipeline.shortcut import PLANS
 if TYPE_CHECKING:
     from torch import nn
 
-    from prepare.stages.bench.records import Bench
+    from prepare.stages.bench.records import Comparison
     from prepare.stages.flow.records import Flow
     from prepare.stages.stage import Mode
     from prepare.stages.verify.check_model import Level
@@ -45,7 +45,7 @@ class Report(Readable, Analyses):
         return self.found.get("verify")
 
     @property
-    def bench(self) -> Bench | None:
+    def bench(self) -> Comparison | None:
         """The timing against the reference; None if it was not asked for."""
         return self.found.get("bench")
 
@@ -126,13 +126,13 @@ def report(
         found["verify"] = compare(reference, model, batch, **options)
     if bench and reference is not None:
         from prepare.core.forward.call import call_of
-        from prepare.stages.bench.time_prepared import Models, time_models
+        from prepare.stages.bench.time_prepared import time_models
 
         # The other steps would change the reference.
         own = pipeline.steps.values() if pipeline else ()
         formats = Pipeline(step for step in own if step.phase == "inputs")
-        given = Models(unprepared=reference, prepared=model, pipeline=formats)
-        found["bench"] = time_models(given, call_of(batch), level=bench, mode=mode)
+        call = call_of(batch)
+        found["bench"] = time_models(reference, model, formats, call, level=bench, mode=mode)
     plan = PLANS.get(model)
     steps = plan.steps if plan is not None else pipeline.to_config() if pipeline else None
     audited = audit(model, plan=plan)

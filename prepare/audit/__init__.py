@@ -92,12 +92,11 @@ class Audit(JsonRecord, Readable):
 
     def check(self) -> None:
         """Check what the annotations leave open, and turn the strides in `before` into tuples again."""
-        check_summary(self.summary)
-        for row in self.rows:
-            if row.before is not None:
-                json_records.check_values(row.before, _BEFORE)
-                if row.before["stride"] is not None:
-                    row.before["stride"] = tuple(row.before["stride"])
+        json_records.check_values(self.summary, _SUMMARY)
+        for before in (row.before for row in self.rows if row.before is not None):
+            json_records.check_values(before, _BEFORE)
+            if before["stride"] is not None:
+                before["stride"] = tuple(before["stride"])
 
     def to_json(self) -> str:
         """Return JSON with one row per line, so that any tool can compare two audits."""
@@ -146,11 +145,6 @@ def _difference(path: str, row: AuditRow | None, other: AuditRow | None) -> Diff
     pairs = zip(AuditRow._fields, row, other, strict=True)
     fields = {name: (a, b) for name, a, b in pairs if a != b}
     return Difference(path, None, fields) if fields else None
-
-
-def check_summary(summary: dict[str, Any]) -> None:
-    """Raise TypeError or ValueError if this is not the summary of an audit."""
-    json_records.check_values(summary, _SUMMARY)
 
 
 def _dump(value: Any) -> str:

@@ -54,13 +54,10 @@ def read_model(model: nn.Module, plan: Plan | None) -> tuple[list[AuditRow], dic
     rows.sort(key=lambda row: (row.module, row.tensor, row.kind))
     sizes = {place.path: stored_bytes(place.tensor) for place in places if is_strided(place.tensor)}
     summary = _summary(rows, _convolution_weights(places), sizes)
-    summary["format_steps"] = sorted(
-        {name for each in planned.values() for name in each.by.get("memory_format", ())}
-    )
-    summary["unregistered"] = sorted(
-        f"{path}: {name_of(tensor.dtype)} {tensor.device}"
-        for path, tensor in unregistered_tensors(model)
-    )
+    formats = {name for each in planned.values() for name in each.by.get("memory_format", ())}
+    outside = unregistered_tensors(model)
+    summary["format_steps"] = sorted(formats)
+    summary["unregistered"] = sorted(f"{p}: {name_of(t.dtype)} {t.device}" for p, t in outside)
     return rows, summary
 
 
@@ -102,8 +99,7 @@ def _judge(plan: TensorPlan, row: AuditRow) -> tuple[str, str | None]:
         return "skipped", "; ".join(f"{step}: {reason}" for step, reason in plan.off.items())
     if not plan.wants:
         return "untouched", None
-    unchanged = plan.old == (row.stride, row.dtype, row.device)
-    return ("already" if unchanged else "converted"), None
+    return ("already" if plan.old == (row.stride, row.dtype, row.device) else "converted"), None
 
 
 def _unmet(side: str, wanted: str, row: AuditRow) -> str | None:
@@ -117,12 +113,10 @@ def _unmet(side: str, wanted: str, row: AuditRow) -> str | None:
             return None
         return f"{' and '.join(row.layouts) or 'none'} with strides {row.stride}"
     # The first word of `bfloat16 with int8 data`: a later step may store the values in another form.
-    actual = row.device if side == "device" else row.dtype.partition(" ")[0]
-    # `cuda` is satisfied by any CUDA device; `cuda:1` is not.
-    is_met = actual == wanted or (
-        side == "device" and ":" not in wanted and actual.split(":")[0] == wanted
-    )
-    return None if is_met else actual
+    actual = row.dtype.partition(" ")[0]
+    if side == "device":  # `cuda` is satisfied by any CUDA device; `cuda:1` is not
+        actual = row.device if ":" in wanted else row.device.split(":")[0]
+    return None if actual == wanted else actual
 
 
 def _computed_rows(

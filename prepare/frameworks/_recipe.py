@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError, RefusedError
-from prepare.pipeline import Pipeline, relayout
+from prepare.pipeline import Pipeline
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
@@ -45,15 +45,11 @@ class NetworkRecipe:
 
     def adopt(self, network: nn.Module, optimizers: Iterable[Optimizer]) -> None:
         """Hand over optimizers of a prepared network: their state follows, also when it is loaded later."""
-        for optimizer in optimizers:
-            self.pipeline.apply(network, optimizer=optimizer)
-            relayout(optimizer)
+        self.pipeline.apply(network, optimizer=optimizers)
 
     def check(self, network: nn.Module, optimizers: Iterable[Optimizer] = ()) -> None:
         """Raise DriftError if weights or the state of an optimizer lost the layout."""
-        self.pipeline.check(network, strict=True)
-        for optimizer in optimizers:
-            self.pipeline.check(network, strict=True, optimizer=optimizer)
+        self.pipeline.check(network, strict=True, optimizer=optimizers)
 
     def write(self, network: nn.Module, folder: str | Path) -> None:
         """Write the audit and the recipe into a folder."""

@@ -8,9 +8,6 @@ from prepare.core.utils.suggest import choose
 
 NORMS = ("batch", "group", "instance")
 
-# Wu and He 2018 (arXiv:1803.08494) use 32 groups; these networks are narrower.
-_GROUPS = 8
-
 
 def build_norm(name: str, *, channels: int, dims: int) -> nn.Module:
     """Return the normalisation called `name` over `channels` channels of a `dims`-d image.
@@ -21,7 +18,8 @@ def build_norm(name: str, *, channels: int, dims: int) -> nn.Module:
     if name not in NORMS:
         raise ValueError(f"norm: {name!r} is not a normalisation; {choose(name, NORMS)}")
     if name == "group":
-        return nn.GroupNorm(math.gcd(_GROUPS, channels), channels)
+        # Wu and He 2018 (arXiv:1803.08494) use 32 groups; these networks are narrower.
+        return nn.GroupNorm(math.gcd(8, channels), channels)
     if name == "instance":
         return getattr(nn, f"InstanceNorm{dims}d")(channels, affine=True)
     return getattr(nn, f"BatchNorm{dims}d")(channels)

@@ -30,22 +30,22 @@ class _UNet(nn.Module):
         self.upsample = nn.ModuleList()
         self.decoder = nn.ModuleList()
         self.pool = self._layer("MaxPool")(2)
-        before = in_channels
-        for after in channels:
+        for before, after in pairwise([in_channels, *channels]):
             # The second convolution doubles the channels before pooling, not the first after
             # it: the paper avoids a bottleneck in this way (its section 2).
             self.encoder.append(self._block((before, after // 2, after), norm=norm))
-            before = after
         for fine, coarse in zip(channels[-2::-1], channels[:0:-1], strict=True):
-            up = self._layer("ConvTranspose")(coarse, coarse, kernel_size=2, stride=2)
-            self.upsample.append(up)
+            self.upsample.append(self._layer("ConvTranspose")(coarse, coarse, 2, stride=2))
             self.decoder.append(self._block((fine + coarse, fine, fine), norm=norm))
         # The paper's is of size 1, which torch computes without channels-last in a single thread.
         self.head = self._layer("Conv")(channels[0], out_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of every class at every pixel or voxel; see the class for the shapes."""
-        self._check_size(x)
+        halvings = len(self.upsample)
+        if any(size % 2**halvings for size in x.shape[2:]):
+            wrong = f"{type(self).__name__}: input of shape {list(x.shape)} cannot be halved {halvings} times"
+            raise ValueError(f"{wrong}; give spatial sizes that are multiples of {2**halvings}")
         skips = []
         for block in self.encoder[:-1]:
             skips.append(block(x))
@@ -66,14 +66,6 @@ class _UNet(nn.Module):
 
     def _layer(self, kind: str) -> type[nn.Module]:
         return getattr(nn, f"{kind}{self.dims}d")
-
-    def _check_size(self, x: Tensor) -> None:
-        factor = 2 ** len(self.upsample)
-        if any(size % factor for size in x.shape[2:]):
-            raise ValueError(
-                f"{type(self).__name__}: input of shape {list(x.shape)} cannot be halved "
-                f"{len(self.upsample)} times; give spatial sizes that are multiples of {factor}"
-            )
 
 
 class UNet2d(_UNet):

@@ -3,7 +3,6 @@
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.packages import lazy_names
-from prepare.step import InputStep, ModelStep, ModuleStep, Step, TensorStep
 
 if TYPE_CHECKING:
     from prepare.pipeline.match_reference import like
@@ -11,17 +10,7 @@ if TYPE_CHECKING:
     from prepare.pipeline.pipeline import Pipeline
     from prepare.pipeline.plan import Plan
 
-__all__ = [
-    "InputStep",
-    "ModelStep",
-    "ModuleStep",
-    "Pipeline",
-    "Plan",
-    "Step",
-    "TensorStep",
-    "like",
-    "relayout",
-]
+__all__ = ["Pipeline", "Plan", "like", "relayout"]
 
 __getattr__ = lazy_names(
     __name__,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -23,9 +23,13 @@ from prepare.pipeline.known_issue_checks import (
     check_known_issues,
     find_known_issues,
 )
-from prepare.pipeline.optimizer_state import mismatched_state, unsupported_training
+from prepare.pipeline.optimizer_state import (
+    mismatched_state,
+    removed_parameters,
+    unsupported_training,
+)
 from prepare.pipeline.plan import Action
-from prepare.pipeline.preconditions import scripted_problems
+from prepare.pipeline.preconditions import precondition_problems, scripted_problems
 from prepare.pipeline.transfer import AnyMove, Transfer
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
 
@@ -54,6 +58,10 @@ class Phases:
         for step in steps:
             by_phase[step.phase].append(step)
         return cls(**by_phase)
+
+    def every(self) -> list[Step]:
+        """Return all steps, in the order in which they run."""
+        return [*self.structure, *self.acting]
 
     @property
     def acting(self) -> list[TensorStep | ModelStep | InputStep]:
@@ -96,37 +104,37 @@ def survey(
     return Survey(actions, table, issues, model)
 
 
-def all_moves(table: RequestTable, optimizer: Optimizer | None) -> list[AnyMove]:
-    """Return the moves of the model's tensors, and of the optimizer state that follows them.
-
-    Raises:
-        RefusedError: `optimizer` cannot train the parameters as they will be.
-    """
+def _all_moves(table: RequestTable, optimizers: Sequence[Optimizer]) -> list[AnyMove]:
+    """Return the moves of the model's tensors, and of the optimizer state that follows them."""
     moves = table.moves()
-    if optimizer is None:
-        return moves
-    by_tensor = {id(tensor): move for move in moves for tensor in move.tensors}
-    if moves:
-        raise_problems(RefusedError, unsupported_training(optimizer, by_tensor))
-    return [*moves, *(move for _, move in mismatched_state(optimizer, by_tensor))]
+    by_tensor = {id(tensor): move for move in moves for tensor in move.tensors if optimizers}
+    raise_problems(RefusedError, unsupported_training(optimizers, by_tensor))
+    return [*moves, *(move for _, move in mismatched_state(optimizers, by_tensor))]
 
 
 def apply_steps(
     model: nn.Module,
     phases: Phases,
-    actions: list[Action],
-    moves: list[AnyMove],
+    work: Survey,
+    optimizers: Sequence[Optimizer],
     *,
-    optimizer: Optimizer | None,
     low_memory: bool,
-) -> None:
+) -> int | None:
     """Rewrite modules, move tensors and let the other steps act; undo everything on failure.
 
-    The caller holds interrupts: they act between the steps, where everything can be undone.
+    The caller holds interrupts: they act between the steps, where everything can be undone. Returns the
+    number of tensors that were moved, or None if there was nothing to do.
 
     Raises:
+        RefusedError: the model cannot be changed now, or one of `optimizers` could not train it.
         PartialError: a failure after old tensors were freed, with `low_memory`.
     """
+    actions, moves = work.actions, _all_moves(work.table, optimizers)
+    if not (actions or moves):
+        return None
+    problems = [p for step in phases.every() for p in step.obstacles(model)]
+    problems += removed_parameters(model, work.model, optimizers)
+    raise_problems(RefusedError, [*problems, *precondition_problems(model, work.table)])
     transfer = None
     undo = [Snapshot(model).restore] if actions else []
     undo += [saved_switches()] if phases.runtime else []
@@ -134,7 +142,7 @@ def apply_steps(
         act_on_interrupts()
         if any(action.phase == "structure" for action in actions):
             _rewrite(model, phases.structure)
-            moves = all_moves(make_table(model, phases.tensors), optimizer)
+            moves = _all_moves(make_table(model, phases.tensors), optimizers)
         for action in actions:
             names = (name or "the model" for name in action.modules)
             _log.debug("%s: %s", action.step, ", ".join(names))
@@ -151,6 +159,7 @@ def apply_steps(
         _check_nothing_left(survey(model, phases))
         # Casts that autocast has cached are of the old weights.
         torch.clear_autocast_cache()
+        return len(moves)
     except BaseException as error:
         with held_interrupts():
             for restore in undo:

@@ -46,7 +46,14 @@ def make_table(model: nn.Module, steps: Sequence[TensorStep]) -> RequestTable:
     if conflicts:
         raise ConflictError.of(conflicts)
     unmatched = (error for selection in selections for error in selection.unmatched_patterns())
-    errors = [*unmatched, *_without_effect(model, steps, requests)]
+    errors: list[ConfigError] = list(unmatched)
+    formats = format_steps(steps, model)
+    asked = [step for step in steps if step.name in formats]
+    # All memory-format steps of a pipeline are one request.
+    if asked and not any("memory_format" in request.wants for request in requests):
+        where = ", ".join(f"steps.{step.name}" for step in asked)
+        meanings = dict.fromkeys(step.nothing_matched(model) for step in asked)
+        errors.append(NothingMatchesError(where, "; ".join(meanings)))
     return RequestTable(requests, errors, shared)
 
 
@@ -70,13 +77,12 @@ def _requests(places: Iterable[NamedTensor]) -> tuple[list[TensorRequest], list[
     requests, shared = [], []
     for same in by_storage.values():
         tensor = same[0].tensor
-        if len(same) == 1 or all(place.tensor is tensor for place in same):
-            group = [TensorRequest(tensor, same)]
-        else:
-            by_identity: dict[Hashable, list[NamedTensor]] = {}
+        views: dict[Hashable, list[NamedTensor]] = {0: same}
+        if any(place.tensor is not tensor for place in same):
+            views = {}
             for place in same:
-                by_identity.setdefault(identity(place.tensor), []).append(place)
-            group = [TensorRequest(each[0].tensor, each) for each in by_identity.values()]
+                views.setdefault(identity(place.tensor), []).append(place)
+        group = [TensorRequest(each[0].tensor, each) for each in views.values()]
         requests += group
         if is_plain(tensor) and (len(group) > 1 or is_expanded(tensor)):
             shared.append(StorageGroup(group))
@@ -92,12 +98,8 @@ def targets(model: nn.Module, step: ModuleStep) -> tuple[tuple[str, ...], list[C
     if not selection.patterns:
         return tuple(step.targets(model)), []
     modules = dict(model.named_modules(remove_duplicate=False))
-    excluded = {
-        id(modules[name])
-        for name in step.candidates(model)
-        if selection.reason_to_skip(name, modules[name])
-    }
-    names = tuple(name for name in step.targets(model) if id(modules[name]) not in excluded)
+    skipped = {id(modules[n]) for n in step.candidates(model) if selection.reason(n, modules[n])}
+    names = tuple(name for name in step.targets(model) if id(modules[name]) not in skipped)
     return names, list(selection.unmatched_patterns())
 
 
@@ -110,24 +112,24 @@ class _Selection:
     def __init__(self, step: TensorStep | ModuleStep, model: nn.Module) -> None:
         self.step, self.model = step, model
         self.candidates: dict[str, nn.Module] = {}
-        self._kept = kept_modules(model, step.chosen("keep"))
         self.patterns = {option: step.chosen(option) for option in _OPTIONS if step.chosen(option)}
+        self._kept = kept_modules(model, step.chosen("keep"))
         self._reasons: dict[str, str | None] = {}
         self._matched: set[tuple[str, str]] = set()
 
-    def reason_to_skip_tensor(self, places: Sequence[NamedTensor]) -> str | None:
+    def reason_for(self, places: Sequence[NamedTensor]) -> str | None:
         """Return why a pattern keeps the step off a tensor, or None.
 
         An exclusion in one of its places holds in all: it is the same tensor.
         """
         # Check every place, so that a pattern that matches only a later one counts as matched.
-        reasons = [self.reason_to_skip(place.module_name, place.module) for place in places]
-        for place, reason in zip(places, reasons, strict=True):
+        reasons = [(self.reason(p.module_name, p.module), p.path) for p in places]
+        for reason, path in reasons:
             if reason:
-                return f"{reason} (as {place.path})" if len(places) > 1 else reason
+                return f"{reason} (as {path})" if len(places) > 1 else reason
         return None
 
-    def reason_to_skip(self, name: str, module: nn.Module) -> str | None:
+    def reason(self, name: str, module: nn.Module) -> str | None:
         """Return why a pattern keeps the step off a module, or None."""
         if name not in self._reasons:
             self.candidates[name] = module
@@ -135,36 +137,35 @@ class _Selection:
         return self._reasons[name]
 
     def _match(self, name: str, module: nn.Module) -> str | None:
-        first_match = {"keep": self._kept[name]} if name in self._kept else {}
+        first = {"keep": self._kept[name]} if name in self._kept else {}
         for option in ("include", "exclude"):
             for pattern in self.patterns.get(option, ()):
                 if matches(pattern, name, module):
                     self._matched.add((option, pattern))
-                    first_match.setdefault(option, pattern)
+                    first.setdefault(option, pattern)
         for option in ("exclude", "keep"):
-            if option in first_match:
-                return f"{option}: {first_match[option]}"
-        if "include" in self.patterns and "include" not in first_match:
-            return "include: no pattern matches"
-        return None
+            if option in first:
+                return f"{option}: {first[option]}"
+        is_outside = "include" in self.patterns and "include" not in first
+        return "include: no pattern matches" if is_outside else None
 
     def unmatched_patterns(self) -> Iterable[ConfigError]:
         """Yield an error for every pattern that matched nothing; `norms` may match nothing.
 
         `keep` may match any module: one without tensors computes in 16 bits too.
         """
-        written = any(pattern != NORMS for each in self.patterns.values() for pattern in each)
-        every = dict(self.model.named_modules(remove_duplicate=False)) if written else {}
-        for option, patterns in self.patterns.items():
-            for pattern in patterns:
-                where = f"steps.{self.step.name}.{option}"
-                if option == "keep" and pattern != NORMS:
-                    if not any(matches(pattern, name, module) for name, module in every.items()):
-                        wrong = f"{pattern!r} matches no module of {type(self.model).__name__}"
-                        yield PatternError(where, wrong, near_misses(pattern, every))
-                elif pattern != NORMS and (option, pattern) not in self._matched:
-                    wrong = f"{pattern!r} matches no module that {self.step.name} prepares"
-                    yield PatternError(where, wrong, near_misses(pattern, self.candidates))
+        pairs = [(option, each) for option, those in self.patterns.items() for each in those]
+        for option, pattern in pairs:
+            if pattern == NORMS or (option, pattern) in self._matched:
+                continue
+            modules, kind = self.candidates, f"module that {self.step.name} prepares"
+            if option == "keep":
+                modules = dict(self.model.named_modules(remove_duplicate=False))
+                kind = f"module of {type(self.model).__name__}"
+                if any(matches(pattern, name, module) for name, module in modules.items()):
+                    continue
+            where, wrong = f"steps.{self.step.name}.{option}", f"{pattern!r} matches no {kind}"
+            yield PatternError(where, wrong, near_misses(pattern, modules))
 
 
 def _fill(
@@ -182,27 +183,23 @@ def _fill(
         if not answers:
             continue
         places = [place for place, _ in answers]
-        skipped = selection.reason_to_skip_tensor(places) if selection.patterns else None
-        for _, want in () if skipped else answers:
-            for side, value in want:
-                if side == "clamp":  # it says how to cast, and is no property of the tensor
-                    request.clamp = True
-                elif side == "dtype" and (
-                    kept := protected and _cast_protection(request, value, protected)
-                ):
-                    skipped = kept
-                else:
-                    claims.append((step.name, side, value))
+        skipped = selection.reason_for(places) if selection.patterns else None
+        for side, value in () if skipped else [pair for _, want in answers for pair in want]:
+            if side == "clamp":  # it says how to cast, and is no property of the tensor
+                request.clamp = True
+            elif side == "dtype" and protected and (kept := _protection(request, value, protected)):
+                skipped = kept
+            else:
+                claims.append((step.name, side, value))
         if skipped:
             request.skipped = {**request.skipped, step.name: skipped}
-    if not claims:
-        return
-    request.wants, request.by, conflicts = _merge(tuple(claims))
-    for conflict in conflicts:
-        yield Problem(request.path, conflict, "drop one step, or exclude the module")
+    if claims:
+        request.wants, request.by, conflicts = _merge(tuple(claims))
+        for conflict in conflicts:
+            yield Problem(request.path, conflict, "drop one step, or exclude the module")
 
 
-def _cast_protection(request: TensorRequest, dtype: str, protected: Protected) -> str | None:
+def _protection(request: TensorRequest, dtype: str, protected: Protected) -> str | None:
     """Return which module's own code keeps the tensor out of `dtype`, or None."""
     reasons = (protected.reason(tensor, dtype) for tensor in request.tensors)
     return next((reason for reason in reasons if reason), None)
@@ -255,18 +252,3 @@ def _checked_pairs(
         raise ValueError(f"the dtype {dtype!r}, which torch does not have")
     sides = (("device", device), ("dtype", dtype), ("memory_format", memory_format))
     return tuple((side, value) for side, value in sides if value is not None)
-
-
-def _without_effect(
-    model: nn.Module, steps: Sequence[TensorStep], requests: list[TensorRequest]
-) -> Iterable[ConfigError]:
-    """Yield an error if there are memory-format steps and none of them matched any tensor.
-
-    All memory-format steps of a pipeline are one request.
-    """
-    formats = format_steps(steps, model)
-    if formats and not any("memory_format" in request.wants for request in requests):
-        where = ", ".join(f"steps.{name}" for name in formats)
-        asked = (step for step in steps if step.name in formats)
-        meanings = dict.fromkeys(step.nothing_matched(model) for step in asked)
-        yield NothingMatchesError(where, "; ".join(meanings))

@@ -1,25 +1,25 @@
 """Find the known issues that a model will meet once it is prepared as a pipeline requests."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+import torch
 from torch import nn
 
 from prepare.core.model.forward_code import forward_code, torch_class
 from prepare.core.model.known_issues import ONLY, REPAIR_STEP, Issue, standing
-from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.wording import argument, step, words
 from prepare.errors import ConfigError, KnownIssueError, Problem
-from prepare.pipeline.tensor_table import RequestTable, TensorRequest
+from prepare.pipeline.tensor_table import RequestTable
 from prepare.steps.repairs import find_repair
 
 KnownIssues = Literal["error", "warn", "ignore"]
 
-_SHOWN = 1
 # A user's class that no repair can reach is named for this issue, which makes it several times slower.
 _REFERENCE = "conv3d_reference_cpu"
 _ONE = "batch_of_one"
@@ -48,8 +48,9 @@ class IssueMatch:
     @property
     def is_wrong(self) -> bool:
         """Return whether numbers are wrong at every size, or at batch 1 if the batch may have that size."""
-        always = not self.issue.sizes or (self.issue.sizes == _ONE and not self._is_of_last_batch)
-        return self.issue.effect == "wrong" and always
+        return self.issue.effect == "wrong" and (
+            not self.issue.sizes or (self.issue.sizes == _ONE and not self._is_of_last_batch)
+        )
 
     @property
     def is_error(self) -> bool:
@@ -59,12 +60,8 @@ class IssueMatch:
     @property
     def ends_process(self) -> bool:
         """Return whether a training step may end the process, and a repair prevents it."""
-        return (
-            self.is_wrong
-            and self.in_training
-            and self.issue.part == "memory"
-            and bool(self.issue.repair)
-        )
+        is_repaired = self.issue.part == "memory" and bool(self.issue.repair)
+        return is_repaired and self.is_wrong and self.in_training
 
     @property
     def is_met(self) -> bool:
@@ -82,34 +79,28 @@ class IssueMatch:
 
     def problem(self) -> Problem:
         """Return the issue as a message, with a remedy."""
-        names = list(self.modules)
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        names = [name or "the model" for name in self.modules]
         kinds = ", ".join(sorted(set(self.modules.values())))
+        code = f"its forward was replaced by {self.unreached}" if self.unreached else "own forward"
         if self.unreached is not None and self.issue.name == _REFERENCE:
             stay = "1 convolution stays" if len(names) == 1 else f"{len(names)} convolutions stay"
             kernel = f"{stay} in torch's reference kernel at batch 1 [{self.issue.name}]"
-            wrong = f"{REPAIR_STEP} cannot replace {kinds} ({self._code()}): {kernel}{self._mode()}"
+            wrong = f"{REPAIR_STEP} cannot replace {kinds} ({code}): {kernel}{self._mode()}"
             return Problem("", wrong, "run batches of 2 or more")
-        where = f"{kinds} ({', '.join(name or 'the model' for name in names[:_SHOWN])}{more})"
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         wrong = f"{self.issue.what} [{self.issue.name}]{self._mode()}"
         if self.unreached is not None:
-            wrong += f"; {REPAIR_STEP} cannot repair it: {self._code()}"
-        return Problem(where, wrong, self._remedy())
-
-    def _code(self) -> str:
-        """Return the code that runs in the place of torch's, in words."""
-        return f"its forward was replaced by {self.unreached}" if self.unreached else "own forward"
+            wrong += f"; {REPAIR_STEP} cannot repair it: {code}"
+        return Problem(f"{kinds} ({names[0]}{more})", wrong, self._remedy())
 
     def _mode(self) -> str:
         if self._is_of_last_batch:
             return f"; this batch has {self.batch} samples, the last batch of an epoch may have one"
         if self.is_error:
-            in_training = ", and the model is in training mode"
-            return words(cli=", and this is mode=train", python=in_training)
-        if not self.is_wrong or self.in_training:
-            return ""
-        also = words(cli=" and with mode=train", python="")
-        return f"; in training code{also} this is an error"
+            return ", and the model is in training mode"
+        return (
+            "; in training code this is an error" if self.is_wrong and not self.in_training else ""
+        )
 
     def _remedy(self) -> str:
         if self.unreached:
@@ -154,31 +145,31 @@ def find_known_issues(
         return []
     dtypes = set().union(*own_dtypes.values())
     if amp != "none":
-        own_dtypes = {
-            key: {amp if name == "float32" else name for name in own}
-            for key, own in own_dtypes.items()
-        }
+        for key, own in own_dtypes.items():
+            own_dtypes[key] = {amp if name == "float32" else name for name in own}
         # On a CPU autocast casts the inputs of norms, too.
         dtypes = (set() if devices == {"cpu"} else dtypes).union(*own_dtypes.values())
     modules_by_class: dict[str, dict[str, nn.Module]] = {}
     for name, module in model.named_modules():
-        modules_by_class.setdefault(_class_name(module), {})[name] = module
+        cls: Any = type(module)  # a class is hashable, which mypy denies
+        modules_by_class.setdefault((torch_class(cls) or cls).__name__, {})[name] = module
+    needs_force = {
+        issue: formats.isdisjoint({*issue.formats} - {"contiguous"})
+        for device in sorted(devices)
+        for issue in standing(device)
+    }
     matches = []
-    for issue in dict.fromkeys(issue for device in sorted(devices) for issue in standing(device)):
+    for issue, force in needs_force.items():
         meeting: dict[str | None, dict[str, str]] = {}
         for kind in issue.operations:
             for name, module in modules_by_class.get(kind, {}).items():
-                if not issue.concerns(kind, formats, own_dtypes.get(id(module), dtypes)):
-                    continue
-                if ONLY[issue.only](module) and _meets(issue, module):
-                    unreached = _unreached(issue, module)
+                concerned = issue.concerns(kind, formats, own_dtypes.get(id(module), dtypes))
+                if concerned and ONLY[issue.only](module) and _meets(issue, module):
                     shown = kind if forward_code(module).repaired else type(module).__name__
-                    meeting.setdefault(unreached, {})[name] = shown
-        only_warns = known_issues == "warn"
-        needs_force = formats.isdisjoint({*issue.formats} - {"contiguous"})
+                    meeting.setdefault(_unreached(issue, module), {})[name] = shown
         for unreached, modules in meeting.items():
             match = IssueMatch(
-                issue, modules, model.training, only_warns, needs_force, unreached, batch
+                issue, modules, model.training, known_issues == "warn", force, unreached, batch
             )
             # Of a user's own forward it is not known that it meets the sizes.
             is_met = unreached != "" or match.is_wrong or not issue.sizes
@@ -192,12 +183,6 @@ def check_known_issues(known_issues: str) -> None:
     if known_issues not in get_args(KnownIssues):
         remedy = choose(str(known_issues), get_args(KnownIssues))
         raise ConfigError("known_issues", f"{known_issues!r} is not allowed", remedy)
-
-
-def _class_name(module: nn.Module) -> str:
-    """Return the name of the class of torch from which a module's class is derived, or of its own."""
-    cls: Any = type(module)  # a class is hashable, which mypy denies
-    return (torch_class(cls) or cls).__name__
 
 
 def _meets(issue: Issue, module: nn.Module) -> bool:
@@ -222,37 +207,41 @@ def _convolution_weights(
     formats, devices = set(), set()
     dtypes: dict[int, set[str]] = {}
     for request in table.requests:
-        tensor, move = request.tensor, request.move()
-        if not is_strided(tensor) or not _is_convolution_weight(request):
+        tensor, modules = request.tensor, [place.module for place in request.places]
+        if not is_strided(tensor) or tensor.dim() not in CHANNELS_LAST:
             continue
+        if not (convolutions := [m for m in modules if isinstance(m, CONVOLUTIONS_2D_3D)]):
+            continue
+        move = request.move()
         stride = move.stride if move and move.stride is not None else tensor.stride()
         formats.add(request.wants.get("memory_format") or _format(tensor.shape, stride))
         dtype = name_of(move.dtype if move else tensor.dtype)
-        for place in request.places:
-            if isinstance(place.module, CONVOLUTIONS_2D_3D):
-                dtypes.setdefault(id(place.module), set()).add(dtype)
+        for module in convolutions:
+            dtypes.setdefault(id(module), set()).add(dtype)
         devices.add(request.device.type)
     return formats - {""}, dtypes, devices
 
 
-def _is_convolution_weight(request: TensorRequest) -> bool:
-    return request.tensor.dim() in (4, 5) and any(
-        isinstance(place.module, CONVOLUTIONS_2D_3D) for place in request.places
-    )
-
-
-def _format(shape: Iterable[int], stride: tuple[int, ...]) -> str:
+def _format(shape: torch.Size, stride: tuple[int, ...]) -> str:
     """Return the format whose canonical strides these are; empty for any other strides."""
-    shape = tuple(shape)
-    channels_last = "channels_last" if len(shape) == 4 else "channels_last_3d"
-    formats = ("contiguous", channels_last)
+    formats = ("contiguous", CHANNELS_LAST[len(shape)])
     return next((name for name in formats if canonical_stride(shape, name) == stride), "")
 
 
 def repaired_anyway(issues: list[IssueMatch]) -> list[Problem]:
     """Return what to warn of where an issue ends the process, and is repaired whatever was asked."""
-    problems = [match.problem() for match in issues if match.ends_process]
+    problems = [match.problem() for match in issues]
     return [replace(each, wrong=f"{each.wrong}; it is repaired nevertheless") for each in problems]
+
+
+def warned_of(issues: list[IssueMatch], *, repairs: bool) -> list[Problem]:
+    """Return what a plan warns of; with `repairs` also of what no repair reaches, though only slow."""
+    return [
+        match.problem()
+        for match in issues
+        if (match.is_met and not match.is_error)
+        and (repairs or match.unreached is None or match.is_wrong)
+    ]
 
 
 def known_errors(issues: list[IssueMatch]) -> list[ConfigError]:

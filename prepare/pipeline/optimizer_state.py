@@ -1,6 +1,7 @@
 """Keep the state of an optimizer on the device and in the strides of its parameters."""
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -8,9 +9,12 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from prepare.core.model.memory_format import satisfied
-from prepare.core.model.tensors import stride_of
-from prepare.errors import ConfigError, Problem
+from prepare.core.model.tensors import name_of, stride_of
+from prepare.errors import ConfigError, Problem, UntrainedWarning
+from prepare.pipeline.plan import Drift, State, drifts_between, state
 from prepare.pipeline.transfer import AnyMove, Move, Transfer
+
+_NEEDED = ("param_groups", "state", "_optimizer_load_state_dict_post_hooks")
 
 
 class RestrideLoadedState:
@@ -30,18 +34,28 @@ class RestrideLoadedState:
             optimizer.register_load_state_dict_post_hook(self)
 
 
-def unwrap_optimizer(optimizer: Any) -> Optimizer:
-    """Return the innermost optimizer, which holds the state, if Accelerate, Lightning or Lookahead wraps it.
+def optimizers_in(given: Any) -> list[Optimizer]:
+    """Return the optimizers that hold the state, each once: Accelerate, Lightning and Lookahead wrap them.
 
     Raises:
-        ConfigError: it is not an optimizer.
+        ConfigError: one of them is not an optimizer.
     """
+    if given is None:
+        return []
+    is_one = hasattr(given, "param_groups") or not isinstance(given, Iterable)
+    found = [_unwrapped(each) for each in ([given] if is_one else given)]
+    return list({id(each): each for each in found}.values())
+
+
+def _unwrapped(optimizer: Any) -> Optimizer:
     while inner := _wrapped(optimizer):
         optimizer = inner
-    if not hasattr(optimizer, "param_groups"):
-        wrong = f"{optimizer!r:.60} is not an optimizer"
+    missing = [name for name in _NEEDED if not hasattr(optimizer, name)]
+    if missing:
+        wrong = f"a {type(optimizer).__name__} is not an optimizer of torch: it has no {missing[0]}"
         raise ConfigError("optimizer", wrong, "give the one that holds the parameters of the model")
-    return optimizer
+    found: Optimizer = optimizer
+    return found
 
 
 def _wrapped(optimizer: Any) -> Optimizer | None:
@@ -50,7 +64,8 @@ def _wrapped(optimizer: Any) -> Optimizer | None:
         return inner
     held = vars(optimizer).values() if isinstance(optimizer, Optimizer) else ()
     same = (each for each in held if isinstance(each, Optimizer))
-    return next((each for each in same if each.param_groups is optimizer.param_groups), None)
+    groups = getattr(optimizer, "param_groups", None)
+    return next((each for each in same if each.param_groups is groups), None)
 
 
 def relayout(optimizer: Optimizer) -> Optimizer:
@@ -60,55 +75,62 @@ def relayout(optimizer: Optimizer) -> Optimizer:
     it: torch keeps the strides of the file, and its fused optimizers then update the wrong elements.
     Values stay. A failure leaves everything as it was.
     """
-    moves = [move for _, move in mismatched_state(unwrap_optimizer(optimizer), {})]
-    Transfer(moves).run()
+    Transfer([move for _, move in mismatched_state(optimizers_in(optimizer), {})]).run()
     return optimizer
 
 
-def unrelated_optimizer(model: nn.Module, optimizer: Optimizer) -> Iterator[Problem]:
-    """Yield a problem if `optimizer` holds no parameter of `model`, and so would not train it."""
-    parameters = {id(parameter) for parameter in model.parameters()}
-    if not any(id(parameter) in parameters for parameter in _parameters(optimizer)):
-        remedy = (
-            "make it of model.parameters() after load_state_dict(assign=True), which makes new ones"
-        )
-        yield Problem("optimizer", "holds none of the model's parameters", remedy)
+def warn_of_untrained(model: nn.Module, optimizers: Sequence[Optimizer]) -> None:
+    """Warn of the parameters that no given optimizer trains, with an UntrainedWarning.
+
+    That is no error: a loss may be made of a network that nobody trains.
+    """
+    held = {id(parameter) for parameter in _parameters(optimizers)}
+    named = model.named_parameters() if optimizers else ()
+    names = [name for name, each in named if each.requires_grad and id(each) not in held]
+    if names:
+        wrong = f"no given optimizer trains {_listed(names)} of {type(model).__name__}"
+        remedy = "give every optimizer, made after load_state_dict(assign=True) if that is called"
+        text = str(Problem("optimizer", wrong, f"{remedy}, or call requires_grad_(False)"))
+        warnings.warn(text, UntrainedWarning, stacklevel=3)
 
 
 def removed_parameters(
-    model: nn.Module, rewritten: nn.Module, optimizer: Optimizer
+    model: nn.Module, rewritten: nn.Module, optimizers: Sequence[Optimizer]
 ) -> Iterator[Problem]:
-    """Yield a problem if `optimizer` holds parameters of `model` that are no longer in `rewritten`."""
-    held = {id(parameter) for parameter in _parameters(optimizer)}
+    """Yield a problem if `optimizers` hold parameters of `model` that are no longer in `rewritten`."""
+    held = {id(parameter) for parameter in _parameters(optimizers)}
     removed = held - {id(parameter) for parameter in rewritten.parameters()}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in removed]
     if names:
-        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        wrong = f"holds {names[0]}{more}, which a step replaces with new parameters"
+        wrong = f"holds {_listed(names)}, which a step replaces with new parameters"
         remedy = "prepare first, then make the optimizer; or drop the step"
         yield Problem("optimizer", wrong, remedy)
 
 
-def unsupported_training(optimizer: Optimizer, moves: dict[int, AnyMove]) -> Iterator[Problem]:
-    """Yield the reasons `optimizer` cannot train its parameters after `moves` (by object id)."""
-    after = [(p.shape, *_after_move(p, moves.get(id(p)))) for p in _parameters(optimizer)]
-    if any(dtype is torch.float16 for _, _, dtype, _ in after):
-        wrong = (
-            "its parameters would be float16: GradScaler refuses those, and Adam divides by zero"
+def unsupported_training(
+    optimizers: Sequence[Optimizer], moves: dict[int, AnyMove]
+) -> Iterator[Problem]:
+    """Yield the reasons `optimizers` cannot train what `moves` (by object id) change."""
+    for optimizer in optimizers:
+        moved = [p for p in _parameters([optimizer]) if id(p) in moves]
+        after = [(p.shape, *_after_move(p, moves[id(p)])) for p in moved]
+        if any(dtype is torch.float16 for _, _, dtype, _ in after):
+            wrong = "its parameters would be float16: GradScaler refuses those, and Adam divides by zero"
+            remedy = "keep float32 parameters and use torch.autocast, or take dtype: bfloat16"
+            yield Problem("optimizer", wrong, remedy)
+        contiguous = (
+            not stride or "contiguous" in satisfied(shape, stride) for shape, _, _, stride in after
         )
-        remedy = "keep float32 parameters and use torch.autocast, or take dtype: bfloat16"
-        yield Problem("optimizer", wrong, remedy)
-    contiguous = (
-        not stride or "contiguous" in satisfied(shape, stride) for shape, _, _, stride in after
-    )
-    if isinstance(optimizer, LBFGS) and not all(contiguous):
-        # pytorch/pytorch#130346
-        wrong = "LBFGS flattens every gradient with .view(-1), which fails for channels-last"
-        yield Problem("optimizer", wrong, "take another optimizer, or leave the weights contiguous")
+        if isinstance(optimizer, LBFGS) and not all(contiguous):
+            # pytorch/pytorch#130346
+            wrong = "LBFGS flattens every gradient with .view(-1), which fails for channels-last"
+            yield Problem(
+                "optimizer", wrong, "take another optimizer, or leave the weights contiguous"
+            )
 
 
 def mismatched_state(
-    optimizer: Optimizer, moves: dict[int, AnyMove]
+    optimizers: Sequence[Optimizer], moves: dict[int, AnyMove]
 ) -> Iterator[tuple[Tensor, Move]]:
     """Yield the parameter and the move of each state tensor that differs from its parameter after `moves`.
 
@@ -116,9 +138,10 @@ def mismatched_state(
     It follows a cast of the parameter if it had its dtype, and else keeps the dtype that its optimizer
     gave it; step counters are skipped.
     """
-    for parameter, state in optimizer.state.items():
+    states = [item for optimizer in optimizers for item in optimizer.state.items()]
+    for parameter, held in states:
         device, parameter_dtype, stride = _after_move(parameter, moves.get(id(parameter)))
-        for name, tensor in state.items():
+        for name, tensor in held.items():
             if not isinstance(tensor, Tensor) or not tensor.dim():
                 continue
             own = stride_of(tensor)
@@ -128,7 +151,18 @@ def mismatched_state(
                 yield parameter, Move(f"optimizer state {name}", [tensor], device, dtype, wanted)
 
 
-def same_element_order(state: Tensor, parameter: Tensor) -> bool:
+def optimizer_drift(model: nn.Module, optimizers: Sequence[Optimizer]) -> Iterator[Drift]:
+    """Yield how optimizer state of the model's parameters differs from them."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    for parameter, move in mismatched_state(optimizers, {}):
+        tensor = move.tensors[0]
+        if id(parameter) in names and not _same_element_order(tensor, parameter):
+            where = f"{move.path} of {names[id(parameter)]}"
+            prepared = State(move.stride, name_of(move.dtype), name_of(move.device))
+            yield from drifts_between(where, state(tensor), prepared)
+
+
+def _same_element_order(state: Tensor, parameter: Tensor) -> bool:
     """Compare element order and device; strides of size-1 dimensions may differ.
 
     Adafactor creates its statistics of a 1x1 kernel so; only the fast kernels of foreach need exact strides.
@@ -139,8 +173,13 @@ def same_element_order(state: Tensor, parameter: Tensor) -> bool:
     )
 
 
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+def _parameters(optimizers: Iterable[Optimizer]) -> list[Tensor]:
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return [parameter for group in groups for parameter in group["params"]]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
 def _after_move(parameter: Tensor, move: AnyMove | None) -> tuple[Any, ...]:

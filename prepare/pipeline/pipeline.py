@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,40 +20,40 @@ from prepare.core.forward.example_input import Example
 from prepare.core.forward.torch_state import Amp
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
+from prepare.core.utils.options import no_options, plain
 from prepare.core.utils.process_state import held_interrupts, paused_collector
-from prepare.core.utils.text import plural
+from prepare.core.utils.text import first_line, plural
 from prepare.errors import (
     ConfigError,
     KnownIssueWarning,
     Problem,
+    RecipeError,
     RecipeWarning,
     RefusedError,
     combined,
     raise_problems,
 )
-from prepare.patterns import exactly
-from prepare.pipeline.apply import Phases, all_moves, apply_steps, check_module, survey
-from prepare.pipeline.build_steps import build_steps, check_mapping
+from prepare.patterns import are_no_code, exactly
+from prepare.pipeline.apply import Phases, Survey, apply_steps, check_module, survey
 from prepare.pipeline.distributed import on_rank_zero
-from prepare.pipeline.drift import Drift, optimizer_drift, plan_drift, raise_drift
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
     KnownIssues,
     known_errors,
     repaired_anyway,
+    warned_of,
 )
 from prepare.pipeline.optimizer_state import (
     RestrideLoadedState,
-    removed_parameters,
-    unrelated_optimizer,
-    unwrap_optimizer,
+    optimizer_drift,
+    optimizers_in,
+    warn_of_untrained,
 )
-from prepare.pipeline.plan import Plan
+from prepare.pipeline.plan import Drift, Plan, plan_drift, raise_drift
 from prepare.pipeline.preconditions import (
     fsdp_problems,
     lazy_problems,
     module_problems,
-    precondition_problems,
 )
 from prepare.pipeline.tensor_table import tensor_plans
 from prepare.registry import STEPS
@@ -93,7 +93,7 @@ class Pipeline:
         Raises:
             ConfigError: with one problem for every mistake in `steps`.
         """
-        return cls(build_steps(steps))
+        return cls(_built(steps))
 
     @classmethod
     def from_recipe(cls, steps: _Steps, given: _Steps | None = None) -> Pipeline:
@@ -106,9 +106,9 @@ class Pipeline:
         Raises:
             ConfigError: with one problem for every mistake, and every option that a recipe may not set.
         """
-        check_mapping(steps)
+        _check_mapping(steps)
         given = given or {}
-        return cls(build_steps({**steps, **given}, of_recipe=steps.keys() - given.keys()))
+        return cls(_built({**steps, **given}, of_recipe=steps.keys() - given.keys()))
 
     def to_config(self) -> dict[str, dict[str, Any]]:
         """Return `{name: options}` with every option spelled out, as plain data."""
@@ -150,7 +150,17 @@ class Pipeline:
         """Write the recipe as plain YAML, fully resolved; the file is replaced atomically.
 
         What a recipe may not set is left out, with a RecipeWarning for each option.
+
+        Raises:
+            RecipeError: a pattern is a regular expression, without which it would mean something else.
         """
+        for name, step in self.steps.items():
+            for option in ("include", "exclude", "keep"):
+                if not are_no_code(step.chosen(option)):
+                    wrong = "holds a regular expression, which is for Python only"
+                    raise RecipeError(
+                        f"steps.{name}.{option}", wrong, "give globs, as in encoder.*"
+                    )
         self.warn_of_left_out()
         recipe.save(path, self.to_recipe())
 
@@ -173,42 +183,38 @@ class Pipeline:
             ConflictError: two tensor steps want different things of one tensor.
         """
         with held_interrupts(may_hang=True), paused_collector(), remembering():
-            work = survey(model, self._phases, known_issues, amp, batch)
-            if safe := self._with_needed_repairs(work.issues, known_issues):
-                plan = safe.plan(model, known_issues=known_issues, amp=amp, batch=batch)
-                return replace(plan, warnings=[*repaired_anyway(work.issues), *plan.warnings])
-            errors = [*work.table.errors, *known_errors(work.issues)]
-            bound = [step.bind(self.steps.values()) for step in self.steps.values()]
-            remarks = [note for step in bound for note in step.remarks(work.model)]
-            warned = [
-                match.problem()
-                for match in work.issues
-                if not match.is_error
-                and match.is_met
-                and (REPAIR_STEP in self.steps or match.unreached is None or match.is_wrong)
-            ]
-            unfit = [problem for step in self.steps.values() for problem in step.in_training()]
+            safe, work, repaired = self._survey(model, known_issues, amp, batch)
+            steps = safe.steps.values()
+            bound = [step.bind(steps) for step in steps]
+            unfit = [problem for step in steps for problem in step.in_training()]
             wrong = [match for match in work.issues if match.is_wrong]
             return Plan(
-                self.to_config(),
+                safe.to_config(),
                 tensor_plans(work.table),
                 work.actions,
-                errors,
-                [*warned, *remarks],
+                [*work.table.errors, *known_errors(work.issues)],
+                [
+                    *repaired,
+                    *warned_of(work.issues, repairs=REPAIR_STEP in safe.steps),
+                    *(note for step in bound for note in step.remarks(work.model)),
+                ],
                 training_errors=[*unfit, *(match.problem() for match in wrong)],
-                training_steps=None if unfit else self._repairs_of(wrong),
+                training_steps=None if unfit else safe._repairs_of(wrong),
             )
 
-    def _with_needed_repairs(
-        self, issues: list[IssueMatch], known_issues: KnownIssues
-    ) -> Pipeline | None:
-        """Return the pipeline with repairs of what would end the process; None if it needs none."""
-        fatal = [match for match in issues if match.ends_process]
+    def _survey(
+        self, model: nn.Module, known_issues: KnownIssues, amp: Amp, batch: int | None
+    ) -> tuple[Pipeline, Survey, list[Problem]]:
+        """Return this pipeline, or one that repairs what would end the process, with a warning of that."""
+        work = survey(model, self._phases, known_issues, amp, batch)
+        fatal = [match for match in work.issues if match.ends_process]
         if known_issues != "warn" or not fatal or REPAIR_STEP in self.steps:
-            return None
+            return self, work, []
         names = dict.fromkeys(exactly(name) for match in fatal for name in match.modules)
         options = {"include": list(names)} | max((m.repair_options for m in fatal), key=len)
-        return Pipeline([*self.steps.values(), STEPS[REPAIR_STEP].from_options(options)])
+        safe = Pipeline([*self.steps.values(), STEPS[REPAIR_STEP].from_options(options)])
+        repaired = repaired_anyway(fatal)
+        return safe, survey(model, safe._phases, known_issues, amp, batch), repaired
 
     def _repairs_of(self, wrong: list[IssueMatch]) -> dict[str, dict[str, Any]] | None:
         """Return the steps to add, so that no number is wrong in training; None if no step helps."""
@@ -224,7 +230,7 @@ class Pipeline:
         model: _Model,
         strict: bool = True,  # noqa: FBT001, FBT002
         *,
-        optimizer: Optimizer | None = None,
+        optimizer: Optimizer | Iterable[Optimizer] | None = None,
         low_memory: bool = False,
         known_issues: KnownIssues = "error",
         amp: Amp = "none",
@@ -233,8 +239,9 @@ class Pipeline:
         """Prepare `model` in place and return it: the same object with the same Parameters.
 
         With `strict`, a request that has no effect and a pattern that matches nothing are errors;
-        without it, they are listed in `plan(model).errors`. The state of `optimizer` is moved along with
-        its parameters, and is restrided when a checkpoint is loaded into the optimizer later. A failure
+        without it, they are listed in `plan(model).errors`. The state of `optimizer`, one or several, is
+        moved along with the parameters, and is restrided when a checkpoint is loaded into it later.
+        Parameters that none of them trains are named in an UntrainedWarning. A failure
         leaves everything as it was; with `low_memory`, which frees each old tensor at once, the error
         names what has changed. Ctrl-C acts between the steps and between the parts of the copy, or after
         the model is prepared whole; the third one acts at once.
@@ -261,52 +268,24 @@ class Pipeline:
         if example is not None:
             self.choose(model, example, amp)
             batch = call_of(example).batch
-        with held_interrupts(may_hang=True), remembering():
-            start = time.perf_counter()
-            optimizer = None if optimizer is None else unwrap_optimizer(optimizer)
-            with paused_collector():
-                work = survey(model, self._phases, known_issues, amp, batch)
-            if safe := self._with_needed_repairs(work.issues, known_issues):
-                for problem in repaired_anyway(work.issues):
-                    warnings.warn(str(problem), KnownIssueWarning, stacklevel=2)
-                return safe.apply(
-                    model,
-                    strict,
-                    optimizer=optimizer,
-                    low_memory=low_memory,
-                    known_issues=known_issues,
-                    amp=amp,
-                )
-            actions, table, issues = work.actions, work.table, work.issues
-            raise_problems(RefusedError, lazy_problems(table))
-            if errors := [*(table.errors if strict else ()), *known_errors(issues)]:
+        start = time.perf_counter()
+        with held_interrupts(may_hang=True), paused_collector(), remembering():
+            optimizers = optimizers_in(optimizer)
+            safe, work, repaired = self._survey(model, known_issues, amp, batch)
+            raise_problems(RefusedError, lazy_problems(work.table))
+            if errors := [*(work.table.errors if strict else ()), *known_errors(work.issues)]:
                 raise_problems(RefusedError, fsdp_problems(model))
                 raise combined(errors)
-            for match in issues:
-                if match.is_wrong:
-                    warnings.warn(str(match.problem()), KnownIssueWarning, stacklevel=2)
-            moves = all_moves(table, optimizer)
-            if actions or moves:
-                problems = [p for step in self.steps.values() for p in step.obstacles(model)]
-                if optimizer is not None:
-                    problems += unrelated_optimizer(model, optimizer)
-                    problems += removed_parameters(model, work.model, optimizer)
-                raise_problems(RefusedError, [*problems, *precondition_problems(model, table)])
-                with paused_collector():
-                    apply_steps(
-                        model,
-                        self._phases,
-                        actions,
-                        moves,
-                        optimizer=optimizer,
-                        low_memory=low_memory,
-                    )
-            if optimizer is not None:
-                RestrideLoadedState().install(optimizer)
-            done = f"moved {plural(len(moves), 'tensor')}" if actions or moves else "nothing to do"
-            took, name = time.perf_counter() - start, type(model).__name__
-            _log.info("%s: %s: %s, %.3f s", name, ", ".join(self.steps) or "no step", done, took)
-            return model
+            for problem in [*repaired, *(m.problem() for m in work.issues if m.is_wrong)]:
+                warnings.warn(str(problem), KnownIssueWarning, stacklevel=2)
+            warn_of_untrained(model, optimizers)
+            moved = apply_steps(model, safe._phases, work, optimizers, low_memory=low_memory)
+            for each in optimizers:
+                RestrideLoadedState().install(each)
+        done = "nothing to do" if moved is None else f"moved {plural(moved, 'tensor')}"
+        names, took = ", ".join(safe.steps) or "no step", time.perf_counter() - start
+        _log.info("%s: %s: %s, %.3f s", type(model).__name__, names, done, took)
+        return model
 
     def choose(self, model: nn.Module, example: Any, amp: Amp = "none") -> None:
         """Let the steps that ask for an example choose their options, as `apply(model, example=)` does.
@@ -351,20 +330,26 @@ class Pipeline:
                 step.undo(model)
 
     def check(
-        self, model: nn.Module, *, strict: bool = False, optimizer: Optimizer | None = None
+        self,
+        model: nn.Module,
+        *,
+        strict: bool = False,
+        optimizer: Optimizer | Iterable[Optimizer] | None = None,
     ) -> list[Drift]:
         """Return what in a prepared `model` has drifted from this pipeline; an empty list if nothing has.
 
         Tensors drift when a checkpoint is loaded with `assign=True`, when weights are swapped, or when a
-        module is cast again. With `optimizer`, also check that it holds parameters of this model, and
-        that its state has their device, dtype and strides.
+        module is cast again. With `optimizer`, one or several, also check that their state of parameters of
+        this model has their device, dtype and strides; parameters that none of them trains are named in an
+        UntrainedWarning.
 
         Raises:
             DriftError: with `strict`, if anything has drifted.
         """
-        drifts = plan_drift(self.plan(model, known_issues="ignore"))
-        if optimizer is not None:
-            drifts += optimizer_drift(model, unwrap_optimizer(optimizer))
+        optimizers = optimizers_in(optimizer)
+        drifts = [*plan_drift(self.plan(model, known_issues="ignore"))]
+        drifts += optimizer_drift(model, optimizers)
+        warn_of_untrained(model, optimizers)
         if strict:
             raise_drift(drifts)
         return drifts
@@ -396,6 +381,39 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline.from_config({self.to_config()!r})"
+
+
+def _built(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[Step]:
+    """Return the steps; those named in `of_recipe` may set only what is known to be harmless."""
+    _check_mapping(steps)
+    built: list[Step] = []
+    problems: list[Problem] = []
+    for name in steps:
+        try:
+            if (options := _options(name, steps)) is not None:
+                built.append(step := STEPS[name].from_options(options))
+                if name in of_recipe:
+                    problems += recipe.refused(step)
+        except ConfigError as error:
+            problems += error.problems
+    raise_problems(ConfigError, problems)
+    return built
+
+
+def _check_mapping(steps: object) -> None:
+    if not isinstance(steps, Mapping):
+        wrong = f"{type(steps).__name__} is not a mapping"
+        raise ConfigError("steps", wrong, "give {name: options}")
+
+
+def _options(name: str, steps: Mapping[str, Any]) -> dict[str, Any] | None:
+    try:
+        options = plain(steps[name])
+    except Exception as error:  # OmegaConf resolves interpolations here, and names what is wrong
+        raise ConfigError(f"steps.{name}", first_line(error)) from error
+    if options is not None and not isinstance(options, dict):
+        raise ConfigError.of([no_options(name, options)])
+    return options
 
 
 def _check_strict(strict: object) -> None:

@@ -1,7 +1,7 @@
-"""The plan of a pipeline: what it would change in a model, tensor by tensor, as plain data."""
+"""The plan of a pipeline, as plain data: what it would change in a model, or what has drifted from it."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -9,7 +9,9 @@ from torch import Tensor
 
 from prepare.core.model.tensors import dtype_text, name_of, stride_of
 from prepare.core.utils.json_records import Readable
-from prepare.errors import ConfigError, Problem
+from prepare.errors import ConfigError, DriftError, Problem, raise_problems
+
+_REMEDY = "apply the pipeline again, with optimizer= if one holds state; load checkpoints without assign=True"
 
 
 class State(NamedTuple):
@@ -141,3 +143,44 @@ def state(tensor: Tensor) -> State:
 def steps_of(by: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Return the steps in a mapping from device, dtype and memory_format to steps, each once."""
     return tuple(dict.fromkeys(step for steps in by.values() for step in steps))
+
+
+@dataclass(frozen=True)
+class Drift:
+    """One property of one tensor, or one module, that is no longer as it was prepared."""
+
+    where: str
+    what: str
+    is_now: object
+    wanted: object
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self._wrong()}"
+
+    def _wrong(self) -> str:
+        return f"{self.what} is {self.is_now}, prepared as {self.wanted}"
+
+    def problem(self, *, is_last: bool) -> Problem:
+        """Return it as a part of a DriftError; the last one holds the remedy for all."""
+        return Problem(self.where, self._wrong(), _REMEDY if is_last else "")
+
+
+def plan_drift(plan: Plan) -> Iterator[Drift]:
+    """Yield what a plan, made after `apply`, would change again."""
+    for action in plan.actions:
+        for name in action.modules:
+            yield Drift(name or "the model", "the module", "as before", action.step)
+    for tensor in plan.tensors:
+        yield from drifts_between(tensor.path, tensor.old, tensor.new)
+
+
+def drifts_between(path: str, current: State, prepared: State) -> Iterator[Drift]:
+    """Yield what differs between two states of a tensor."""
+    for side, is_now, wanted in zip(State._fields, current, prepared, strict=True):
+        if is_now != wanted:
+            yield Drift(path, side, is_now, wanted)
+
+
+def raise_drift(drifts: Sequence[Drift]) -> None:
+    """Raise a DriftError with one problem for each drift, if there are any."""
+    raise_problems(DriftError, (each.problem(is_last=each is drifts[-1]) for each in drifts))

@@ -9,29 +9,12 @@ from torch.nn.parallel import DistributedDataParallel
 from prepare.core.model.tensors import is_lazy, is_wrapper
 from prepare.errors import Problem
 from prepare.pipeline.tensor_table import RequestTable, TensorRequest
-from prepare.pipeline.transfer import Move
 
 _SHOWN = 3
 
 
 def precondition_problems(model: nn.Module, table: RequestTable) -> Iterator[Problem]:
     """Yield every reason not to change `model` now; call it only if there is something to change."""
-    yield from context_problems()
-    yield from model_problems(model, table)
-    from_meta = [r for r, move in _moving(table) if r.tensor.is_meta and move.device.type != "meta"]
-    if from_meta:
-        remedy = "load it with prepare.checkpoint.load(path, model), which allocates it as wanted"
-        yield Problem(_paths(from_meta), "meta holds no data", remedy)
-
-
-def model_problems(model: nn.Module, table: RequestTable) -> Iterator[Problem]:
-    """Yield the reasons in the modules and tensors of `model` not to move them."""
-    yield from module_problems(model)
-    yield from _tensor_problems(table)
-
-
-def context_problems() -> Iterator[Problem]:
-    """Yield the reasons in the calling context (inference mode, autocast) not to change any model."""
     if torch.is_inference_mode_enabled():
         wrong = "tensors made in inference_mode can never be trained"
         yield Problem("torch.inference_mode", wrong, "prepare outside it; torch.no_grad is fine")
@@ -39,6 +22,8 @@ def context_problems() -> Iterator[Problem]:
         if torch.is_autocast_enabled(kind):
             wrong = "its cache would keep using the old weights"
             yield Problem(f"torch.autocast({kind!r})", wrong, "prepare before the autocast region")
+    yield from module_problems(model)
+    yield from _tensor_problems(table)
 
 
 def fsdp_problems(model: nn.Module) -> Iterator[Problem]:
@@ -69,9 +54,7 @@ def module_problems(model: nn.Module) -> Iterator[Problem]:
             wrong = "is in DistributedDataParallel, whose buckets have the old strides"
             yield Problem(where, wrong, "prepare the module first, then wrap it")
         elif isinstance(module, nn.DataParallel):
-            wrong = (
-                "is in DataParallel, whose replicas would keep no hook and no layout of the inputs"
-            )
+            wrong = "is in DataParallel, whose replicas keep no hook and no layout of the inputs"
             yield Problem(where, wrong, "prepare the module first, then wrap it")
         elif _is_any(module, "FullyShardedDataParallel", "FSDPModule"):
             yield _sharded(where)
@@ -90,10 +73,11 @@ def _is_any(module: nn.Module, *classes: str) -> bool:
 
 
 def _tensor_problems(table: RequestTable) -> Iterator[Problem]:
-    moving = [request for request, _ in _moving(table)]
-    wrapped = [r for r in moving if is_wrapper(r.tensor)]
-    inference = [r for r in moving if r.tensor.is_inference()]
-    with_grad = [r for r in moving if r.tensor.is_leaf and r.tensor.grad is not None]
+    moving = [(request, move) for request in table.requests if (move := request.move())]
+    wrapped = [r for r, _ in moving if is_wrapper(r.tensor)]
+    inference = [r for r, _ in moving if r.tensor.is_inference()]
+    with_grad = [r for r, _ in moving if r.tensor.is_leaf and r.tensor.grad is not None]
+    from_meta = [r for r, move in moving if r.tensor.is_meta and move.device.type != "meta"]
     if wrapped:
         kinds = ", ".join(sorted({type(r.tensor).__name__ for r in wrapped}))
         wrong = f"{kinds} defines its own meaning of dtype and strides"
@@ -110,6 +94,9 @@ def _tensor_problems(table: RequestTable) -> Iterator[Problem]:
             wrong = "share one storage, which the requested layout would split"
             remedy = "prepare the model before making them views of it, or exclude them"
             yield Problem(_paths(group.requests), wrong, remedy)
+    if from_meta:
+        remedy = "load it with prepare.checkpoint.load(path, model), which allocates it as wanted"
+        yield Problem(_paths(from_meta), "meta holds no data", remedy)
 
 
 def lazy_problems(table: RequestTable) -> Iterator[Problem]:
@@ -118,10 +105,6 @@ def lazy_problems(table: RequestTable) -> Iterator[Problem]:
     if uninitialised:
         wrong = "not initialised yet (a lazy module)"
         yield Problem(_paths(uninitialised), wrong, "run one forward pass first")
-
-
-def _moving(table: RequestTable) -> list[tuple[TensorRequest, Move]]:
-    return [(request, move) for request in table.requests if (move := request.move())]
 
 
 def _paths(requests: Iterable[TensorRequest]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -46,7 +46,7 @@ def prepare(
     example: Any = None,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
-    optimizer: Optimizer | None = None,
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
     repair_layout: bool | None = None,
     format_inputs: bool = True,
     known_issues: KnownIssues = "error",
@@ -61,7 +61,7 @@ def prepare(
             as other operations that are faster so.
         dtype: `float16` or `bfloat16`; batch and instance norms are kept. `float32` changes nothing.
         device: `cpu`, `cuda`, `mps` or `auto`; also torch's object.
-        optimizer: its state is moved along with the parameters.
+        optimizer: one or several; their state is moved along with the parameters.
         repair_layout: replace kernels that lose the layout, or compute wrong gradients in it; by default
             if a channels-last format is asked for.
         format_inputs: install a hook that formats the inputs of the model.

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +21,6 @@ from prepare.pipeline.plan import State, TensorPlan, state, steps_of
 from prepare.pipeline.transfer import AnyMove, Move, StorageMove
 
 
-@cache
-def _empty_mapping() -> Mapping[str, Any]:
-    """Return one empty mapping, shared by all tensors without requests; never write into it."""
-    return {}
-
-
 @dataclass(slots=True)
 class TensorRequest:
     """One tensor, every place that holds it in the model, and what the steps request of it.
@@ -39,9 +32,9 @@ class TensorRequest:
 
     tensor: Tensor
     places: list[NamedTensor]
-    wants: Mapping[str, str] = field(default_factory=_empty_mapping)
-    by: Mapping[str, tuple[str, ...]] = field(default_factory=_empty_mapping)
-    skipped: Mapping[str, str] = field(default_factory=_empty_mapping)
+    wants: Mapping[str, str] = field(default_factory=dict)
+    by: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    skipped: Mapping[str, str] = field(default_factory=dict)
     clamp: bool = False
     _moves: list[Move | None] = field(default_factory=list)
 
@@ -178,45 +171,30 @@ def _stored_plans(request: TensorRequest) -> Iterable[TensorPlan]:
 
 
 def _computed_plans(table: RequestTable) -> Iterable[TensorPlan]:
-    """Yield a row for every computed weight of every module that holds tensors."""
+    """Yield a row for every computed weight, with the requests of the tensors that it is computed from.
+
+    What cannot be computed has a message in place of a tensor, and no state.
+    """
     modules: dict[str, nn.Module] = {}
     sources: dict[str, list[tuple[TensorRequest, NamedTensor]]] = {}
     for request in table.requests:
         for place in request.places:
             modules[place.module_name] = place.module
             sources.setdefault(place.module_name, []).append((request, place))
-    for name, module in modules.items():
-        for weight, value in computed_tensors(module).items():
-            requests = [r for r, place in sources[name] if weight in (place.name, place.computes)]
-            yield _computed_plan(name, weight, value, requests)
-
-
-def _computed_plan(
-    module: str, name: str, value: Tensor | str, sources: list[TensorRequest]
-) -> TensorPlan:
-    """Return the row of a computed weight: it inherits the requests of its source tensors.
-
-    `value` is an error message, not a tensor, if the weight cannot be computed.
-    """
-    tensor = value if isinstance(value, Tensor) else None
-    current = State(None, "", "") if tensor is None else state(tensor)
-    wants: dict[str, str] = {}
-    by: dict[str, tuple[str, ...]] = {}
-    for request in sources:
-        for side, want in request.wants.items():
-            if side not in wants:
-                wants[side], by[side] = want, request.by[side]
-    return TensorPlan(
-        module=module,
-        tensor=name,
-        kind="computed",
-        shape=None if tensor is None else tuple(tensor.shape),
-        old=current,
-        new=current,
-        wants=wants,
-        by=by,
-        off={step: reason for request in sources for step, reason in request.skipped.items()},
-    )
+    for module, value in modules.items():
+        for name, tensor in computed_tensors(value).items():
+            requests = [r for r, place in sources[module] if name in (place.name, place.computes)]
+            wants: dict[str, str] = {}
+            by: dict[str, tuple[str, ...]] = {}
+            off: dict[str, str] = {}
+            for request in reversed(requests):  # the first one counts
+                wants.update(request.wants)
+                by.update(request.by)
+                off.update(request.skipped)
+            now, shape = State(None, "", ""), None
+            if isinstance(tensor, Tensor):
+                now, shape = state(tensor), tuple(tensor.shape)
+            yield TensorPlan(module, name, "computed", shape, now, now, wants, by, off)
 
 
 @cache

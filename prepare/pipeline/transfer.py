@@ -6,15 +6,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from math import prod
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from prepare.core.forward.float32_calls import CAST_STEP, keep_option
 from prepare.core.model.devices import wait_for
-from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride, span
+from prepare.core.model.memory_format import span
 from prepare.core.model.tensors import is_plain, name_of, special_form, stored_values, with_bits_of
 from prepare.core.model.threads import OneThreadWorkers
 from prepare.core.utils.process_state import act_on_interrupts, held_interrupts
@@ -114,6 +112,8 @@ class StorageMove:
 
 
 AnyMove = Move | StorageMove
+# What a copy fills, and with what.
+Part = tuple[Tensor, Tensor]
 
 
 def check_cast(path: str, old: Tensor, new: Tensor, *, clamp: bool = False) -> None:
@@ -182,10 +182,15 @@ class Transfer:
         """
         _check_forms(self._moves)
         with _copying(self._moves) as workers:
-            if self._low_memory:
-                self._one_by_one(workers)
-                return
-            self.exchange(_new_data(self._moves, workers))
+            for moves in _groups(self._moves) if self._low_memory else [self._moves]:
+                fresh = _new_data(moves, workers)
+                with held_interrupts():
+                    for tensor, data in fresh:
+                        self._old.append((tensor, tensor.data))
+                        tensor.data = data
+                    if self._low_memory:
+                        self._old.clear()
+                        self._freed += [move.path for move in moves]
 
     def copies(self) -> list[Tensor]:
         """Return the new data of each move, and leave the tensors as they are; small moves go together.
@@ -196,13 +201,6 @@ class Transfer:
         with _copying(self._moves) as workers:
             groups = _groups(self._moves)
             return [data for moves in groups for _, data in _new_data(moves, workers)]
-
-    def exchange(self, fresh: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Give every tensor its new data; `undo` takes it back."""
-        with held_interrupts():
-            for tensor, data in fresh:
-                self._old.append((tensor, tensor.data))
-                tensor.data = data
 
     def undo(self) -> None:
         """Give every tensor its old data back; safe to call more than once."""
@@ -217,14 +215,6 @@ class Transfer:
         if self._freed:
             remaining = [move.path for move in self._moves[len(self._freed) :]]
             raise PartialError(error, self._freed, remaining) from error
-
-    def _one_by_one(self, workers: OneThreadWorkers) -> None:
-        for moves in _groups(self._moves):
-            fresh = _new_data(moves, workers)
-            with held_interrupts():
-                for tensor, data in fresh:
-                    tensor.data = data
-                self._freed += [move.path for move in moves]
 
 
 @contextmanager
@@ -264,41 +254,40 @@ def _is_shared(move: AnyMove) -> bool:
 
 def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple[Tensor, Tensor]]:
     """Return each tensor with its new data; one allocation and one copy for each move."""
-    sources = [move.source() for move in moves]
-    allocated = [move.allocate() for move in moves]
-    doubtful = [source.layout is not torch.strided for source in sources]
+    copies = [(move.allocate(), move.source()) for move in moves]
+    doubtful = {i for i, (_, source) in enumerate(copies) if source.layout is not torch.strided}
     parts = [
         (index, part)
-        for index, pair in enumerate(zip(allocated, sources, strict=True))
-        if not doubtful[index]
+        for index, pair in enumerate(copies)
+        if index not in doubtful
         for part in split(*pair)
     ]
 
-    def copy(item: tuple[int, CopyPart]) -> None:
+    def copy(item: tuple[int, Part]) -> None:
         index, part = item
         if not copy_part(part):
-            doubtful[index] = True
+            doubtful.add(index)
 
-    waiting = deque(item for item in parts if item[1].is_on_cpu)
+    waiting = deque(item for item in parts if _is_on_cpu(item[1]))
     while waiting:  # an interrupt stops the workers, and its handler may not raise
         workers.run(copy, waiting)
         act_on_interrupts()
     for item in parts:
-        if not item[1].is_on_cpu:
+        if not _is_on_cpu(item[1]):
             copy(item)
             act_on_interrupts()
     # Copies to and from an accelerator run there: new data must have arrived before old data is given up.
-    wait_for(tensor.device for pair in zip(allocated, sources, strict=True) for tensor in pair)
-    pairs = []
-    for move, fresh, look in zip(moves, allocated, doubtful, strict=True):
-        if look:
+    wait_for(tensor.device for pair in copies for tensor in pair)
+    exchanged = []
+    for index, (move, (fresh, _)) in enumerate(zip(moves, copies, strict=True)):
+        if index in doubtful:
             move.check_cast(fresh)
-        pairs += (exchanged := move.new_data(fresh))
-        for tensor, data in exchanged:
+        for tensor, data in (pairs := move.new_data(fresh)):
             if not torch._has_compatible_shallow_copy_type(tensor, data):
                 wrong = f"is on {tensor.device}, and torch cannot give it data on {data.device}"
                 raise RefusedError(move.path, wrong, "build the model there")
-    return pairs
+        exchanged += pairs
+    return exchanged
 
 
 def _groups(moves: Sequence[AnyMove]) -> Iterator[Sequence[AnyMove]]:
@@ -324,39 +313,32 @@ def _elements(move: AnyMove) -> int:
     return max(tensor.numel() for tensor in move.tensors)
 
 
-class CopyPart(NamedTuple):
-    """A part of the new data of a tensor, the same part of the tensor, and whether both are on the CPU."""
-
-    target: Tensor
-    source: Tensor
-    is_on_cpu: bool
+def _is_on_cpu(part: Part) -> bool:
+    return all(tensor.is_cpu for tensor in part)
 
 
-def split(target: Tensor, source: Tensor) -> list[CopyPart]:
+def split(target: Tensor, source: Tensor) -> list[Part]:
     """Return the copies that fill `target` with `source`: one of all, unless both are on the CPU."""
-    on_cpu = target.is_cpu and source.is_cpu
-    if not on_cpu or source.numel() <= _PART:
-        return [CopyPart(target, source, on_cpu)]
+    if not _is_on_cpu((target, source)) or source.numel() <= _PART:
+        return [(target, source)]
     if target.stride() == source.stride() and span(source.shape, source.stride()) == source.numel():
         target, source = (t.as_strided((t.numel(),), (1,)) for t in (target, source))
     rows = max(1, _PART * len(source) // source.numel())
-    pairs = zip(target.split(rows), source.split(rows), strict=True)
-    return [CopyPart(*pair, on_cpu) for pair in pairs]
+    return list(zip(target.split(rows), source.split(rows), strict=True))
 
 
-def copy_part(part: CopyPart) -> bool:
-    """Copy `source` into `target`; return whether no cast can have made a value infinite."""
-    target, source, _ = part
-    if part.is_on_cpu and source.numel() >= _SMALL:
-        source = _permuted(source, target.stride())
-        if source.stride() != target.stride() and source.dtype != target.dtype:
-            # torch's kernel that casts and permutes at once goes element by element.
-            source = source.to(target.dtype)
-    target.copy_(source, non_blocking=True)
-    if not is_narrower(target.dtype, part.source.dtype):
+def copy_part(part: Part) -> bool:
+    """Copy the second tensor into the first; return whether no cast can have made a value infinite."""
+    target, source = part
+    value = source
+    if _is_on_cpu(part) and source.numel() >= _SMALL and source.stride() != target.stride():
+        # torch's kernel that casts and permutes at once goes element by element.
+        value = source.to(target.dtype)
+    target.copy_(value, non_blocking=True)
+    if not is_narrower(target.dtype, source.dtype):
         return True
     # The sum of values that are not all finite is not finite.
-    return part.is_on_cpu and target.dtype.itemsize > 1 and isfinite(target.sum().item())
+    return _is_on_cpu(part) and target.dtype.itemsize > 1 and isfinite(target.sum().item())
 
 
 @cache
@@ -365,26 +347,6 @@ def is_narrower(new: torch.dtype, old: torch.dtype) -> bool:
     if not all(dtype.is_floating_point or dtype.is_complex for dtype in (new, old)):
         return False
     return torch.finfo(new).max < torch.finfo(old).max
-
-
-def _permuted(source: Tensor, stride: tuple[int, ...]) -> Tensor:
-    """Return a contiguous float32 tensor with these channels-last strides; any other tensor as it is.
-
-    For each output channel this is the transposition of (channels, kernel), which is how torch shuffles
-    channels. That kernel uses vector instructions, and torch's copy does not.
-    """
-    shape = source.shape
-    if (
-        source.dtype is not torch.float32
-        or len(shape) not in CHANNELS_LAST
-        or not source.is_contiguous()
-        or stride != canonical_stride(shape, CHANNELS_LAST[len(shape)])
-        or min(shape[1], prod(shape[2:])) == 1
-    ):
-        return source
-    length = prod(shape[1:])
-    pixels = source.as_strided((len(source), length, 1, 1), (length, 1, length, length))
-    return torch.channel_shuffle(pixels, shape[1]).as_strided(shape, stride)
 
 
 def _module(path: str) -> str:

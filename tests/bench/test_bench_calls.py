@@ -25,7 +25,7 @@ def test_an_interrupt_ends_the_bench_and_restores_the_model():
     model = nn.BatchNorm1d(3)
 
     def interrupted(progress):
-        if progress.rounds:
+        if "round" in progress:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -252,21 +252,6 @@ def test_without_amp_a_surrounding_autocast_is_off_while_timing():
     with torch.autocast("cpu", torch.bfloat16):
         compare({"a": Seen(seen.add)}, BATCH, budget=0.05)
     assert seen == {torch.float32}
-
-
-def test_a_float16_step_scales_the_loss_and_unscales_the_gradients(monkeypatch):
-    steps = []
-    unscale = torch.amp.GradScaler.unscale_
-
-    def spied(scaler, optimizer):
-        (group,) = optimizer.param_groups
-        before = group["params"][0].grad.clone()
-        unscale(scaler, optimizer)
-        steps.append((before / group["params"][0].grad).nanmean())
-
-    monkeypatch.setattr(torch.amp.GradScaler, "unscale_", spied)
-    compare({"a": Seen()}, BATCH, amp="float16", train=True, budget=0.05)
-    assert steps[-1] > 100
 
 
 def test_an_unknown_amp_is_refused_before_anything_is_timed():

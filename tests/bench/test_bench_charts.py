@@ -5,11 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from made import bench_of, comparison
 from page_reader import HOSTILE, TEMPLATES, contrast
 from prepare.app.report.pages.section import drawn, laid_out
 from prepare.core.document import MARKS, Bar, Bars, Charts
-from prepare.stages.bench.document import bench_charts
 
 
 def bars(*values, **more):
@@ -62,15 +60,3 @@ def test_colours_of_bars_have_enough_contrast_in_light_and_dark(paper):
     colours = re.findall(r"\.track \.\w+ \{ background: (#\w{6})", text)
     assert len(colours) >= 3
     assert all(contrast(colour, paper) >= 3 for colour in colours)
-
-
-def test_each_case_has_a_chart_of_times():
-    charts = bench_charts(bench_of(comparison(), comparison(1.2, verdict="slower")), None)
-    assert [chart.title for chart in charts] == ["Time of one inference"] * 2
-    assert [bar.mark for chart in charts for bar in chart.rows] == [
-        "baseline",
-        "better",
-        "baseline",
-        "worse",
-    ]
-    assert [bar.label for bar in charts[1].rows] == ["unprepared", "prepared"]

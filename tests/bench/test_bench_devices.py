@@ -9,6 +9,7 @@ from torch import nn
 from prepare.stages.bench.variant import Variant
 
 BATCH = torch.ones(4, 3)
+CLOCKS = (lambda: 0.0, lambda: 0.0)
 
 
 def test_cuda_is_timed_by_events_between_synchronisations(monkeypatch):
@@ -21,9 +22,6 @@ def test_cuda_is_timed_by_events_between_synchronisations(monkeypatch):
         def record(self):
             happened.append("record")
 
-        def synchronize(self):
-            happened.append("wait")
-
         def elapsed_time(self, end):
             assert self.timing
             assert end is not self
@@ -32,11 +30,20 @@ def test_cuda_is_timed_by_events_between_synchronisations(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: happened.append("idle"))
-    variant = Variant("a", lambda x: happened.append("call"), formatter=None, train=False)
+    variant = Variant(
+        "a",
+        lambda x: happened.append("call"),
+        formatter=None,
+        train=False,
+        amp="none",
+        clocks=CLOCKS,
+    )
     variant._devices.add(torch.device("cuda"))
-    took = variant.timed(BATCH, lambda: 1 / 0, calls=3)
-    assert took == pytest.approx(0.01)  # 30 ms, three calls
-    assert happened == ["idle", "record", "call", "call", "call", "record", "wait"]
+    variant.calls, samples = 3, []
+    variant.sample(BATCH, samples)
+    assert samples[0].wall == pytest.approx(0.01)  # 30 ms, three calls
+    assert variant.timer == "CUDA events"
+    assert happened == ["idle", "record", "call", "call", "call", "record", "idle"]
 
 
 class TwoGpus(nn.Module):
@@ -49,23 +56,26 @@ class TwoGpus(nn.Module):
         self.calls += 1
 
 
-def two_gpus(monkeypatch):
+def two_gpus(monkeypatch, clock):
     happened, module = [], TwoGpus()
     module.calls = 0
     monkeypatch.setattr(torch.cuda, "synchronize", happened.append)
-    return happened, module, Variant("a", module, formatter=None, train=False)
+    clocks = (lambda: clock(happened), lambda: 0.0)
+    return module, Variant("a", module, formatter=None, train=False, amp="none", clocks=clocks)
 
 
 def test_a_model_on_two_gpus_is_timed_until_both_are_done(monkeypatch):
-    happened, module, variant = two_gpus(monkeypatch)
     seconds = iter([1.0, 1.5])
 
-    def clock():
+    def clock(happened):
         assert len(set(happened)) == 2
         happened.clear()
         return next(seconds)
 
-    took = variant.timed(BATCH, clock, calls=5)
-    assert took == pytest.approx(0.1)
+    module, variant = two_gpus(monkeypatch, clock)
+    variant.calls, samples = 5, []
+    variant.sample(BATCH, samples)
+    assert samples[0].wall == pytest.approx(0.1)
     assert module.calls == 5
     assert variant.timer == "wall clock"
+    assert not variant.is_on_cpu

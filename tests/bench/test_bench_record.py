@@ -1,7 +1,6 @@
 """The record of a bench: saved, loaded, refused, in sentences and on its page."""
 
 import json
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,15 +10,15 @@ import pytest
 import torch
 
 from clocks import Clock, noisy
-from made import bench_of, comparison, verification
+from made import comparison, verification
 from page_reader import HOSTILE, Reader
 from prepare.app.report.pages.page import run_page
+from prepare.core.document import ReportContext
 from prepare.core.utils.numbers import seconds
 from prepare.errors import BenchError
 from prepare.stages.bench import Comparison, compare
-from prepare.stages.bench.document import _control, case_sentence
-from prepare.stages.bench.records import Bench, Case
-from prepare.stages.bench.time_prepared import INFERENCE, TRAINING
+from prepare.stages.bench.document import bench_document, speed_sentence
+from prepare.stages.bench.records import PROCESSOR
 
 BATCH = torch.ones(4, 3)
 
@@ -40,11 +39,9 @@ def test_a_comparison_survives_saving_and_loading(found, tmp_path):
     assert Comparison.load(tmp_path / "bench.json") == found
     data = json.loads((tmp_path / "bench.json").read_text())
     assert (data["format"], data["version"]) == ("prepare.bench", 1)
-    (case,) = data["cases"]
-    assert case["what"] == "inference"
-    assert case["comparison"]["environment"]["threads"] == torch.get_num_threads()
-    known = {"threads", "cores_available", "load_before", "others", "stolen", "held_back", "seed"}
-    assert known <= case["comparison"]["settings"].keys()
+    assert data["environment"]["threads"] == torch.get_num_threads()
+    known = {"threads", "cores_available", "load_before", "others", "timer", "seed"}
+    assert known <= data["settings"].keys()
 
 
 @pytest.mark.parametrize(
@@ -52,18 +49,15 @@ def test_a_comparison_survives_saving_and_loading(found, tmp_path):
     [
         ({"format": "prepare.flow"}, "this is a prepare.flow, not a prepare.bench"),
         ({"version": 2}, "version 2 is not known here; this prepare reads version 1"),
-        ({"cases": []}, "this is not a bench: ValueError: it has no cases"),
-        (
-            lambda data: {"cases": [{**case, "comparison": {}} for case in data["cases"]]},
-            "this is not a bench: ValueError: the keys are []",
-        ),
+        ({"baseline": "none"}, "this is not a comparison: KeyError: 'none'"),
+        ({"aa": {}}, "this is not a comparison: ValueError: the keys are []"),
     ],
 )
 def test_a_file_that_is_not_a_bench_is_refused_with_the_reason(found, tmp_path, change, wrong):
     path = tmp_path / "bench.json"
     found.save(path)
     data = json.loads(path.read_text())
-    path.write_text(json.dumps(data | (change(data) if callable(change) else change)))
+    path.write_text(json.dumps(data | change))
     with pytest.raises(BenchError) as raised:
         Comparison.load(path)
     assert str(raised.value).startswith(f"{path}: {wrong}")
@@ -75,20 +69,6 @@ def test_an_unknown_verdict_is_refused(found, tmp_path):
     path.write_text(path.read_text().replace('"faster"', '"best"'))
     with pytest.raises(BenchError, match="'best' is not a verdict"):
         Comparison.load(path)
-
-
-def test_the_control_names_the_ratio_and_the_noise(found):
-    assert re.fullmatch(
-        r"; the baseline against itself: differences below \d+\.\d % are noise",
-        _control(found.aa),
-    )
-
-
-def test_a_failed_baseline_has_no_control():
-    clock = Clock()
-    broken = {"a": clock.takes(0.1, breaks_at=0), "b": clock.takes(0.1)}
-    comparison = compare(broken, BATCH, train=False, _clock=clock)
-    assert _control(comparison.aa) == "; the baseline failed, so nothing was compared"
 
 
 @pytest.mark.parametrize(
@@ -103,17 +83,6 @@ def test_a_failed_baseline_has_no_control():
 )
 def test_times_are_shown_with_three_digits(value, text):
     assert seconds(value) == text
-
-
-def test_a_bench_survives_saving_and_loading(tmp_path):
-    found = bench_of(comparison(), comparison(1.2, verdict="slower"))
-    found = replace(found, cases=(*found.cases, Case(what=TRAINING, reason="too long")))
-    found.save(tmp_path / "bench.json")
-    assert Bench.load(tmp_path / "bench.json") == found
-    assert Comparison.load(tmp_path / "bench.json") == found.cases[0].comparison
-    replace(found, cases=found.cases[2:]).save(tmp_path / "none.json")
-    with pytest.raises(BenchError, match="nothing was compared: too long"):
-        Comparison.load(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(
@@ -131,18 +100,28 @@ def test_a_bench_survives_saving_and_loading(tmp_path):
         (comparison(17.0, verdict="slower", interval=(2, 35)), "inference over 2x slower (95 % interval: 2.0x to 35x)"),
     ],
 )  # fmt: skip
-def test_a_case_is_described_in_one_sentence(found, said):
-    assert case_sentence(Case(what=INFERENCE, comparison=found)) == said
+def test_a_comparison_is_described_in_one_sentence(found, said):
+    assert speed_sentence(found) == said
+
+
+def test_the_sentence_says_which_clock_a_verdict_follows():
+    busy = {"timer": PROCESSOR, "cores_available": 2, "others": 1.6, "threads": 2}
+    found = comparison(settings=comparison().settings | busy)
+    said = "processor time, as this machine is busy (other programs use 1.6 of 2 cores)"
+    assert speed_sentence(found).endswith(f"; {said}")
+    (answer,) = bench_document(ReportContext(found={"bench": found})).answers
+    assert said in answer.line
+    assert said in answer.remark
 
 
 def test_a_busy_machine_is_a_reason_and_a_line():
     busy = {"cores_available": 2, "others": 1.6, "threads": 2}
     found = comparison(settings=comparison().settings | busy)
-    assert bench_of(found).busy == ""  # the unprepared model hardly differed from itself
+    assert found.busy == ""  # the unprepared model hardly differed from itself
     loud = replace(found, aa=replace(found.aa, noise=1.1))
     said = "this machine is busy (other programs use 1.6 of 2 cores); repeat it later for a firm figure"
-    assert bench_of(loud).busy == said
-    assert bench_of().busy == ""
+    assert loud.busy == said
+    assert comparison().busy == ""
 
 
 def page_of(folder, found, checked=None):
@@ -154,25 +133,24 @@ def page_of(folder, found, checked=None):
 
 
 def test_the_page_shows_the_figures_the_charts_and_the_notes(tmp_path):
-    text = page_of(tmp_path, bench_of(), verification())
+    text = page_of(tmp_path, comparison(), verification())
     read = Reader(text)
     for said in (
         "Inference 1.4x faster, 29.2 instead of 40.0 ms (95 % interval: 1.32x to 1.43x)",
-        "inference prepared 29.2 ms 21.9 ms to 36.5 ms 1.4x faster 1.32x to 1.43x 68.5",
+        "prepared 29.2 ms 21.9 ms to 36.5 ms 1.4x faster 1.32x to 1.43x",
         "20 rounds in 3.20 s, 2 samples a call, 2 threads; the baseline against itself: differences below 1.0 % are noise",
-        "inference: a note",
-        "with 95% confidence",
+        "a note",
         "Faster 1.4x faster, 29.2 instead of 40.0 ms",
     ):
         assert said in read.text, said
-    assert len(read.all("svg")) == 1
+    assert text.count('<p class="bar') == 2
 
 
-def test_the_page_shows_why_a_case_was_not_compared(tmp_path):
-    found = replace(bench_of(), cases=(Case(what=INFERENCE, reason="too long for it"),))
-    read = Reader(page_of(tmp_path, found))
-    assert "Inference not measured: too long for it" in read.text
-    assert not read.all("svg")
+def test_the_page_shows_why_nothing_was_compared(tmp_path):
+    found = replace(comparison(), rows=(), aa=None, repeats=0, reason="too long for it")
+    text = page_of(tmp_path, found)
+    assert "Inference not measured: too long for it" in Reader(text).text
+    assert '<p class="bar' not in text
 
 
 def test_names_in_a_bench_are_escaped_on_the_page(tmp_path):
@@ -181,15 +159,14 @@ def test_names_in_a_bench_are_escaped_on_the_page(tmp_path):
         for at, row in enumerate(comparison().rows)
     ]
     found = comparison(rows=tuple(hostile), baseline=HOSTILE[0], notes=tuple(HOSTILE))
-    found = replace(bench_of(found), cases=(Case(what=HOSTILE[1], comparison=found),))
-    safe = Reader(page_of(tmp_path / "safe", bench_of(), verification()))
+    safe = Reader(page_of(tmp_path / "safe", comparison(), verification()))
     read = Reader(page_of(tmp_path / "odd", found, verification()))
     assert read.tags <= safe.tags
     assert "alert(1)" in read.text
 
 
 def test_a_page_with_a_bench_is_written_without_torch(tmp_path):
-    bench_of().save(tmp_path / "bench.json")
+    comparison().save(tmp_path / "bench.json")
     code = (
         "import sys; from prepare.app.report.pages.page import write_page; "
         f"write_page({str(tmp_path)!r}); print('torch' in sys.modules)"

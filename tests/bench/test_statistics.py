@@ -4,9 +4,10 @@ import math
 import random
 
 import pytest
+import torch
 
-from prepare.stages.bench import session, statistics
-from prepare.stages.bench.samples import SampleSet, Series
+from clocks import Clock
+from prepare.stages.bench import compare, compare_variants, statistics
 from prepare.stages.bench.statistics import Estimate, estimate, ratio, verdict
 
 
@@ -48,52 +49,45 @@ def test_equals_have_no_winner_in_93_of_100_cases():
     assert (words.count("no difference") + words.count("unclear")) / len(words) >= 0.93
 
 
-def looked(cases, factor, rounds):
-    """The verdicts of benches that look at the rounds of `LOOKS`, and end after `rounds`."""
-    order, words, ends, holds = random.Random(3), [], [], 0
+def looked(monkeypatch, cases, factor, rounds):
+    """The results of comparisons on that machine, in the time of so many rounds."""
+    monkeypatch.setattr(compare_variants, "environment", dict)
+    order, found = random.Random(3), []
     for _ in range(cases):
-        base, again, other = machine(order, rounds, (1.0, 1.0, factor))
-        some = session.Looks()
-        for count in sorted({*session.LOOKS, rounds}):
-            base_, again_, other_ = (
-                Series(None, samples=lane[:count]) for lane in (base, again, other)
-            )
-            samples = SampleSet([base_, other_], base_, again_, 0.95)
-            if count == rounds or some.look(samples, count, 5.0):
-                break
-        found = some.look(samples, count, 5.0) if some.is_settled else some.end(samples)
-        word, measured = found._verdict(other_)
-        words.append(word)
-        ends.append(count)
-        holds += measured.interval[0] <= factor <= measured.interval[1]
-    return words, ends, holds / cases
+        clock, (base, again, other) = Clock(), machine(order, 2 * rounds, (1.0, 1.0, factor))
+        both = [each for pair in zip(base, again, strict=True) for each in pair]
+        variants = {
+            name: clock.takes(iter([1.0] * 3 + times).__next__)
+            for name, times in {"base": both, "other": other}.items()
+        }
+        how = {"budget": 6 + rounds * (2 + factor), "precision": None}
+        found.append(compare(variants, torch.ones(1), _clock=clock, **how))
+    return found
 
 
-@pytest.mark.parametrize("rounds", [6, 12, 40, 100])
-def test_looks_find_no_difference_of_equals_in_95_of_100(rounds):
-    words, _, holds = looked(300, 1.0, rounds)
-    assert (words.count("faster") + words.count("slower")) / len(words) <= 0.05
-    assert holds >= 0.93
+def part_of(found, *words):
+    return sum(each.row("other").verdict in words for each in found) / len(found)
 
 
-def test_looks_end_early_for_a_clear_difference():
-    words, ends, holds = looked(300, 0.7, 100)
-    assert (words.count("faster") / len(words), min(ends)) == (1.0, 8)
+def part_that_holds(found, factor):
+    intervals = [each.row("other").ratio_interval for each in found]
+    return sum(low <= factor <= high for low, high in intervals) / len(found)
+
+
+@pytest.mark.parametrize("rounds", [12, 40, 100])
+def test_looks_find_no_difference_of_equals_in_95_of_100(monkeypatch, rounds):
+    found = looked(monkeypatch, 200, 1.0, rounds)
+    assert part_of(found, "faster", "slower") <= 0.05
+    assert part_that_holds(found, 1.0) >= 0.93
+
+
+def test_looks_end_early_for_a_clear_difference(monkeypatch):
+    found = looked(monkeypatch, 200, 0.7, 100)
+    assert part_of(found, "faster") >= 0.99
+    ends = [each.repeats for each in found]
+    assert min(ends) == 8
     assert sum(ends) / len(ends) < 30
-    assert holds >= 0.95
-
-
-def test_no_look_before_a_second_or_between_its_rounds():
-    times = [1.0, 1.01] * 4
-    base = Series(None, samples=times)
-    samples = SampleSet([base, Series(None, samples=times)], base, base, 0.95)
-    some = session.Looks()
-    assert some.look(samples, 8, 0.9) is None
-    assert some.look(samples, 9, 5.0) is None
-    assert some.end(samples).confidence == pytest.approx(0.95)
-    found = some.look(samples, 8, 1.0)
-    assert (some.is_settled, found.confidence) == (True, pytest.approx(0.99))
-    assert some.end(samples).confidence == pytest.approx(0.96)
+    assert part_that_holds(found, 0.7) >= 0.95
 
 
 @pytest.mark.parametrize(("factor", "word"), [(1.1, "slower"), (0.9, "faster")])

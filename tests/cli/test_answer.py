@@ -61,9 +61,7 @@ def test_quiet_prints_nothing_for_a_job_without_warnings(capsys):
     assert capsys.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(
-    ("flag", "hint"), [("--jsn", "did you mean '--json'"), ("--dry-run", "write task=plan")]
-)
+@pytest.mark.parametrize(("flag", "hint"), [("--jsn", "--json"), ("--dry-run", "task=plan")])
 def test_a_misspelt_flag_gets_a_hint(capsys, flag, hint):
     assert cli.run([*NET, flag]) == 2
     assert hint in capsys.readouterr().err

@@ -40,16 +40,16 @@ def test_an_experiment_runs_with_its_own_network(name, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("word", "message"),
+    ("word", "write"),
     [
-        ("experiment=wan_decoder", "experiment: is added to the other groups; write +experiment=wan_decoder"),
-        ("+experiment=wan_decodr", "experiment: 'wan_decodr' is not an option; did you mean 'wan_decoder'?"),
+        ("experiment=wan_decoder", "+experiment=NAME"),
+        ("+experiment=wan_decodr", "did you mean 'wan_decoder'?"),
     ],
 )  # fmt: skip
-def test_a_wrong_word_is_one_line(word, message, capsys):
+def test_a_wrong_word_is_one_line(word, write, capsys):
     assert cli.run([word]) == 2
     (said,) = capsys.readouterr().err.splitlines()
-    assert message in said
+    assert write in said
 
 
 def test_experiments_are_listed_in_the_help(capsys):

@@ -21,10 +21,10 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 import prepare.frameworks.hydra
+from commands import composing
 from paths import CONF
-from prepare.app.cli.compose_config import composing
+from prepare.app.cli.configuration import choices_in
 from prepare.app.cli.hydra_app import listed_targets
-from prepare.app.cli.resolve_config import choices_in
 from prepare.core.utils.folders import STEP_GROUPS
 from prepare.errors import ConfigError
 from prepare.frameworks._recipe import NetworkRecipe, child_network
@@ -84,8 +84,8 @@ def test_every_group_of_ours_that_brings_steps_is_there_and_no_other(compose):
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda word: word)
 def test_every_option_gives_the_steps_of_the_command_line(compose, group, option):
     theirs = compose("+prepare=default", f"prepare/{group}={option}").prepare.steps
-    with composing() as composer:
-        ours = composer.compose([f"{group}={option}"]).steps
+    with composing() as compose_ours:
+        ours = compose_ours(f"{group}={option}").steps
     assert theirs == ours
     assert list(theirs) == list(ours)
 
@@ -119,6 +119,33 @@ def test_their_own_groups_and_keys_are_untouched(compose):
 
 def test_without_being_asked_for_it_adds_nothing(compose):
     assert "prepare" not in compose()
+
+
+@pytest.mark.parametrize(
+    ("own", "word", "right"),
+    [
+        ("prepare: false", "prepare=true", True),
+        ("prepare: false", "prepare=default", "default"),
+        ("prepare: 1", "++prepare=raw", "raw"),
+        ("lr: 1", "+prepare=raw", "raw"),
+        ("prepare: {a: 1}", "prepare.a=2", {"a": 2}),
+    ],
+)
+def test_a_key_of_their_own_called_prepare_is_theirs(compose, tmp_path, own, word, right):
+    compose("+prepare=default")  # and it does not matter what was composed before
+    (tmp_path / "own.yaml").write_text(own)
+    with hydra.initialize_config_dir(str(tmp_path), **BASE):
+        assert hydra.compose("own", [word]).prepare == right
+
+
+def test_a_group_of_their_own_called_prepare_is_theirs(compose, tmp_path):
+    (tmp_path / "prepare").mkdir()
+    (tmp_path / "own.yaml").write_text("defaults: [prepare: default]")
+    (tmp_path / "prepare" / "default.yaml").write_text("mine: 1")
+    (tmp_path / "prepare" / "other.yaml").write_text("mine: 2")
+    with hydra.initialize_config_dir(str(tmp_path), **BASE):
+        assert hydra.compose("own").prepare == {"mine": 1}
+        assert hydra.compose("own", ["prepare=other"]).prepare == {"mine": 2}
 
 
 def test_registering_again_does_nothing_and_leaves_what_is_theirs(compose):
@@ -171,8 +198,8 @@ def test_a_synonym_of_an_option_is_understood_in_every_program(group, said, word
 def test_a_synonym_gives_the_same_run_as_the_word_itself(compose):
     theirs = compose("+prepare=default", "prepare/precision=bf16", "prepare/memfmt=nhwc")
     assert list(theirs.prepare.steps) == ["device", "half", "conv2d_memory_format"]
-    with composing() as composer:
-        ours = composer.compose(["device=gpu", "precision=bf16", "memfmt=nhwc"])
+    with composing() as compose_ours:
+        ours = compose_ours("device=gpu", "precision=bf16", "memfmt=nhwc")
     assert ours.steps.device.device == "cuda"
     assert ours.steps.half == theirs.prepare.steps.half
     chosen = {"device": "cuda", "precision": "bfloat16", "memfmt": "channels_last"}
@@ -183,8 +210,8 @@ def test_a_synonym_in_the_file_of_an_experiment_is_understood(tmp_path):
     (tmp_path / "experiment").mkdir()
     text = "# @package _global_\ndefaults:\n  - override /memfmt: ndhwc\n"
     (tmp_path / "experiment" / "fast.yaml").write_text(text)
-    with composing(str(tmp_path)) as composer:
-        assert list(composer.compose(["+experiment=fast"]).steps) == [
+    with composing(tmp_path) as compose_ours:
+        assert list(compose_ours("+experiment=fast").steps) == [
             "device",
             "conv3d_memory_format",
         ]
@@ -403,6 +430,8 @@ def test_a_program_without_a_line_of_ours_prepares_its_network(tmp_path, whole):
 
     asked = ["+prepare=default", "prepare/memfmt=channels_last", "prepare/device=cpu"]
     if whole:
+        assert "prepare" not in run("--help").partition("== Config ==")[0]
+        assert "prepare/memfmt: " in run("+prepare=default", "--help")
         assert "conv2d_memory_format" in run(*asked, "--cfg", "job")
         assert run().startswith("(27, 9, 3, 1)")
     target = ["net._target_=prepare.frameworks.hydra.prepared", "+net.of=torch.nn.Conv2d"]

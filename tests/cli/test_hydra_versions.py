@@ -164,7 +164,7 @@ def test_what_hydra_refuses_to_call_is_called_by_neither(following, tmp_path, ta
         "cli/test_failed_runs.py",
         "cli/test_bare_words.py",
         "sweep/test_sweep.py",
-        "cli/test_override_errors.py",
+        "cli/test_wrong_words.py",
         "job/test_record.py",
         "cli/test_hydra.py",
     ],

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 import prepare
+from commands import composing
 from paths import CONF
 from prepare import checkpoint
-from prepare.app.cli.compose_config import composing
+from prepare.app.cli.configuration import problems_of
 from prepare.app.job.settings import ADDED_GROUP, group_names
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
@@ -40,20 +41,28 @@ FUNCTIONS = (
 
 
 @pytest.fixture(scope="module")
-def composer():
-    with composing() as composer:
-        yield composer
+def compose():
+    with composing() as compose:
+        yield compose
 
 
 @pytest.fixture(scope="module")
-def keys(composer):
+def keys(compose):
     """Every key of a configuration, with those of a step that may be added."""
     found = {f"steps.{name}" for name in STEPS}
     found |= {
         f"steps.{name}.{key}" for name in STEPS for key in STEPS[name].from_options({}).to_options()
     }
-    nested(composer.compose(["model=unet3d", "memfmt=channels_last"]), "", found)
-    more = {"memfmt", "precision", "device", "model._target_", "hydra/launcher", "hydra/sweeper"}
+    nested(compose("model=unet3d", "memfmt=channels_last"), "", found)
+    more = {
+        "experiment",
+        "memfmt",
+        "precision",
+        "device",
+        "model._target_",
+        "hydra/launcher",
+        "hydra/sweeper",
+    }
     return found | more
 
 
@@ -133,11 +142,11 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize(("group", "option"), OPTIONS)
-def test_every_option_of_every_group_composes_without_a_mistake(composer, group, option):
+def test_every_option_of_every_group_composes_without_a_mistake(compose, group, option):
     added = "+" if group == ADDED_GROUP else ""
     overrides = [f"{added}{group}={option}"]
     if group not in ("model", ADDED_GROUP):
         overrides.insert(0, "model=unet3d")
     if option == "custom":
         overrides.append("model._target_=my_package.nets.build")
-    assert composer.examine([overrides]) == []
+    assert problems_of(compose(*overrides)) == []

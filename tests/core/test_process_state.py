@@ -89,7 +89,7 @@ def timed(work):
 
 
 def tuned(work):
-    tune(work, BATCH, budget=0.3, allow=["bfloat16"], cache=False)
+    tune(work, BATCH, budget=0.3, allow=["bfloat16"])
 
 
 def applied(work):

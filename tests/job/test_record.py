@@ -1,16 +1,14 @@
 """A run's folder: what is written is read again, and any other file is refused in one line."""
 
 import json
-import os
 
 import pytest
 import torch
 from torch import nn
 
-from made import bench_of, comparison, write_run
+from made import comparison
 from prepare.app.job.record import STATUSES, Job, Record, Result, files_in
 from prepare.app.job.results import Analyses
-from prepare.app.report.pages.page import write_page
 from prepare.audit import Audit, audit
 from prepare.errors import FileError
 from prepare.pipeline import Pipeline
@@ -115,11 +113,5 @@ def test_what_did_not_run_has_no_key():
 
 
 def test_the_times_divide_to_their_ratio():
-    found = Analyses(found={"bench": bench_of(comparison(0.73))}).figures()
+    found = Analyses(found={"bench": comparison(0.73)}).figures()
     assert found["prepared_seconds"] / found["unprepared_seconds"] == found["time_ratio"]
-
-
-def test_a_huge_record_is_refused_without_being_read(tmp_path):
-    write_run(tmp_path / "run")
-    os.truncate(tmp_path / "run" / "audit.json", 1 << 40)
-    assert "audit.json: is larger than" in write_page(tmp_path / "run").read_text()

@@ -8,10 +8,9 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from prepare.core.model.memory_format import canonical_stride
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline, transfer
-from prepare.pipeline.transfer import Move, Transfer, copy_part, split
+from prepare.pipeline.transfer import Move, Transfer
 from small_nets import Tied, facts, small_2d
 
 BOTH = {"half": {}, "conv2d_memory_format": {}}
@@ -117,16 +116,6 @@ def test_new_data_has_arrived_before_the_exchange(monkeypatch, source, target, w
     assert done == waited
 
 
-SHAPES = {
-    (130, 70, 5, 5): "channels_last",
-    (300, 1, 30, 30): "channels_last",
-    (300, 400, 1, 1): "channels_last",
-    (1, 70, 20, 30): "channels_last",
-    (60, 60, 3, 3, 3): "channels_last_3d",
-    (60, 60, 3, 3, 4): "contiguous",
-}
-
-
 @pytest.fixture
 def three_threads():
     before = torch.get_num_threads()
@@ -135,24 +124,19 @@ def three_threads():
     torch.set_num_threads(before)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-@pytest.mark.parametrize("kind", [torch.float32, torch.float64])
-@pytest.mark.parametrize("source_format", ["contiguous", "own", "sliced"])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_parts_are_the_whole_tensor(shape, source_format, kind, dtype, monkeypatch):
-    monkeypatch.setattr(transfer, "_PART", 2**16)
-    source = torch.randn(*shape[:-1], shape[-1] + 2, dtype=kind)[..., 2:]
-    if source_format != "sliced":
-        memory_format = SHAPES[shape] if source_format == "own" else "contiguous"
-        source = source.contiguous(
-            memory_format=getattr(torch, f"{memory_format}_format", None)
-            or getattr(torch, memory_format)
-        )
-    target = torch.empty_strided(shape, canonical_stride(shape, SHAPES[shape]), dtype=dtype)
-    parts = split(target, source)
-    assert {copy_part(part) for part in parts} == {True}
-    assert torch.equal(target, source.to(dtype))
-    assert len(parts) > 1 or shape[0] == 1
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", None])
+@pytest.mark.usefixtures("three_threads")
+def test_large_tensors_have_the_values_of_torchs_own_cast(dtype, monkeypatch):
+    monkeypatch.setattr(transfer, "_PART", 2**12)
+    convolutions = nn.Conv2d(70, 130, 5), nn.Conv2d(1, 300, 30), nn.Conv2d(400, 300, 1)
+    model = nn.Sequential(*convolutions, nn.Conv3d(60, 60, 3), nn.Linear(300, 400)).double()
+    model[0].weight.data = torch.randn(130, 70, 5, 7)[..., 2:]
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    steps = {"half": dtype and {"dtype": dtype}, "conv2d_memory_format": {}}
+    Pipeline.from_config({**steps, "conv3d_memory_format": {}}).apply(model)
+    for parameter, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(parameter, old.to(parameter.dtype))
+        assert dtype is None or parameter.dtype is getattr(torch, dtype)
 
 
 @pytest.mark.parametrize("place", [0, 1, -1])
@@ -206,3 +190,16 @@ def test_many_threads_give_the_values_of_one_copy(low_memory):
             finally:
                 os._exit(not ok)
         assert os.waitpid(child, 0)[1] == 0
+
+
+def test_views_of_a_storage_may_begin_behind_its_start():
+    flat = torch.randn(40)
+    model = nn.ParameterDict({"a": nn.Parameter(flat[8:20]), "b": nn.Parameter(flat[12:28])})
+    objects = [*model.values()]
+    Pipeline.from_config({"half": {"dtype": "float16"}}).apply(model)
+    assert all(mine is other for mine, other in zip(model.values(), objects, strict=True))
+    assert torch.equal(model["a"], flat[8:20].half())
+    assert torch.equal(model["b"], flat[12:28].half())
+    with torch.no_grad():
+        model["a"][4:].zero_()
+    assert not model["b"][:8].any()

@@ -178,6 +178,7 @@ def lines_of(make):
     return places
 
 
+@pytest.mark.filterwarnings("ignore::prepare.errors.UntrainedWarning")
 @pytest.mark.parametrize("make", ZOO.values(), ids=ZOO)
 def test_an_interrupt_at_many_lines_leaves_the_model_whole(make):
     total = len(lines_of(make))

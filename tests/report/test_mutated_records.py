@@ -24,13 +24,13 @@ from prepare.app.sweep.summary import read_summary
 from prepare.audit import Audit
 from prepare.core.utils.text import output_to
 from prepare.errors import PrepareError
-from prepare.stages.bench.records import Bench
+from prepare.stages.bench.records import Comparison
 from prepare.stages.flow.records import Flow
 from prepare.stages.tune.records import Tuning
 from prepare.stages.verify.records import Verification
 
 LOADERS = {
-    "audit.json": Audit.load, "flow.json": Flow.load, "verify.json": Verification.load, "bench.json": Bench.load,
+    "audit.json": Audit.load, "flow.json": Flow.load, "verify.json": Verification.load, "bench.json": Comparison.load,
     "tune.json": Tuning.load,
     "recipe.yaml": recipe.load,
 }  # fmt: skip
@@ -72,10 +72,9 @@ def show(record, sound: Path, *, page: bool) -> None:
         record.diff(Audit.load(sound))
         record.to_csv()
     if isinstance(record, Tuning):
-        assert record.table
         assert record.is_clear in (True, False)
         assert record.recipe is not None
-    if isinstance(record, Bench):
+    if isinstance(record, Comparison):
         assert record.headline
 
 

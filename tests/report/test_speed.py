@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from made import bench_of, comparison
+from made import comparison
 from prepare.core.document import ReportContext
 from prepare.core.utils.machine import busy_sentence
 from prepare.core.utils.numbers import interval_text, pace_text, speed_text, verdict_text
@@ -85,7 +85,7 @@ def test_a_wide_interval_on_a_busy_machine_says_so_beside_it():
     settings = {"confidence": 0.95, "threads": 2, "cores_available": 2, "others": 1.6}
     noisy = replace(comparison().aa, noise=1.5)
     found = comparison(0.19, interval=(0.0498, 0.24), settings=settings, aa=noisy)
-    shown = bench_document(ReportContext(found={"bench": bench_of(found)}))
+    shown = bench_document(ReportContext(found={"bench": found}))
     assert shown.line == (
         "inference over 4x faster (95 % interval: 4.2x to 20x), as this machine is busy "
         "(other programs use 1.6 of 2 cores)"

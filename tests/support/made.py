@@ -19,8 +19,7 @@ from prepare.audit import Audit, AuditRow
 from prepare.audit import audit as audit_of
 from prepare.core.document import ReportContext
 from prepare.pipeline import Pipeline
-from prepare.stages.bench.records import Bench, Case, Comparison, Control, VariantResult
-from prepare.stages.bench.time_prepared import INFERENCE
+from prepare.stages.bench.records import Comparison, Control, VariantResult
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow
 from prepare.stages.registry import STAGES
 from prepare.stages.tune.records import CandidateResult, Tuning
@@ -71,18 +70,13 @@ def ran(tmp_path, monkeypatch, capsys, *words):
 def comparison(ratio=0.73, *, verdict="faster", interval=(0.70, 0.76), base=0.04, **more):
     rows = (
         VariantResult(name="unprepared", verdict="baseline", seconds=base, seconds_interval=(0.95 * base, 1.1 * base),
-            ratio=1.0, throughput=50.0, device="cpu", calls=1, samples=(base,)),
+            ratio=1.0, device="cpu", calls=1, samples=(base,)),
         VariantResult(name="prepared", verdict=verdict, seconds=base * ratio, seconds_interval=(0.75 * base * ratio, 1.25 * base * ratio),
-            ratio=ratio, ratio_interval=interval, throughput=50 / ratio, device="cpu", calls=1),
+            ratio=ratio, ratio_interval=interval, device="cpu", calls=1),
     )  # fmt: skip
     settings = {"train": False, "confidence": 0.95, "threads": 2, "batch_size": 2}
     return Comparison(**{"rows": rows, "baseline": "unprepared", "aa": NOISE, "repeats": 20, "seconds": 3.2, "settings": settings,
                          "environment": {}, "notes": ("a note",)} | more)  # fmt: skip
-
-
-def bench_of(*compared, **more) -> Bench:
-    cases = tuple(Case(what=INFERENCE, comparison=one) for one in compared or (comparison(),))
-    return Bench(**{"level": "short", "mode": "eval", "seconds": 3.5, "cases": cases} | more)
 
 
 def bench(ratio=0.5, *, low=None, high=None, verdict="faster", what="inference", cpu="a processor", error="",
@@ -95,9 +89,7 @@ def bench(ratio=0.5, *, low=None, high=None, verdict="faster", what="inference",
         settings={"train": what == "training step", "threads": 2, "cores_available": 2, "others": others},
         environment={"cpu": cpu, "platform": "Linux", "torch": "2.13.0", "devices": []},
     )  # fmt: skip
-    rows = [replace(row, throughput=None) for row in found.rows]
-    case = {"reason": error} if error else {"comparison": replace(found, rows=tuple(rows))}
-    return bench_of(cases=(Case(what=what, **case),))
+    return replace(found, rows=(), aa=None, repeats=0, reason=error) if error else found
 
 
 def verification(error=1e-6, *, status="pass", wrong=0, allowed=5e-2, **more) -> Verification:
@@ -278,12 +270,13 @@ def formats_by_precisions(folder: Path) -> Path:
 def tuning() -> Tuning:
     rows = (
         CandidateResult(name="half", steps={"half": {"dtype": "bfloat16", "keep": []}}, status="winner", reason="half the time", cost=4,
-            seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
+            verdict="faster", seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
             allowed=1e-2, first_seconds=1.0),
-        CandidateResult(name="unprepared", steps={}, status="slower", reason="twice", cost=0, seconds=0.1, ratio=1.0, rounds=20, error=0.0),
+        CandidateResult(name="unprepared", steps={}, status="timed", reason="twice", cost=0, verdict="baseline", seconds=0.1,
+            ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
-    return Tuning(rows=rows, winner="half", mode="eval", allow=("bfloat16",), budget=60.0, seconds=12.0, rounds=20, noise=1.02,
-                  made="2026-01-01T00:00:00+00:00", from_cache=True, conditions={"mode": "eval"}, environment=MACHINE, notes=("a",))  # fmt: skip
+    return Tuning(rows=rows, winner="half", mode="eval", amp="none", allow=("bfloat16",), budget=60.0, seconds=12.0,
+                  last=comparison(environment=MACHINE), notes=("a",))  # fmt: skip
 
 
 def write_run(folder: Path) -> None:
@@ -295,5 +288,5 @@ def write_run(folder: Path) -> None:
     Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), culprit="",
                  advice="", seconds=1.0, environment=MACHINE).save(folder / "verify.json")  # fmt: skip
     benched = comparison(environment=MACHINE)
-    bench_of(benched).save(folder / "bench.json")
+    benched.save(folder / "bench.json")
     tuning().save(folder / "tune.json")

@@ -1,27 +1,24 @@
 """Tunings on a simulated clock."""
 
-import math
-import random
-
 import pytest
+import torch
 
-from prepare.stages.tune import session
-from prepare.stages.tune.candidate_run import PreparedCandidate
+from clocks import Clock, noisy
+from prepare.stages.bench import compare, compare_variants
+from prepare.stages.tune import tune_model
 
 
 @pytest.fixture
 def timed(monkeypatch):
-    """Set the time of a call of each candidate, by name; all else is real."""
+    """Set the time of a call of each candidate, by name; the preparing and verifying is real."""
     means = {}
+    monkeypatch.setattr(compare_variants, "environment", dict)
 
-    class Timed(PreparedCandidate):
-        def __init__(self, tuning, candidate, pool, **how):
-            super().__init__(tuning, candidate, pool, **how)
-            self._mean = means.get(candidate.name, 0.1)
-            self._order, self.seconds = random.Random(candidate.name), 1e-3
+    def simulated(models, batch, *, train, **how):
+        clock = Clock()
+        variants = {name: clock.takes(noisy(means.get(name, 0.1), 0.002, name)) for name in models}
+        how |= {"format": None, "budget": 30.0}
+        return compare(variants, torch.ones(1), _clock=clock, **how)
 
-        def turn(self, number):
-            return self._mean * math.exp(self._order.gauss(0, 0.002))
-
-    monkeypatch.setattr(session, "PreparedCandidate", Timed)
+    monkeypatch.setattr(tune_model, "compare", simulated)
     return means

@@ -5,8 +5,8 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -68,12 +68,6 @@ def print_problems(problems: Iterable[Any]) -> None:
         line(printable(problem), errors=True)
         if (answer := _ANSWER.get()) is not None:
             answer.errors.append(str(problem))
-
-
-@contextmanager
-def no_stage(_what: str) -> Iterator[Callable[[str], None]]:
-    """Show nothing, in place of the spinner of a stage."""
-    yield lambda _: None
 
 
 def _object(answer: _Answer, code: int) -> dict[str, Any]:

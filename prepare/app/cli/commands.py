@@ -6,20 +6,18 @@ import importlib
 import json
 import shutil
 import sys
-from argparse import ArgumentParser
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 from prepare.app.cli.answer import tell
+from prepare.app.cli.words import USAGES, split_words
 from prepare.app.job.outcome import DONE
 from prepare.core.utils.text import line, plural
-from prepare.errors import ConfigError, FileError, PrepareError
+from prepare.errors import ConfigError, FileError
 
 _WIDEST = 110
 # A table in the terminal has at most so many rows; --json has them all.
 _ROWS = 100
-_Read = TypeVar("_Read")
 
 
 def require_packages(*packages: str) -> None:
@@ -42,7 +40,7 @@ def _steps(argv: list[str]) -> int:
 
     if unknown := [name for name in argv if name not in STEPS]:
         raise ConfigError.of([STEPS.problem(unknown[0])])
-    line(steps_text(_width(), argv))
+    line(steps_text(argv))
     tell(steps=argv or list(STEPS))
     return DONE
 
@@ -54,7 +52,7 @@ def _diff(argv: list[str]) -> int:
     from prepare.app.report.terminal.document import part_lines
     from prepare.core.document import Table, columns
 
-    rows = _read_named(lambda first: differences(first, Path(argv[1])), Path(argv[0]))
+    rows = differences(Path(argv[0]), Path(argv[1]))
     titles = columns("item name, A text, B text")
     for text in part_lines(Table(label="Differences", columns=titles, rows=rows, most=_ROWS)):
         line(text)
@@ -66,6 +64,9 @@ def _diff(argv: list[str]) -> int:
 def _summary(argv: list[str]) -> int:
     _check_count(argv, 1, "summary FOLDER", "the folder of a sweep")
     require_packages("rich")
+    from prepare.app.sweep.summary import read_summary
+
+    read_summary(Path(argv[0]))
     try:
         show_sweep(Path(argv[0]))
     except FileError as error:
@@ -83,29 +84,16 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 def show_usage(command: str) -> int:
     """Print what follows a command, and what it does."""
-    from prepare.app.cli.flags import USAGES
     from prepare.app.cli.help import as_called
 
     line(as_called(f"usage: python run.py {USAGES[command]}"))
     return DONE
 
 
-def _parser() -> ArgumentParser:
-    return ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-
-
 def _check_count(argv: list[str], count: int, usage: str, what: str) -> None:
     if len(argv) != count:
         wrong = f"takes {plural(count, 'argument')}, got {len(argv)}"
         raise ConfigError(usage.partition(" ")[0], wrong, f"{usage}: {what}")
-
-
-def _read_named(read: Callable[[Path], _Read], path: Path) -> _Read:
-    """Read a file named on the command line; one that cannot be read is an error of the configuration."""
-    try:
-        return read(path)
-    except PrepareError as error:
-        raise ConfigError.of(error.problems) from error
 
 
 def show_versions() -> int:
@@ -126,12 +114,8 @@ def show_help(argv: list[str]) -> int:
     """Print the page of --help, or of one topic: `--help model`."""
     from prepare.app.cli.help import first_page, topic_page
 
-    parser = _parser()
-    parser.add_argument("--config-dir", "-cd", nargs="?")
-    flags, words = parser.parse_known_args(argv)
-    topics = [word for word in words if not word.startswith("-") and "=" not in word]
-    texts = [topic_page(topic, _width(), flags.config_dir) for topic in topics]
-    texts = texts or [first_page(_width(), flags.config_dir)]
+    topics = [word for word in split_words(argv)[0] if "=" not in word]
+    texts = [topic_page(topic, _width()) for topic in topics] or [first_page(_width())]
     for text in texts:
         line(text)
     tell(help="\n".join(texts))
@@ -140,12 +124,11 @@ def show_help(argv: list[str]) -> int:
 
 def show_sweep(folder: Path) -> int:
     """Print and write the table of the sweep in `folder`; return the exit code of the sweep."""
-    from prepare.app.sweep.summary import read_summary
-
-    summary = _read_named(read_summary, folder)
     from prepare.app.report.pages.sweep_page import write_sweep_page
     from prepare.app.report.terminal.sweep import show_summary, show_where, write_summary
+    from prepare.app.sweep.summary import read_summary
 
+    summary = read_summary(folder)
     # Printed before it is written: the table of a read-only folder shall be shown too.
     show_summary(summary)
     write_summary(summary, folder)

@@ -8,12 +8,12 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from string import Template
-from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
-from prepare.app.cli.flags import USAGES
+from prepare.app.cli.words import USAGES, options_of
 from prepare.app.job.record import shown_files
 from prepare.app.job.settings import ADDED_GROUP, group_names, key_names, level_names
 from prepare.core.utils.folders import conf_dir
@@ -23,38 +23,32 @@ from prepare.errors import ConfigError, PrepareError
 from prepare.registry import STEPS
 from prepare.stages.registry import ordered_stages, tasks
 
-if TYPE_CHECKING:
-    from prepare.step import Step
-
 # The command as the template and the files of options write it.
 _FROM_A_CHECKOUT = "python run.py"
 # The width of a key with its value.
 _KEY = 23
 
 
-def first_page(width: int, config_dir: str | None = None) -> str:
-    """Return the page of --help, folded to `width` columns; `config_dir` is a folder of more options."""
-    groups = {group: _options(group, config_dir) for group in group_names()}
-    choices = ((_written(group), listed(list(names))) for group, names in groups.items())
+def first_page(width: int) -> str:
+    """Return the page of --help, folded to `width` columns."""
+    groups = [(_written(group), listed(options_of(group))) for group in group_names()]
     levels = (row for row in _stage_rows() if row[0].partition("=")[0] in level_names())
+    commands = (usage.partition("\n")[0].partition(" [")[0] for usage in USAGES.values())
     return _filled(
         "help_first.txt",
-        GROUPS="\n".join(_rows(choices, width, max(map(len, groups)) + 1)),
+        GROUPS="\n".join(_rows(groups, width, max(len(group) for group, _ in groups))),
         TASKS="\n".join(_rows(_task_rows(), width)),
         LEVELS="\n".join(_rows(levels, width)),
-        COMMANDS=", ".join(
-            usage.partition("\n")[0].partition(" [")[0] for usage in USAGES.values()
-        ),
+        COMMANDS=", ".join(commands),
     )
 
 
-def whole_page(width: int, config_dir: str | None = None) -> str:
+def whole_page(width: int) -> str:
     """Return the page of `--help all`: every group, key, command and flag."""
-    names = [
-        f"{_written(group)}: {', '.join(_options(group, config_dir))}" for group in group_names()
-    ]
-    names.append(f"hydra/launcher: {', '.join(['basic', *_options('launcher', None)])}")
-    folded = (textwrap.fill(text, width, subsequent_indent="    ") for text in names)
+    groups = {_written(group): options_of(group) for group in group_names()}
+    groups["hydra/launcher"] = ["basic", *options_of("launcher")]
+    texts = [f"{group}: {', '.join(options)}" for group, options in groups.items()]
+    folded = (textwrap.fill(text, width, subsequent_indent="    ") for text in texts)
     files = f"A run writes a folder: {', '.join(shown_files())}, prepare.log, .hydra/."
     return _filled(
         "help_all.txt",
@@ -65,36 +59,34 @@ def whole_page(width: int, config_dir: str | None = None) -> str:
     )
 
 
-def topic_page(topic: str, width: int, config_dir: str | None = None) -> str:
+def topic_page(topic: str, width: int) -> str:
     """Return what there is to say of a group, a task, a key or a step.
 
     Raises:
         ConfigError: there is nothing of that name.
     """
-    if topic == "all":
-        return whole_page(width, config_dir)
-    if topic == "steps":
-        return steps_text(width)
-    parts = [*_group(topic, width, config_dir), *_keys(topic, width)]
+    if topic in ("all", "steps"):
+        return whole_page(width) if topic == "all" else steps_text()
+    parts = [*_group(topic, width), *_keys(topic, width)]
     if topic in STEPS:
-        parts.append("\n".join(_step(topic, width)))
+        parts += _step(topic)
     if not parts:
         topics = dict.fromkeys([*key_names(), *tasks(), *STEPS, *USAGES, "all"])
-        wrong = "is not a group, task, key or step"
         near = nearest(topic, [name for name in topics if name != "hydra"])[:1]
         meant = f"did you mean --help {near[0]}? " if near else ""
+        wrong = "is not a group, task, key or step"
         raise ConfigError(topic, wrong, f"{meant}--help all shows every name")
     return as_called("\n".join(parts))
 
 
-def _group(group: str, width: int, config_dir: str | None) -> Iterator[str]:
+def _group(group: str, width: int) -> Iterator[str]:
     """Yield one line for each option of a group: its name, and the first sentence of its file."""
-    if group not in (*group_names(), *level_names()):
-        return
-    options = _options(group, config_dir)
-    texts = ((name, _sentence(path)) for name, path in options.items())
-    yield f"{group}: choose one with {_written(group)}=OPTION"
-    yield from _rows(texts, width, max(map(len, options)))
+    if group in (*group_names(), *level_names()):
+        options = options_of(group)
+        paths = (conf_dir() / group / f"{option}.yaml" for option in options)
+        yield f"{group}: choose one with {_written(group)}=OPTION"
+        texts = zip(options, map(_sentence, paths), strict=True)
+        yield from _rows(texts, width, max(map(len, options)))
 
 
 def _written(group: str) -> str:
@@ -118,56 +110,34 @@ def _filled(name: str, **parts: str) -> str:
     return as_called(Template(text).substitute(parts).rstrip())
 
 
-def steps_text(width: int, names: Iterable[str] = ()) -> str:
-    """Return the text of these steps, or of all, for a terminal of `width` columns."""
-    return "\n\n".join("\n".join(_step(name, width)) for name in names or STEPS)
+def steps_text(names: Iterable[str] = ()) -> str:
+    """Return the text of these steps, or of all: the card of each, and its options."""
+    return "\n\n".join("\n".join(_step(name)) for name in names or STEPS)
 
 
-def _step(name: str, width: int) -> Iterator[str]:
+def _step(name: str) -> Iterator[str]:
     try:
         cls = STEPS[name]
     except PrepareError as error:
         yield f"{name}: {error.problems[0].wrong}"
         return
     yield f"{name}  ({cls.phase})"
-    for paragraph in _card(cls):
-        wrapped = textwrap.wrap(paragraph, width - 2, subsequent_indent="    ")
-        yield from (f"  {text}" for text in wrapped)
+    card = inspect.getdoc(cls) or ""
+    if not card.startswith(f"{cls.__name__}("):  # the docstring that dataclass generates
+        yield from (f"  {row}" for row in card.splitlines() if row)
     hints = get_type_hints(cls, include_extras=True)
-    options = {f"steps.{name}.{each.name}={_default(each)}": each.name for each in fields(cls)}
+    options = {}
+    for each in fields(cls):
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        text = "... (required)" if default is MISSING else _as_text(plain(default))
+        options[f"steps.{name}.{each.name}={text}"] = describe(hints[each.name])
     longest = max(map(len, options), default=0)
-    for option, key in options.items():
-        yield f"    {option.ljust(longest)}  {describe(hints[key])}"
-
-
-def _card(cls: type[Step]) -> list[str]:
-    """Return the paragraphs of the docstring: summary, `Helps`, `Hurts`, `Source`."""
-    text = inspect.getdoc(cls) or ""
-    if text.startswith(f"{cls.__name__}("):
-        return []  # the docstring that dataclass generates
-    paragraphs: list[str] = []
-    for text_line in text.splitlines():
-        starts = text_line.partition(":")[0] in ("Helps", "Hurts", "Source")
-        if starts or not text_line.strip() or not paragraphs:
-            paragraphs.append(text_line.strip())
-        else:
-            paragraphs[-1] = f"{paragraphs[-1]} {text_line.strip()}".strip()
-    return [paragraph for paragraph in paragraphs if paragraph]
-
-
-def _default(field: Field[Any]) -> str:
-    """Return the default as the command line writes it."""
-    if field.default is not MISSING:
-        return _as_text(plain(field.default))
-    if field.default_factory is not MISSING:
-        return _as_text(plain(field.default_factory()))
-    return "... (required)"
+    yield from (f"    {option.ljust(longest)}  {about}" for option, about in options.items())
 
 
 def _task_rows() -> Iterator[tuple[str, str]]:
     """Yield each word of `task=` with what it does."""
-    for word, task in tasks().items():
-        yield f"task={word}", task.help
+    return ((f"task={word}", task.help) for word, task in tasks().items())
 
 
 def _stage_rows() -> Iterator[tuple[str, str]]:
@@ -178,9 +148,10 @@ def _stage_rows() -> Iterator[tuple[str, str]]:
             if not (about := each.metadata.get("help")):
                 continue
             default = getattr(cls, each.name, None)
-            name = cls.name if each.name == "level" else f"{cls.name}.{each.name}"
-            words = get_args(hints[each.name]) if each.name == "level" else ()
-            example = "|".join(words) or each.metadata["example"] or _as_text(default)
+            name, words = f"{cls.name}.{each.name}", ""
+            if each.name == "level":
+                name, words = cls.name, "|".join(get_args(hints["level"]))
+            example = words or each.metadata["example"] or _as_text(default)
             shown = "" if default is None else f" ({_as_text(default)})"
             yield f"{name}={example}", f"{about}{shown}"
 
@@ -196,32 +167,25 @@ def _as_text(value: Any) -> str:
 
 def _rows(rows: Iterable[tuple[str, str]], width: int, column: int = _KEY) -> Iterator[str]:
     """Yield a line for each name and text, folded to `width`; names take a column."""
+    after = " " * (column + 4)
     for name, text in rows:
+        begin = f"  {name.ljust(column)}  "
         yield (
             textwrap.fill(
                 text or " ",
                 width,
-                initial_indent=f"  {name.ljust(column)}  ",
-                subsequent_indent=" " * (column + 4),
+                initial_indent=begin,
+                subsequent_indent=after,
                 break_on_hyphens=False,
             ).rstrip()
-            or f"  {name}"
+            or begin.rstrip()
         )
-
-
-def _options(group: str, config_dir: str | None) -> dict[str, Path]:
-    """Return the file of each option of a group, by name."""
-    folders = [conf_dir(), *([Path(config_dir)] if config_dir else [])]
-    paths = {path.stem: path for folder in folders for path in (folder / group).glob("*.yaml")}
-    return dict(sorted(paths.items()))
 
 
 def _sentence(path: Path) -> str:
     """Return the first sentence of the comment at the top of a file."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    comments = [
-        line[1:].strip() for line in lines if line[:1] == "#" and not line.startswith("# @package")
-    ]
+    rows = path.read_text(encoding="utf-8").splitlines()
+    comments = [row[1:].strip() for row in rows if re.match(r"#(?! @package)", row)]
     return re.split(r"(?<=[.:])\s+(?=[A-Z]|python )", " ".join(comments), maxsplit=1)[0].rstrip(":")
 
 

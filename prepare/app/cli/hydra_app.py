@@ -9,56 +9,41 @@ import shlex
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from prepare.app.cli.answer import is_quiet, no_stage, print_problems, tell
-from prepare.app.cli.compose_config import BASE, CONFIG_NAME, Composer, store_defaults
-from prepare.app.cli.launcher_checks import group_problems, launcher_problems
-from prepare.app.cli.resolve_config import (
-    as_composed,
-    as_mapping,
-    choices_in,
-    folder_problems,
-    log_configuration,
-    overrides_in,
-    resolved,
-    resume_problems,
-    run_folder,
-    shared_folder,
-    shared_save,
-)
+from prepare.app.cli import configuration
+from prepare.app.cli.answer import is_quiet, print_problems, tell
+from prepare.app.cli.configuration import BASE, choices_in, overrides_in, resolved
+from prepare.app.cli.words import refused
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.model_target import locate_named, targets_in
-from prepare.app.job.outcome import FAILED, INTERRUPTED, WRONG, Outcome
+from prepare.app.job.outcome import FAILED, INTERRUPTED, WRONG
 from prepare.app.job.record import Job, used_folder
 from prepare.app.report.pages.write_pages import write_pages
 from prepare.app.report.terminal.console import announce, stage
 from prepare.app.report.terminal.run import RunOutput, shown_folder
 from prepare.app.report.terminal.sweep_progress import SweepProgress
 from prepare.app.sweep.leader import Leader
-from prepare.app.sweep.manifest import (
-    SweepManifest,
-    identity_of,
-    number_duplicates,
-)
+from prepare.app.sweep.manifest import SweepManifest, identity_of, number_duplicates
 from prepare.app.sweep.worker import run_in_sweep, shares_cores
 from prepare.core.utils.folders import conf_dir, hold_folder
 from prepare.core.utils.packages import check_torch
 from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.text import line, plural
-from prepare.errors import ConfigError, PrepareError, Problem
+from prepare.errors import ConfigError, PrepareError, raise_problems
 
-if TYPE_CHECKING:
-    from omegaconf import DictConfig
+_NAMED = re.compile(r"(?:_target_|class)\s*[:=]\s*([\w.]+)")
 
 
 @dataclass
@@ -66,70 +51,44 @@ class CommandState:
     """The state of one command line: whether a task began, the folder it holds, the sweep it leads."""
 
     began: bool = False
-    held: ExitStack | None = None
+    held: ExitStack = field(default_factory=ExitStack)
     leader: Leader | None = None
     progress: SweepProgress | None = None
 
 
-_NAMED = re.compile(r"(?:_target_|class)\s*[:=]\s*([\w.]+)")
+# None in the worker of a launcher.
 STATE: ContextVar[CommandState | None] = ContextVar("STATE", default=None)
 
 
 def launch() -> None:
     """Run the task under Hydra, with the arguments in `sys.argv`."""
-    store_defaults()
     # Callbacks and logging: ours, and those that the user's own words name.
     own = {name for word in sys.argv if "hydra" in word for name in _NAMED.findall(word)}
     rules = BASE or {"execution_whitelist": ("prepare.*", *sorted(own))}
-    hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, **rules)(task)()
+    name = configuration.CONFIG_NAME
+    hydra.main(config_path=str(conf_dir()), config_name=name, **rules)(task)()
 
 
 def task(config: DictConfig) -> None:
     """Execute one job; a single job exits with its code, a job of a sweep raises nothing but Ctrl-C."""
     if (state := STATE.get()) is not None:
         state.began = True
-    about = cast("DictConfig", HydraConfig.get())
+    about: Any = HydraConfig.get()
     if about.mode == RunMode.RUN:
-        _run_single(config, about)
-    else:
-        _run_sweep_job(config, about)
+        _run_single(_spec(config, about, Job(None, None, overrides_in(about), choices_in(about))))
+    _run_sweep_job(config, about)
 
 
-def _run_single(config: DictConfig, about: DictConfig) -> None:
-    spec = _spec(config, about, Job(None, None, overrides_in(about), choices_in(about)))
-    state = STATE.get()
-    overwrite = config.get("overwrite") is True
-    held = state is not None and state.held is not None
-    with nullcontext() if held else claimed(spec.folder, overwrite=overwrite, begun=True):
-        output = RunOutput(spec.folder)
-        shown = {"stage": no_stage} if is_quiet() else {"stage": stage, "announce": announce}
-        outcome = run_job(spec, show=output.show, **shown)
-        output.end(outcome)
-        tell(**_told(outcome, spec.folder))
-    raise SystemExit(outcome.code)
-
-
-def _told(outcome: Outcome, folder: Path) -> dict[str, Any]:
-    """Return what `--json` says of a single job."""
+def _run_single(spec: JobSpec) -> NoReturn:
+    output = RunOutput(spec.folder)
+    shown: Any = {} if is_quiet() else {"stage": stage, "announce": announce}
+    outcome = run_job(spec, show=output.show, **shown)
+    output.end(outcome)
     result = asdict(outcome.result)
     result.pop("traceback")
-    paths = sorted(path for path in folder.glob("*") if path.is_file())
-    return result | {"folder": str(folder), "files": {path.name: str(path) for path in paths}}
-
-
-@contextmanager
-def claimed(folder: Path, *, overwrite: bool, begun: bool = False) -> Iterator[None]:
-    """Claim the folder of a run within the block; exit if it is in use, or holds another record.
-
-    `begun` says that Hydra has written its files there.
-    """
-    with hold_folder(folder) as held:
-        if not held:
-            remedy = "wait for it, or choose another folder"
-            wrong = f"another run is writing to {shown_folder(folder)}"
-            _exit_if_any([Problem("hydra.run.dir", wrong, remedy)])
-        _exit_if_any([] if overwrite else used_folder(folder, begun=begun))
-        yield
+    paths = sorted(path for path in spec.folder.glob("*") if path.is_file())
+    tell(**result, folder=str(spec.folder), files={path.name: str(path) for path in paths})
+    raise SystemExit(outcome.code)
 
 
 def _run_sweep_job(config: DictConfig, about: DictConfig) -> None:
@@ -143,81 +102,16 @@ def _run_sweep_job(config: DictConfig, about: DictConfig) -> None:
         choices=choices_in(about),
         identity=manifest.identities[about.job.num],
         launcher=launcher,
-        shared=shares_cores(launcher, as_mapping(about, "launcher")),
+        shared=shares_cores(launcher, configuration.as_composed(about, "launcher")),
     )
     try:
-        spec = _spec(config, about, job)
-        resume = config.get("resume") is True
+        spec, resume = _spec(config, about, job), config.get("resume") is True
         run_in_sweep(spec, folder=folder, manifest=manifest, resume=resume)
     except Stopped:
         if STATE.get() is not None:
             raise
         # In a worker: the process that would receive an exception has ended.
         os._exit(INTERRUPTED)
-
-
-class Checks(Callback):
-    """Check a configuration, and every row of a sweep, before Hydra makes a folder for it."""
-
-    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Exit with code 2 if the configuration is wrong."""
-        with _exit_on_errors():
-            _exit_if_any(run_problems(config, Composer()))
-            # Hydra writes its own files before the task begins.
-            if (folder := run_folder(config)) is not None:
-                claims = ExitStack()
-                claims.enter_context(claimed(folder, overwrite=config.get("overwrite") is True))
-                if (state := STATE.get()) is not None:
-                    state.held = claims  # until the command ends
-                else:
-                    claims.close()
-
-    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
-        with _exit_on_errors():
-            check_torch()  # the processes of the rows import it
-            composer = Composer(kwargs.get("config_name"))
-            launcher = str(config.hydra.runtime.choices.get("hydra/launcher"))
-            _exit_if_any([*launcher_problems(launcher, **_launching(config))])
-            rows, empty = composer.rows(config)
-            folders = [
-                *folder_problems(config),
-                *shared_folder(config, rows),
-                *shared_save(rows),
-            ]
-            _exit_if_any([*folders, *empty, *composer.examine(rows)])
-            _exit_if_any(resume_problems(config, sweep=True))
-            identities = number_duplicates(_identity(composer.compose(row)) for row in rows)
-            folder = Path(config.hydra.sweep.dir).resolve()
-            resume = config.get("resume") is True
-            leader = Leader(
-                folder,
-                rows=rows,
-                identities=identities,
-                command=shlex.join(["python", "run.py", *sys.argv[1:]]),
-                resume=resume,
-                overwrite=config.get("overwrite") is True,
-            )
-            if not is_quiet():
-                line(f"{plural(len(rows), 'run')} in {shown_folder(folder)}", errors=True)
-            if (state := STATE.get()) is not None:
-                state.leader = leader
-                if not is_quiet():
-                    state.progress = SweepProgress(folder, leader.manifest)
-                    state.progress.start()
-
-
-def run_problems(config: DictConfig, composer: Composer) -> list[Problem]:
-    """Return every problem of the composed configuration of a single run."""
-    groups = group_problems(**_launching(config))
-    problems = [*groups, *folder_problems(config), *composer.problems(config)]
-    return [*problems, *resume_problems(config, sweep=False)]
-
-
-def _launching(config: DictConfig) -> dict[str, Any]:
-    """Return the unresolved configurations of the launcher and the sweeper."""
-    words = {"launching": "launcher", "sweeping": "sweeper"}
-    return {word: as_composed(config.hydra, key) for word, key in words.items()}
 
 
 def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
@@ -229,10 +123,70 @@ def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
         folder=Path(about.runtime.output_dir),
         build=instantiated,
         pages=write_pages,
-        logging=log_configuration(about),
+        logging=_logging(about),
         # Not that of this process: the workers of a launcher may start in any folder.
         current=os.getcwd() if about.job.chdir else about.runtime.cwd,  # noqa: PTH109
     )
+
+
+def _logging(about: DictConfig) -> dict[str, Any] | None:
+    """Return Hydra's configuration of the logs for another process, as for `logging.config`."""
+    plain: Any = OmegaConf.to_container(about.job_logging, resolve=True)
+    if plain is None or plain.get("root") is None:
+        return None
+    verbose: Any = about.verbose
+    if verbose is True:
+        plain["root"]["level"] = "DEBUG"
+    elif verbose:
+        for name in [verbose] if isinstance(verbose, str) else verbose:
+            plain.setdefault("loggers", {}).setdefault(name, {})["level"] = "DEBUG"
+    return plain
+
+
+class Checks(Callback):
+    """Check a configuration, and every row of a sweep, before Hydra makes a folder for it."""
+
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Exit with code 2 if the configuration or the folder is wrong; hold the folder until the end."""
+        with _exit_on_errors(config):
+            HydraConfig.instance().set_config(config)  # for ${hydra:...}
+            raise_problems(ConfigError, configuration.problems_of(config))
+            if config.resume:
+                wrong = "resumes a sweep, and this is a single run"
+                raise ConfigError("resume", wrong, "add --multirun and hydra.sweep.dir=FOLDER")
+            folder = Path(config.hydra.run.dir)
+            state = STATE.get() or CommandState()
+            if not state.held.enter_context(hold_folder(folder)):
+                wrong = f"another run is writing to {shown_folder(folder)}"
+                remedy = "wait for it, or choose another folder"
+                raise ConfigError("hydra.run.dir", wrong, remedy)
+            used = [] if config.overwrite else used_folder(folder)
+            raise_problems(ConfigError, used)
+
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
+        with _exit_on_errors(config):
+            check_torch()  # the processes of the rows import it
+            raise_problems(ConfigError, configuration.launcher_problems(config.hydra))
+            rows = configuration.rows_of(config)
+            composed = configuration.composed(rows, kwargs.get("config_name"))
+            folder = str(configuration.as_composed(config.hydra.sweep, "dir"))
+            if config.resume and "${prepare_unique" in folder:
+                remedy = "give the folder of the sweep as hydra.sweep.dir=FOLDER"
+                raise ConfigError("resume", "a new folder has nothing to resume", remedy)
+            state = STATE.get() or CommandState()
+            state.leader = leader = Leader(
+                Path(config.hydra.sweep.dir).resolve(),
+                rows=rows,
+                identities=number_duplicates(map(_identity, composed)),
+                command=shlex.join(["python", "run.py", *sys.argv[1:]]),
+                resume=config.resume,
+                overwrite=config.overwrite,
+            )
+            if not is_quiet():
+                line(f"{plural(len(rows), 'run')} in {shown_folder(leader.folder)}", errors=True)
+                state.progress = SweepProgress(leader.folder, leader.manifest)
+                state.progress.start()
 
 
 def _identity(config: DictConfig) -> str:
@@ -242,9 +196,9 @@ def _identity(config: DictConfig) -> str:
 
 
 def instantiated(model: Mapping[str, Any]) -> Any:
-    """Return the model of a configuration, as Hydra instantiates it."""
+    """Return the model of a configuration, as Hydra instantiates it, with plain data for its keywords."""
     rules = {} if BASE else {"_execution_whitelist_": listed_targets(model)}
-    return hydra.utils.instantiate(dict(model), _convert_="all", **rules)
+    return hydra.utils.instantiate({"_convert_": "all", **model}, **rules)
 
 
 def listed_targets(model: Mapping[str, Any]) -> list[str]:
@@ -255,30 +209,26 @@ def listed_targets(model: Mapping[str, Any]) -> list[str]:
     """
     listed: list[str] = []
     for path, node in targets_in(model, "model"):
-        name = str(node["_target_"])
         with suppress(PrepareError):  # told when the model is built
-            found = locate_named(name, path)
+            found = locate_named(node["_target_"], path)
             home = str(getattr(found, "__module__", ""))
             if isinstance(found, type) or home.partition(".")[0] not in sys.stdlib_module_names:
                 # Hydra asks for the name under which it is defined, too.
-                listed += [name, f"{home}.{getattr(found, '__qualname__', '')}"]
+                listed += [node["_target_"], f"{home}.{getattr(found, '__qualname__', '')}"]
     return listed
 
 
 @contextmanager
-def _exit_on_errors() -> Iterator[None]:
+def _exit_on_errors(config: DictConfig) -> Iterator[None]:
     """Exit on an error: Hydra turns an exception of a callback into a warning and continues."""
     try:
         yield
     except PrepareError as error:
         print_problems(error.problems)
         raise SystemExit(WRONG if isinstance(error, ConfigError) else FAILED) from None
+    except OmegaConfBaseException as error:  # a folder of Hydra that cannot be resolved
+        print_problems([refused(error, overrides_in(config.hydra))])
+        raise SystemExit(WRONG) from None
     except Exception:
         traceback.print_exc()
         raise SystemExit(FAILED) from None
-
-
-def _exit_if_any(problems: list[Problem]) -> None:
-    if problems:
-        print_problems(problems)
-        raise SystemExit(WRONG)

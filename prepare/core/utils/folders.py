@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -32,17 +31,6 @@ def own_name(group: str, option: Any) -> Any:
     if group not in STEP_GROUPS or not isinstance(option, str):
         return option
     return meant(option, (file.stem for file in (conf_dir() / group).glob("*.yaml"))) or option
-
-
-def cache_folder(name: str) -> Path:
-    """Return `prepare/NAME` in the system's folder for caches; it may not exist."""
-    home = Path("~").expanduser()
-    systems = {
-        "darwin": home / "Library" / "Caches",
-        "win32": Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local"),
-    }
-    chosen = os.environ.get("XDG_CACHE_HOME") or systems.get(sys.platform, home / ".cache")
-    return Path(chosen) / "prepare" / name
 
 
 @contextmanager

@@ -23,12 +23,12 @@ from prepare.core.utils.packages import lazy_names
 
 if TYPE_CHECKING:
     from prepare.stages.bench.compare_variants import compare
-    from prepare.stages.bench.records import Comparison, Control, Progress, VariantResult
+    from prepare.stages.bench.records import Comparison, Control, VariantResult
 
-__all__ = ["Comparison", "Control", "Progress", "VariantResult", "compare"]
+__all__ = ["Comparison", "Control", "VariantResult", "compare"]
 
 __getattr__ = lazy_names(
     __name__,
     compare_variants=("compare",),
-    records=("Comparison", "Control", "Progress", "VariantResult"),
+    records=("Comparison", "Control", "VariantResult"),
 )

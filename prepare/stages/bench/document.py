@@ -1,279 +1,183 @@
-"""The document of a timing: whether the prepared model is faster, by how much, and how sure that is."""
+"""The document of a comparison: whether the prepared model is faster, by how much, and how sure that is."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import replace
 
-from prepare.core.document import (
-    FASTER,
-    NOT_MEASURED,
-    UNCHANGED,
-    Advice,
-    Answer,
-    Bar,
-    Bars,
-    Charts,
-    Document,
-    Folded,
-    Items,
-    Part,
-    ReportContext,
-    Table,
-    Text,
-    columns,
-)
+from prepare.core import document as parts
+from prepare.core.document import FASTER, NOT_MEASURED, UNCHANGED, Advice, Answer, Document, Text
+from prepare.core.utils import numbers
 from prepare.core.utils.machine import disturbed_times
-from prepare.core.utils.numbers import (
-    digits,
-    doubt,
-    interval_text,
-    is_wide,
-    noise_text,
-    seconds,
-    span,
-    speed_text,
-    verdict_text,
-)
+from prepare.core.utils.numbers import doubt, interval_text
 from prepare.core.utils.text import capitalized, plural, printable
-from prepare.stages.bench.records import PREPARED, Bench, Case, Comparison, Control, VariantResult
+from prepare.stages.bench.records import PREPARED, UNPREPARED, Comparison, VariantResult
 
-if TYPE_CHECKING:
-    from prepare.stages.verify.records import Verification
-
-_SECTION = "bench"
 _MARKS = {"baseline": "baseline", "faster": "better", "slower": "worse"}
 _SAYS = {"unclear": "Speed unclear", "no difference": "No faster"}
 _KINDS = {"faster": "good", "slower": "bad", "unclear": "warn"}
+_WRONG = "The outputs of the prepared model are wrong, so its time is that of another computation."
 
 
-def bench_document(shown: ReportContext) -> Document | None:
-    """Return what is shown of the timing of a run; None if it was to have none."""
-    bench, verification = shown.found.get("bench"), shown.found.get("verify")
-    if bench is None:
+def bench_document(shown: parts.ReportContext) -> Document | None:
+    """Return what is shown of the timing of a run, or of a comparison alone; None if there was to be none."""
+    found, verification = shown.found.get("bench"), shown.found.get("verify")
+    if found is None:
         if not shown.had("bench"):
             return None
         remark = UNCHANGED if shown.unchanged else shown.without("bench")
         sentence = "Speed not measured"
         missing = Answer(FASTER, "plain", NOT_MEASURED, remark, sentence=sentence)
-        return Document(name=_SECTION, place=50, answers=(missing,))
-    if isinstance(bench, Comparison):
-        return comparison_document(bench)
-    wrong, busy = is_wrong(verification), bench.busy
+        return Document(name="bench", place=50, answers=(missing,))
+    if found.baseline != UNPREPARED:
+        return _of_variants(found)
+    wrong = verification is not None and verification.status == "fail"
+    line, busy = speed_sentence(found), found.busy
+    is_new = busy.partition(";")[0] not in f"{found.headline.reason} {line}"
     return Document(
-        name=_SECTION,
+        name="bench",
         title=FASTER,
         place=50,
-        line="; ".join(map(case_sentence, bench.cases)),
+        line=line,
         head="faster",
-        answers=(_answer(bench, busy, wrong=wrong),),
-        advice=tuple(_advice(bench)),
-        notes=(
-            *((busy,) if busy and busy.partition(";")[0] not in _row_line(bench) else ()),
-            *_repeats(bench),
-        ),
-        parts=lambda: (
-            *(Text(text=case_sentence(case), where="terminal") for case in bench.cases[1:]),
-            *_on_page(bench, verification),
-        ),
+        answers=(_answer(found, wrong=wrong),),
+        advice=tuple(_advice(found)),
+        notes=(busy,) if busy and is_new else (),
+        parts=lambda: tuple(_on_page(found, wrong=wrong)),
     )
 
 
-def comparison_document(comparison: Comparison) -> Document:
-    """Return what is shown of a comparison of variants."""
-    titles = columns("variant name, time text, ratio text, interval text, verdict text")
-    rows = [
-        (
-            row.name,
-            "" if row.seconds is None else seconds(row.seconds),
-            "" if row.ratio is None else f"{row.ratio:.3f}",
-            span(row.ratio_interval, "{:.3f}".format),
-            doubt(row.verdict),
-        )
-        for row in comparison.rows
-    ]
-    verdicts = ", ".join(f"{row.name} {doubt(row.verdict)}" for row in comparison.rows)
-    table = Table(label="Times", columns=titles, rows=rows, most=len(rows), where="terminal")
+def _of_variants(found: Comparison) -> Document:
+    """Return what is shown of a comparison of other variants."""
+    verdicts = ", ".join(f"{row.name} {doubt(row.verdict)}" for row in found.rows)
     return Document(
-        name=_SECTION,
+        name="bench",
         title="Times",
-        line=f"{verdicts}; {plural(comparison.repeats, 'round')}",
+        line=f"{verdicts}; {plural(found.repeats, 'round')}",
         head="compared",
         parts=lambda: (
-            table,
-            *(Text(text=f"note: {note}", where="terminal") for note in comparison.notes),
-            *_on_page(comparison.as_bench(), None),
+            replace(_table(found), where="terminal"),
+            *(Text(text=f"note: {note}", where="terminal") for note in _notes(found)),
+            *_on_page(found, wrong=False),
         ),
     )
 
 
-def case_sentence(case: Case) -> str:
+def speed_sentence(found: Comparison) -> str:
     """Return one sentence: `inference 1.2x faster, 38.1 instead of 46.0 ms (95 % interval: ...)`."""
-    row, what = case.row, case.what
-    if case.comparison is None or row.ratio is None:
-        return printable(f"{what} {doubt(row.verdict)}: {row.reason}")
-    text = _speed(case, _confidence(case))
+    row = found.headline
+    if row.ratio is None:
+        return printable(f"{found.what} {doubt(row.verdict)}: {row.reason}")
+    text = _speed(found, float(found.settings.get("confidence", 0.95)))
+    disturbed = "" if found.clock_remark else disturbed_times(found.settings, found.noise)
     if row.verdict == "unclear":
         text += f", as {row.reason or 'the interval is too wide'}"
-    elif row.ratio_interval and is_wide(row.ratio_interval):
-        disturbed = disturbed_times(case.comparison.settings, case.comparison.noise)
-        text += f", as {disturbed}" if disturbed else ""
-    return printable(f"{what} {text}")
+    elif disturbed and row.ratio_interval and numbers.is_wide(row.ratio_interval):
+        text += f", as {disturbed}"
+    return printable("; ".join(filter(None, (f"{found.what} {text}", found.clock_remark))))
 
 
-def _row_line(bench: Bench) -> str:
-    return f"{bench.headline.reason} {case_sentence(bench.cases[0])}"
-
-
-def _confidence(case: Case) -> float:
-    settings = case.comparison.settings if case.comparison else {}
-    return float(settings.get("confidence", 0.95))
-
-
-def _speed(case: Case, confidence: float | None) -> str:
+def _speed(found: Comparison, confidence: float | None) -> str:
     """Return the verdict on the prepared model with its times, and with a confidence their interval."""
-    row = case.row
-    return speed_text(
-        row.verdict, row.ratio, row.ratio_interval, time=case.seconds, confidence=confidence
+    row, time = found.headline, found.prepared_seconds
+    return numbers.speed_text(
+        row.verdict, row.ratio, row.ratio_interval, time=time, confidence=confidence
     )
 
 
-def _repeats(bench: Bench) -> Iterator[str]:
-    """Yield which models returned other values for the same input, of the first case that shows any."""
-    cases = [case.comparison for case in bench.cases if case.comparison]
-    found = ([f"the {r.name} model: {r.repeats}" for r in c.rows if r.repeats] for c in cases)
-    yield from next(filter(None, found), [])
-
-
-def is_wrong(verification: Verification | None) -> bool:
-    """Return true if verification found wrong outputs."""
-    return verification is not None and verification.status == "fail"
-
-
-def _answer(bench: Bench, busy: str, *, wrong: bool) -> Answer:
+def _answer(found: Comparison, *, wrong: bool) -> Answer:
     """Return whether it is faster; that of a wrong model is not a success."""
-    row, comparison = bench.headline, bench.cases[0].comparison
-    if row.ratio is None or comparison is None:
+    row = found.headline
+    if row.ratio is None:
         kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", NOT_MEASURED)
-        remark, sentence, line = row.reason, f"Speed {answer.lower()}", ""
-    else:
-        text = _speed(bench.cases[0], confidence=None)
-        answer = capitalized(text)
-        kind, remark = _KINDS.get(row.verdict, "plain"), f"{_remark(row)} ({bench.cases[0].what})"
-        line = case_sentence(bench.cases[0]).removeprefix("inference").lstrip(", ")
-        if kind == "good" and wrong:
+        return Answer(FASTER, kind, answer, row.reason, sentence=f"Speed {answer.lower()}")
+    answer, kind = capitalized(_speed(found, None)), _KINDS.get(row.verdict, "plain")
+    between = interval_text(row.ratio_interval, row.verdict) or "not known"
+    remark = f"95 % interval: {between}"
+    if row.verdict == "unclear":
+        remark = row.reason or "the interval is too wide"
+    remark = "; ".join(filter(None, (f"{remark} ({found.what})", found.clock_remark)))
+    line = speed_sentence(found).removeprefix("inference").lstrip(", ")
+    if wrong:
+        line += "; but its outputs are wrong"
+        if kind == "good":
             kind, remark = "plain", f"{remark}; but the outputs are wrong"
-        line += "; but its outputs are wrong" if wrong else ""
-        sentence = _SAYS.get(row.verdict, answer)
-        sentence += f". {capitalized(busy)}" if busy else ""
+    sentence = _SAYS.get(row.verdict, answer)
+    sentence += f". {capitalized(found.busy)}" if found.busy else ""
     return Answer(FASTER, kind, answer, remark, sentence=sentence, line=line)
 
 
-def _remark(row: VariantResult) -> str:
-    """Return the interval of the change of the time, or why the verdict is unclear."""
-    if row.verdict == "unclear":
-        return row.reason or "the interval is too wide"
-    return f"95 % interval: {interval_text(row.ratio_interval, row.verdict) or 'not known'}"
-
-
-def _advice(bench: Bench) -> Iterator[Advice]:
-    row = bench.headline
-    found = {
+def _advice(found: Comparison) -> Iterator[Advice]:
+    row = found.headline
+    advice = {
         "slower": (60, "bad", "Leave the model unprepared", "it is slower"),
         "unclear": (70, "warn", "Time it longer with bench=full", "best on an idle machine"),
         "no difference": (75, "plain", "Leave the model unprepared", "it is not faster"),
         "not compared": (75, "warn", "Time it before you use it", printable(row.reason)),
         "failed": (75, "warn", "Time it before you use it", printable(row.reason)),
     }.get(row.verdict)
-    if found:
-        rank, kind, answer, remark = found
-        yield Advice(rank, kind, answer, remark)
+    if advice:
+        yield Advice(*advice)
 
 
-def _on_page(bench: Bench, verification: Verification | None) -> Iterator[Part]:
-    for case in bench.cases:
-        text = case_sentence(case)
-        yield Text(text=capitalized(text), where="page")
-    if is_wrong(verification):
-        text = "The outputs of the prepared model are wrong, so its time is that of another computation."
-        yield Text(text=text, kind="error", where="page")
-    charts = bench_charts(bench, verification)
-    yield Charts(charts=tuple(charts))
-    titles = columns(
-        "Case text, Model head, Time number, Interval number, Speed prose, Interval number, "
-        "Items/s number"
+def _on_page(found: Comparison, *, wrong: bool) -> Iterator[parts.Part]:
+    yield Text(text=capitalized(speed_sentence(found)), where="page")
+    if wrong:
+        yield Text(text=_WRONG, kind="error", where="page")
+    if found.rows:
+        bars = tuple(_bar(row, wrong=wrong) for row in found.rows)
+        yield parts.Charts(charts=(parts.Bars(title=f"Time of one {found.what}", rows=bars),))
+    note = (
+        "A whisker is the interval of the median. The speed is the median over rounds in which both models "
+        "ran, so it may differ from that of the two medians."
     )
-    rows = [row for case in bench.cases for row in _rows(case)]
-    parts: list[Part] = [Table(label="Times", columns=titles, rows=rows)]
-    if charts:
-        compared = [case.comparison for case in bench.cases if case.comparison]
-        confidence = f"{100 * float(compared[0].settings.get('confidence', 0.95)):g}% confidence"
-        text = f"A whisker is the interval of the median with {confidence}. The speed is the median over "
-        text += "rounds in which both models ran, so it may differ from that of the two medians."
-        parts.append(Text(text=text, kind="note"))
-    yield Folded(title="All figures", parts=tuple(parts))
-    yield Items(texts=tuple(_notes(bench)), kind="note", where="page")
+    yield parts.Folded(title="All figures", parts=(_table(found), Text(text=note, kind="note")))
+    yield parts.Items(texts=tuple(_notes(found)), kind="note", where="page")
 
 
-def bench_charts(bench: Bench, verification: Verification | None) -> list[Bars]:
-    """Return bars of the times of each case."""
-    wrong = is_wrong(verification)
-    return [
-        Bars(title=f"Time of one {case.what}", rows=tuple(_times(case, wrong=wrong)))
-        for case in bench.cases
-        if case.comparison
-    ]
-
-
-def _times(case: Case, *, wrong: bool) -> Iterator[Bar]:
-    for row in case.comparison.rows if case.comparison else ():
-        yield Bar(
-            label=row.name,
-            value=row.seconds,
-            interval=row.seconds_interval,
-            text=doubt(row.verdict) if row.seconds is None else seconds(row.seconds),
-            mark=_mark(row, wrong=wrong),
-        )
-
-
-def _mark(row: VariantResult, *, wrong: bool) -> str:
-    if wrong and row.name == PREPARED:
-        return "wrong"
-    return _MARKS.get(row.verdict, "same")
-
-
-def _rows(case: Case) -> Iterator[tuple[str, ...]]:
-    for row in case.comparison.rows if case.comparison else ():
-        yield (
-            case.what,
+def _table(found: Comparison) -> parts.Table:
+    rows = [
+        (
             row.name,
-            "" if row.seconds is None else seconds(row.seconds),
-            span(row.seconds_interval, seconds),
-            verdict_text(row.verdict, row.ratio, row.ratio_interval),
+            _time(row),
+            numbers.span(row.seconds_interval, numbers.seconds),
+            numbers.verdict_text(row.verdict, row.ratio, row.ratio_interval),
             interval_text(row.ratio_interval, row.verdict),
-            "" if row.throughput is None else digits(row.throughput),
         )
+        for row in found.rows
+    ]
+    titles = parts.columns("Model head, Time number, Interval number, Speed prose, Interval number")
+    return parts.Table(label="Times", columns=titles, rows=rows, most=len(rows))
 
 
-def _notes(bench: Bench) -> Iterable[str]:
-    for case in bench.cases:
-        comparison = case.comparison
-        if comparison is None:
-            continue
-        settings = comparison.settings
-        threads = plural(int(settings.get("threads", 0)), "thread")
-        rounds = f"{plural(comparison.repeats, 'round')} in {seconds(comparison.seconds)}"
-        batch = plural(int(settings.get("batch_size") or 0), "sample")
-        yield f"{case.what}: {rounds}, {batch} a call, {threads}{_control(comparison.aa)}"
-        for row in comparison.rows:
-            if row.reason:
-                yield f"{case.what}: {row.name}: {row.reason}"
-        yield from (f"{case.what}: {note}" for note in comparison.notes)
+def _bar(row: VariantResult, *, wrong: bool) -> parts.Bar:
+    is_wrong = wrong and row.name == PREPARED
+    return parts.Bar(
+        label=row.name,
+        value=row.seconds,
+        interval=row.seconds_interval,
+        text=_time(row) or doubt(row.verdict),
+        mark="wrong" if is_wrong else _MARKS.get(row.verdict, "same"),
+    )
 
 
-def _control(control: Control | None) -> str:
-    """Return the clause on the baseline against itself, which follows the number of rounds."""
-    if control is None:
-        return "; the baseline failed, so nothing was compared"
-    noise = noise_text(control.noise)
-    return f"; the baseline against itself: {noise or 'too few rounds for an interval'}"
+def _time(row: VariantResult) -> str:
+    return "" if row.seconds is None else numbers.seconds(row.seconds)
+
+
+def _notes(found: Comparison) -> Iterator[str]:
+    settings = found.settings
+    if found.repeats:
+        control = "the baseline failed, so nothing was compared"
+        if found.aa:
+            noise = numbers.noise_text(found.noise) or "too few rounds for an interval"
+            control = f"the baseline against itself: {noise}"
+        how = (
+            f"{plural(found.repeats, 'round')} in {numbers.seconds(found.seconds)}",
+            f"{plural(int(settings.get('batch_size') or 0), 'sample')} a call",
+            plural(int(settings.get("threads") or 0), "thread"),
+            str(settings.get("timer", "")),
+        )
+        yield f"{', '.join(filter(None, how))}; {control}"
+    yield from (f"{row.name}: {row.reason}" for row in found.rows if row.reason)
+    yield from found.notes

@@ -1,19 +1,21 @@
-"""The results of a bench as plain data; `bench.json` is written and read without torch."""
+"""The result of a comparison as plain data; `bench.json` is written and read without torch."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
-from prepare.core.utils.machine import busy_sentence
+from prepare.core.utils.machine import busy_sentence, check_environment, disturbance
 from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
 from prepare.errors import BenchError
 from prepare.stages.bench import statistics
 
-# The names of the two variants that a job times.
+# The names of the two variants that a job times, and what it times.
 UNPREPARED, PREPARED = "unprepared", "prepared"
+INFERENCE, TRAINING = "inference", "training step"
+# The clock of a comparison on a busy CPU: the time that processors spent on this process.
+PROCESSOR = "processor time"
 VERDICTS = (
     "baseline",
     "faster",
@@ -27,8 +29,8 @@ VERDICTS = (
 _SETTINGS = {
     "train": bool | None,
     **dict.fromkeys(("threads", "batch_size", "cores_available"), int | None),
-    **dict.fromkeys(("confidence", "others", "load_before", "stolen", "held_back"), float | None),
-    **dict.fromkeys(("amp", "rest"), str | None),
+    **dict.fromkeys(("confidence", "others", "load_before"), float | None),
+    **dict.fromkeys(("amp", "timer"), str | None),
 }
 
 
@@ -37,10 +39,10 @@ class VariantResult:
     """The result for one variant; unknown values are None.
 
     `seconds` is the median time of one call, and `ratio` the median of the ratios to the baseline per
-    round (below 1 is faster), each with its interval. `throughput` is in items per second. `samples`
-    are the seconds of a call in each round, each the mean of `calls` calls. `reason` says why the variant
-    failed, or why its verdict is unclear. `repeats` says how many calls with the same input returned other
-    values, if any did.
+    round (below 1 is faster), each with its interval, on the clock of the comparison. `wall_seconds` and
+    `processor_seconds` are the medians on both clocks. `samples` are the seconds of a call in each round,
+    each the mean of `calls` calls; `first_seconds` are those of the first call, which may compile. `reason`
+    says why the variant failed, or why its verdict is unclear.
     """
 
     name: str
@@ -49,12 +51,13 @@ class VariantResult:
     seconds_interval: Interval = None
     ratio: float | None = None
     ratio_interval: Interval = None
-    throughput: float | None = None
+    wall_seconds: float | None = None
+    processor_seconds: float | None = None
+    first_seconds: float | None = None
     device: str = ""
     calls: int = 0
     samples: tuple[float, ...] = ()
     reason: str = ""
-    repeats: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,147 +78,81 @@ class Control:
         return cls(ratio=ratio.value, interval=ratio.interval, noise=statistics.noise(ratio))
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The state of a running bench; `precision` is that of the least precise ratio, None if unknown."""
-
-    doing: str
-    rounds: int
-    seconds: float
-    budget: float
-    precision: float | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Comparison(Readable):
-    """Variants timed against a baseline.
+class Comparison(JsonRecord, Readable):
+    """Variants timed against a baseline; the content of `bench.json`.
 
     `repeats` is the number of rounds, and `seconds` includes the warm-up. `aa` is the A/A control, None
     if the baseline failed. `settings` hold how it was measured, `environment` where, and `notes` what
-    limits the result.
+    limits the result. If nothing was compared there are no rows, and `reason` says why.
     """
 
+    KIND: ClassVar[Kind] = Kind("prepare.bench", 1, "a comparison", "a bench.json", BenchError)
+
     rows: tuple[VariantResult, ...]
-    baseline: str
-    aa: Control | None
-    repeats: int
-    seconds: float
+    baseline: str = UNPREPARED
+    aa: Control | None = None
+    repeats: int = 0
+    seconds: float = 0.0
     settings: dict[str, Any]
     environment: dict[str, Any]
     notes: tuple[str, ...] = ()
+    reason: str = ""
+
+    @property
+    def what(self) -> str:
+        """The kind of call: `inference` or `training step`."""
+        return TRAINING if self.settings.get("train") else INFERENCE
 
     @property
     def noise(self) -> float | None:
         """By what factor the baseline differed from itself; None if that is not known."""
         return self.aa.noise if self.aa else None
 
+    @property
+    def headline(self) -> VariantResult:
+        """The row of the first variant that is not the baseline: in a job, of the prepared model."""
+        if not self.rows:
+            return VariantResult(name=PREPARED, verdict="not compared", reason=self.reason)
+        base = self.row(self.baseline)
+        row = next((row for row in self.rows if row is not base), base)
+        return replace(row, reason=row.reason or base.reason)
+
+    @property
+    def prepared_seconds(self) -> float | None:
+        """The time of the headline: its ratio times that of the baseline, as a reader divides."""
+        row = self.headline
+        if row.ratio is None:
+            return row.seconds
+        return row.ratio * (self.row(self.baseline).seconds or 0.0)
+
+    @property
+    def busy(self) -> str:
+        """One sentence if the machine disturbed these times; empty if not."""
+        return busy_sentence(self.settings, self.noise)
+
+    @property
+    def clock_remark(self) -> str:
+        """The clock that the verdicts follow, if it is not that on the wall, and why; else empty."""
+        if self.settings.get("timer") != PROCESSOR:
+            return ""
+        return f"{PROCESSOR}, as {disturbance(self.settings)}"
+
     def row(self, name: str) -> VariantResult:
         """Return the row of a variant; raise KeyError if there is no such variant."""
         return {row.name: row for row in self.rows}[name]
 
-    def as_bench(self) -> Bench:
-        """Return a bench with this as its only case."""
-        train = self.settings.get("train")
-        case = Case(what="training step" if train else "inference", comparison=self)
-        mode = "train" if train else "eval"
-        return Bench(level="", mode=mode, seconds=self.seconds, cases=(case,))
-
-    def save(self, path: str | os.PathLike) -> None:
-        """Write a `bench.json` with this as its only case, atomically. Raise FileError on failure."""
-        self.as_bench().save(path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike) -> Comparison:
-        """Read the comparison in the first case of a `bench.json`, without torch.
-
-        Raises:
-            BenchError: the file is not a bench, has another version, or nothing was compared.
-        """
-        case = Bench.load(path).cases[0]
-        if case.comparison is None:
-            raise BenchError(str(path), f"nothing was compared: {case.reason}")
-        return case.comparison
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """One kind of call that a job timed: `inference`, `inference of one sample` or `training step`.
-
-    If `comparison` is None, `reason` says why.
-    """
-
-    what: str
-    comparison: Comparison | None = None
-    reason: str = ""
-
-    @property
-    def row(self) -> VariantResult:
-        """The row of the prepared model; a row with the reason if nothing was compared."""
-        if self.comparison is None:
-            return VariantResult(name=PREPARED, verdict="not compared", reason=self.reason)
-        baseline = self.comparison.row(self.comparison.baseline)
-        row = next((row for row in self.comparison.rows if row is not baseline), baseline)
-        return replace(row, reason=row.reason or baseline.reason)
-
-    @property
-    def seconds(self) -> float | None:
-        """The time of the prepared model: its ratio times that of the unprepared, as a reader divides."""
-        row = self.row
-        if self.comparison is None or row.ratio is None:
-            return row.seconds
-        return row.ratio * (self.comparison.row(self.comparison.baseline).seconds or 0.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Bench(JsonRecord, Readable):
-    """The content of `bench.json`: what a job timed, the prepared model against the unprepared one.
-
-    `level` and `mode` are those of the job; a comparison saved by itself has an empty level. There is at
-    least one case, and the first belongs to the mode, on the batch as given. `seconds` is the time of the
-    whole bench.
-    """
-
-    KIND: ClassVar[Kind] = Kind("prepare.bench", 1, "a bench", "a bench.json", BenchError)
-
-    level: str
-    mode: str
-    seconds: float
-    cases: tuple[Case, ...]
-
-    @property
-    def headline(self) -> VariantResult:
-        """The one row to show in a summary: that of the first case."""
-        return self.cases[0].row
-
-    @property
-    def busy(self) -> str:
-        """One sentence if the machine was busy while the job was timed; empty if not."""
-        compared = (case.comparison for case in self.cases if case.comparison)
-        return next(filter(None, (busy_sentence(c.settings, c.noise) for c in compared)), "")
-
     def check(self) -> None:
-        if not self.cases:
-            raise ValueError("it has no cases")
-        for case in self.cases:
-            if case.comparison is None:
-                continue
-            check_comparison(case.comparison)
-            for row in case.comparison.rows:
-                if row.verdict not in VERDICTS:
-                    raise ValueError(f"{row.verdict!r} is not a verdict")
-
-
-def check_comparison(comparison: Comparison) -> None:
-    """Raise an error if a value has another type than its readers expect, or a ratio is not positive."""
-    from prepare.core.utils.machine import check_environment
-
-    check_values(comparison.settings, _SETTINGS)
-    check_environment(comparison.environment)
-    comparison.row(comparison.baseline)
-    for row in comparison.rows:
-        check_ratios(row.ratio, *(row.ratio_interval or ()))
-    if comparison.aa is not None:
-        check_ratios(comparison.aa.ratio, comparison.aa.noise, *(comparison.aa.interval or ()))
+        check_values(self.settings, _SETTINGS)
+        check_environment(self.environment)
+        if self.rows:
+            self.row(self.baseline)
+        for row in self.rows:
+            if row.verdict not in VERDICTS:
+                raise ValueError(f"{row.verdict!r} is not a verdict")
+            check_ratios(row.ratio, *(row.ratio_interval or ()))
+        if self.aa is not None:
+            check_ratios(self.aa.ratio, self.aa.noise, *(self.aa.interval or ()))
 
 
 def check_ratios(*ratios: float | None) -> None:

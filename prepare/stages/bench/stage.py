@@ -11,7 +11,7 @@ from prepare.stages.stage import Level, Seconds, Stage, StageContext, key
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
-    from prepare.stages.bench.records import Bench, Case, Comparison
+    from prepare.stages.bench.records import Comparison
 
 
 @stage("bench")
@@ -26,21 +26,15 @@ class BenchStage(Stage):
     fails: ClassVar[tuple[str, ...]] = ("slower",)
 
     level: Level = key(
-        "short", "time against the unprepared model (short: 10 s, 120 for slow calls)"
+        "short", "time against the unprepared model (short: 3 s, 120 for slow calls)"
     )
     seconds: Seconds = key(None, "seconds that a timing may use; null: those of its level", "60")
 
     @classmethod
     def records(cls) -> Mapping[str, Any]:
-        from prepare.stages.bench.records import Bench
+        from prepare.stages.bench.records import Comparison
 
-        return {"bench.json": Bench}
-
-    @classmethod
-    def shows(cls) -> tuple[Any, ...]:
-        from prepare.stages.bench.records import Bench, Comparison
-
-        return Bench, Comparison
+        return {"bench.json": Comparison}
 
     @property
     def budget(self) -> float:
@@ -54,26 +48,25 @@ class BenchStage(Stage):
     def longest(self, work: StageContext) -> float:
         if work.reference is None or isinstance(work.reference, str):
             return 0.0
-        from prepare.stages.bench.time_prepared import time_limit
-
-        is_short = self.level == "short" and self.seconds is None
-        return time_limit(self.budget, work.step_seconds()) if is_short else self.budget
+        # Three calls of each of two models, and three rounds of three, if those are slow.
+        return max(self.budget, 15 * work.step_seconds()) if self.budget else 0.0
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None:
             return {}
-        from prepare.stages.bench.time_prepared import Models, time_models
+        from prepare.stages.bench.time_prepared import time_models
 
         reference = work.reference
         if isinstance(reference, str) and "verify" in work.found:
             reference = "there is no second model, see above"
         with work.progress("timing it against the unprepared model") as tell:
             found = time_models(
-                Models(unprepared=reference, prepared=work.model, pipeline=work.pipeline),
+                reference,
+                work.model,
+                work.pipeline,
                 work.example,
                 level=self.level,
                 mode=work.settings.mode,
-                took=work.took,
                 seconds=self.seconds,
                 amp=work.amp,
                 tell=tell or (lambda _: None),
@@ -84,21 +77,15 @@ class BenchStage(Stage):
 
     @classmethod
     def failure(cls, word: str, found: Mapping[str, Any]) -> str:
-        from prepare.stages.bench.document import case_sentence
+        from prepare.stages.bench.document import speed_sentence
 
         bench = found.get("bench")
-        return case_sentence(bench.cases[0]) if bench and bench.headline.verdict == word else ""
+        return speed_sentence(bench) if bench and bench.headline.verdict == word else ""
 
     @classmethod
     def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:
         bench = found.get("bench")
-        if bench is None:
-            return {}
-        found = {"timed": bench.cases[0].what}
-        for case in bench.cases:
-            start = "" if case is bench.cases[0] else f"{case.what.replace(' ', '_')}_"
-            found |= _figures(case, start)
-        return found
+        return {} if bench is None else _figures(bench)
 
     @classmethod
     def document(cls, shown: ReportContext) -> Document | None:
@@ -107,7 +94,7 @@ class BenchStage(Stage):
         return bench_document(shown)
 
 
-def _sweep_note(work: StageContext, found: Bench) -> str:
+def _sweep_note(work: StageContext, found: Comparison) -> str:
     """Return which sweep says what the precision and what the layout earned; empty if one did not change.
 
     A precision that a group has chosen can be swept over; one of a step or a recipe would stay in each row.
@@ -123,29 +110,32 @@ def _sweep_note(work: StageContext, found: Bench) -> str:
     return f"precision and layout changed together; {sweep} says what each earned"
 
 
-def _figures(case: Case, prefix: str) -> dict[str, Any]:
-    """Return the figures of one case; the first has no prefix."""
+def _figures(found: Comparison) -> dict[str, Any]:
     from prepare.core.utils.machine import disturbed_times
 
-    row = case.row
+    row = found.headline
     low, high = row.ratio_interval or (None, None)
-    values: dict[str, Any] = {"verdict": row.verdict, "time_ratio": finite(row.ratio)}
-    values |= {"time_ratio_low": finite(low), "time_ratio_high": finite(high)}
-    values |= {"prepared_seconds": finite(case.seconds)}
-    values |= {"timed_reason": row.reason, "timed_where": "", "busy": ""}
-    if (comparison := case.comparison) is not None:
-        baseline = comparison.row(comparison.baseline)
-        busy = disturbed_times(comparison.settings, comparison.noise)
-        values |= {"timed_where": _where(comparison), "busy": busy}
-        values |= {"unprepared_seconds": finite(baseline.seconds)}
-        values |= {"rounds": comparison.repeats}
-    return {f"{prefix}{key}": value for key, value in values.items()}
+    values: dict[str, Any] = {
+        "timed": found.what,
+        "verdict": row.verdict,
+        "time_ratio": finite(row.ratio),
+        "time_ratio_low": finite(low),
+        "time_ratio_high": finite(high),
+        "prepared_seconds": finite(found.prepared_seconds),
+        "timed_reason": row.reason,
+        "timed_where": _where(found) if found.rows else "",
+        "busy": disturbed_times(found.settings, found.noise),
+    }
+    if found.rows:
+        values["unprepared_seconds"] = finite(found.row(found.baseline).seconds)
+        values["rounds"] = found.repeats
+    return values
 
 
-def _where(comparison: Comparison) -> str:
+def _where(found: Comparison) -> str:
     """Describe the machine, what torch uses of it, and the device of the baseline."""
-    env, settings = comparison.environment, comparison.settings
-    device = comparison.row(comparison.baseline).device
+    env, settings = found.environment, found.settings
+    device = found.row(found.baseline).device
     parts = [env.get("cpu"), env.get("platform"), *(env.get("devices") or [])]
     parts += [f"torch {env.get('torch')}", f"{settings.get('threads')} threads"]
     # Each row is compared with the unprepared model under the same autocast.

@@ -1,20 +1,45 @@
-"""The statistics of a bench: medians, their confidence intervals, and verdicts."""
+"""Paired rounds on a clock, and their statistics: medians, confidence intervals, verdicts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+import random
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache
-from itertools import pairwise
-from statistics import NormalDist, median
-from typing import NamedTuple
+from statistics import median
+from typing import NamedTuple, TypeVar
+
+_Player = TypeVar("_Player")
 
 # Avoids a division by zero if the clock stands still; no clock used here resolves less.
 _SHORTEST = 1e-9
 # Times that differ by at most this fraction count as equal.
-_SAME = 0.03
-# The standard deviation of normal values over the median of their absolute values.
-_NORMAL = 1.4826
+SAME = 0.03
+
+
+class Rounds:
+    """The rounds of a comparison, or of a choice of rewrites; `count` are over.
+
+    What is slow for a while slows all turns of a round, so times are compared within rounds.
+    """
+
+    def __init__(self, clock: Callable[[], float], seed: int = 0) -> None:
+        self.count, self.clock, self._last = 0, clock, 0.0
+        self._began, self._order = clock(), random.Random(seed)  # noqa: S311
+
+    def turns(self, players: Sequence[_Player]) -> Iterator[_Player]:
+        """Yield each player once, in random order; with the last one the round is over."""
+        began = self.clock()
+        yield from self._order.sample(players, len(players))
+        self.count, self._last = self.count + 1, self.clock() - began
+
+    def seconds(self) -> float:
+        """Return the seconds since these rounds were made."""
+        return self.clock() - self._began
+
+    def fits(self, limit: float) -> bool:
+        """Return whether a round as long as the last one ends within `limit` seconds; the first one does."""
+        return not self.count or self.seconds() + self._last <= limit
 
 
 class Estimate(NamedTuple):
@@ -47,41 +72,6 @@ def estimate(values: Collection[float], confidence: float) -> Estimate:
     rank = _rank(len(values), confidence)
     ordered = sorted(values)
     return Estimate(median(ordered), (ordered[rank], ordered[-1 - rank]) if rank >= 0 else None)
-
-
-class Scatter(NamedTuple):
-    """The spread of ratios: the standard deviation of their logarithms, from `steps` differences."""
-
-    deviation: float
-    steps: int
-
-
-def scatter(series: Iterable[Sequence[float]]) -> Scatter | None:
-    """Estimate the common spread of several series of ratios, each in the order of the rounds.
-
-    It rests on the differences of successive values of a series, so the series may have different
-    medians and a drifting machine adds little, and on the median of these differences, which outliers
-    hardly move. None if there is no difference.
-    """
-    steps = [abs(math.log(b / a)) for values in series for a, b in pairwise(values)]
-    return Scatter(_NORMAL * median(steps) / math.sqrt(2), len(steps)) if steps else None
-
-
-def estimate_of_few(values: Sequence[float], confidence: float, known: Scatter) -> Estimate:
-    """Return the median of too few ratios for an exact interval, with an interval based on a spread.
-
-    It assumes normally distributed logarithms with the spread of all ratios, `known`, or with the spread
-    of `values` if that is larger. The interval is widened by Student's t (Fisher's expansion) for the
-    number of differences: a median of absolute values is 0.37 times as informative as a standard
-    deviation of as many normal values.
-    """
-    own = scatter([values])
-    deviation = max(known.deviation, own.deviation if own else 0.0)
-    normal, freedom = NormalDist().inv_cdf((1 + confidence) / 2), 0.37 * known.steps
-    student = normal + (normal**3 + normal) / (4 * freedom)
-    reach = math.exp(student * math.sqrt(math.pi / 2) * deviation / math.sqrt(len(values)))
-    middle = median(values)
-    return Estimate(middle, (middle / reach, middle * reach))
 
 
 def ratio(times: Sequence[float], baseline: Sequence[float], confidence: float) -> Estimate:
@@ -119,7 +109,7 @@ def verdict(measured: Estimate, noise: float | None) -> str:
     low, high = measured.interval
     if noise and _factor(measured.value) > noise and (high < 1 or low > 1):
         return "faster" if high < 1 else "slower"
-    return "no difference" if low >= 1 - _SAME and high <= 1 + _SAME else "unclear"
+    return "no difference" if low >= 1 - SAME and high <= 1 + SAME else "unclear"
 
 
 def bonferroni(confidence: float, count: int) -> float:

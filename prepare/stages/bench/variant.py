@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,6 @@ from prepare.core.utils.process_state import paused_collector
 from prepare.core.utils.text import first_line
 from prepare.errors import PrepareError, RefusedError
 from prepare.stages.bench.model_state import modules_in
-from prepare.stages.bench.repeats import Repeats, kept
 
 Clock = Callable[[], float]
 Call = Callable[..., Any]
@@ -29,11 +29,19 @@ _MAX_INPUTS, _MIN_INPUTS, _MAX_BYTES = 8, 2, 2**28
 _MIN_TIMING, _MAX_CALLS = 0.005, 1000
 
 
+class Times(NamedTuple):
+    """The seconds of a call on the wall, and those that processors spent on this process meanwhile."""
+
+    wall: float
+    processor: float
+
+
 class Variant:
     """A model or function, with the formatter of its inputs.
 
-    A timing is the mean of `calls` calls in a row; with `warm`, one untimed call precedes them. A call takes
-    about `call_seconds`.
+    `samples` are its timings, one for each round; `reason` says why it failed. A timing is the mean of
+    `calls` calls in a row; with `warm`, one untimed call precedes them. A call takes about `call_seconds`,
+    the first one took `first_seconds`.
     """
 
     def __init__(
@@ -43,11 +51,12 @@ class Variant:
         *,
         formatter: Callable[[Any], Any] | None,
         train: bool,
-        amp: str = "none",
+        amp: str,
+        clocks: tuple[Clock, Clock],
     ) -> None:
         self.name, self.modules = name, modules_in(call)
         self._call, self._formatter, self._amp, self.is_training = call, formatter, amp, train
-        self._scaler: LossScaler | None = None
+        self._clocks = clocks
         self._device: torch.device | None = None
         self._parameters = [p for module in self.modules for p in module.parameters()]
         buffers = (b for module in self.modules for b in module.buffers())
@@ -55,8 +64,10 @@ class Variant:
         self._gradients: list[Tensor] = []
         # Whether the forward needs gradients in evaluation mode too; None before its first call.
         self._differentiates: bool | None = None
-        self.calls, self.warm, self.call_seconds = 1, False, 0.0
-        self.repeats = Repeats()
+        self.calls, self.warm = 1, False
+        self.call_seconds = self.first_seconds = 0.0
+        self.samples: list[Times] = []
+        self.reason = ""
 
     @property
     def device(self) -> torch.device:
@@ -64,52 +75,69 @@ class Variant:
         return self._device or torch.device("cpu")
 
     @property
+    def is_on_cpu(self) -> bool:
+        """Return whether no tensor of it is on another device."""
+        return all(device.type == "cpu" for device in self._devices)
+
+    @property
+    def _has_events(self) -> bool:
+        """Return whether CUDA events time it: those of one GPU do not see the end of another's work."""
+        return [device.type for device in self._devices if device.type != "cpu"] == ["cuda"]
+
+    @property
     def timer(self) -> str:
         """The name of what times its calls."""
-        return "CUDA events" if _has_events(self._devices) else "wall clock"
+        return "CUDA events" if self._has_events else "wall clock"
 
-    def find_device(self, batch: Any) -> torch.device:
-        """Return the device of its first parameter or buffer, or else of its first formatted input."""
-        self._arguments(batch)
-        return self.device
-
-    def first_call(self, batch: Any, clock: Clock) -> float:
-        """Return the seconds of one call, which compiles if anything has to be compiled."""
-        self.call_seconds = self.timed(batch, clock)
-        return self.call_seconds
-
-    def warm_up(self, batch: Any, clock: Clock) -> None:
-        """Make two more calls: compilers, algorithm searches and memory pools are done by then."""
-        for _ in range(2):
-            self.call_seconds = self.timed(batch, clock)
+    def warm_up(self, batch: Any, longest: float) -> None:
+        """Make three calls: compilers, searches and memory pools are done then; two if they take long."""
+        for number in range(3):
+            if number < 2 or self.call_seconds < longest:
+                self.call_seconds = self._timed(batch, 1).wall
+            self.first_seconds = self.first_seconds or self.call_seconds
         self.calls = math.ceil(_MIN_TIMING / max(self.call_seconds, _MIN_TIMING / _MAX_CALLS))
 
-    def sample(self, batch: Any, clock: Clock) -> float:
-        """Return one timing, in seconds per call."""
-        return self.timed(batch, clock, calls=self.calls, warm=self.warm)
+    def sample(self, batch: Any, samples: list[Times]) -> None:
+        """Add one timing to these, in seconds per call."""
+        samples.append(self._timed(batch, self.calls, warm=self.warm))
 
-    def timed(self, batch: Any, clock: Clock, *, calls: int = 1, warm: bool = False) -> float:
+    def _timed(self, batch: Any, calls: int, *, warm: bool = False) -> Times:
         """Return the mean seconds of `calls` calls in a row; with `warm`, after one untimed call.
 
-        Copying and formatting the input is not timed, nor is what comes afterwards: clearing the gradients,
-        and comparing the outputs of the untimed and of the last call with an earlier one for this batch.
+        Copying and formatting the input is not timed, nor is clearing the gradients afterwards.
         """
         args, kwargs = self._arguments(batch)
         try:
-            first = kept(self._step(args, kwargs)) if warm else None
+            if warm:
+                self._step(args, kwargs)
             with paused_collector():
-                seconds, output = _timed(
-                    lambda: self._step(args, kwargs), calls, self._devices, clock
-                )
-            if first is not None:
-                self.repeats.compare(batch, first)
-            self.repeats.compare(batch, output)
-            return seconds
+                return self._clocked(partial(self._step, args, kwargs), calls)
         finally:
-            self.clear()
+            self._clear()
 
-    def clear(self) -> None:
-        """Remove the gradients."""
+    def _clocked(self, work: Callable[[], object], calls: int) -> Times:
+        """Return the mean times of `calls` calls, on CUDA by the clock of the device: the host runs ahead."""
+        gpu = next((each for each in self._devices if each.type == "cuda"), None)
+        events: list[Any] = []
+        with torch.cuda.device(gpu) if self._has_events else nullcontext():
+            if self._has_events:
+                events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            wait_for(self._devices)
+            before = [clock() for clock in self._clocks]
+            for event in events[:1]:
+                event.record()
+            for _ in range(calls):
+                work()
+            for event in events[1:]:
+                event.record()
+            wait_for(self._devices)
+            after = [clock() for clock in self._clocks]
+        wall, processor = (end - start for start, end in zip(before, after, strict=True))
+        if events:
+            wall = events[0].elapsed_time(events[1]) / 1000
+        return Times(wall / calls, processor / calls)
+
+    def _clear(self) -> None:
         for parameter in self._parameters:
             parameter.grad = None
 
@@ -130,6 +158,8 @@ class Variant:
         if self._device is None:
             self._device = device_of(self.modules, tensors_in([*args, *kwargs.values()]))
             self._devices.add(self._device)
+        if self._device.type == "meta":
+            raise RefusedError("its device", "meta computes nothing", "give the tensors values")
         return args, kwargs
 
     def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -143,18 +173,14 @@ class Variant:
             with torch.set_grad_enabled(self._differentiates):
                 return self._forward(args, kwargs)[0]
         with torch.inference_mode(mode=False), torch.enable_grad():
-            self.clear()
+            self._clear()
             with autocast(self._amp, self.device):
                 output = self._call(*args, **kwargs)
             roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
             if not roots:
                 message = "does not require gradients"
                 raise RefusedError("its output", message, "there is nothing to train")
-            if self._amp == "float16":
-                self._scaler = self._scaler or LossScaler(self._parameters, roots[0].device)
-                self._scaler.backward(roots, self._gradients_of(roots))
-            else:
-                torch.autograd.backward(roots, self._gradients_of(roots))
+            torch.autograd.backward(roots, self._gradients_of(roots))
             return output
 
     def _forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
@@ -173,69 +199,9 @@ class Variant:
         return self._gradients
 
 
-def _has_events(devices: Collection[torch.device]) -> bool:
-    """Return whether CUDA events time the work: those of one GPU do not see the end of another's work."""
-    return [device.type for device in devices if device.type != "cpu"] == ["cuda"]
-
-
-def _timed(
-    work: Callable[[], object], calls: int, devices: Collection[torch.device], clock: Clock
-) -> tuple[float, object]:
-    """Return the mean seconds of `calls` calls, and what the last one returned."""
-    if _has_events(devices):
-        return _timed_by_events(work, calls, next(d for d in devices if d.type == "cuda"))
-    wait_for(devices)
-    start = clock()
-    for _ in range(calls - 1):
-        work()
-    output = work()
-    wait_for(devices)
-    return (clock() - start) / calls, output
-
-
-def _timed_by_events(
-    work: Callable[[], object], calls: int, device: torch.device
-) -> tuple[float, object]:
-    """Time with the device's own clock: the host runs ahead of it."""
-    with torch.cuda.device(device):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize(device)
-        start.record()
-        for _ in range(calls - 1):
-            work()
-        output = work()
-        end.record()
-        end.synchronize()
-    return start.elapsed_time(end) / 1000 / calls, output
-
-
 def _describe(error: Exception) -> str:
     message = first_line(error)
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-class LossScaler:
-    """A GradScaler for steps without an optimizer; its factor adapts from step to step."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter], device: torch.device) -> None:
-        self._scaler = torch.amp.GradScaler(device.type)
-        # It unscales the gradients of an optimizer; this one only holds them.
-        self._optimizer = torch.optim.SGD(parameters, lr=0.0)
-
-    def backward(self, roots: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-        """Run backward from scaled outputs, then unscale the gradients and look for infinite ones.
-
-        The gradients are those of a mean: without that, the scaled ones of an output in float16 overflow.
-        """
-        scaled = [
-            self._scaler.scale(root.float() / root.numel()) if root.is_floating_point() else root
-            for root in roots
-        ]
-        torch.autograd.backward(
-            scaled, [g.to(s.dtype) for g, s in zip(gradients, scaled, strict=True)]
-        )
-        self._scaler.unscale_(self._optimizer)
-        self._scaler.update()
 
 
 def make_pool(batch: Any, *, seed: int) -> list[Any]:

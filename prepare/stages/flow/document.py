@@ -30,7 +30,7 @@ from prepare.stages.flow.causes import breaks_text, event_name, layout_causes, n
 from prepare.stages.flow.records import NOT_ASKED, Event, Flow
 
 if TYPE_CHECKING:
-    from prepare.stages.bench.records import Bench
+    from prepare.stages.bench.records import Comparison
 
 # A sentence names at most so many classes of modules, a page so many notes.
 _NAMED, _NOTES = 3, 50
@@ -148,7 +148,7 @@ def why_not_kept(flow: Flow | None) -> str:
     return "" if answer.kind == "good" else f"layout {said}"
 
 
-def _advice(flow: Flow, before: Flow | None, bench: Bench | None) -> Iterator[Advice]:
+def _advice(flow: Flow, before: Flow | None, bench: Comparison | None) -> Iterator[Advice]:
     verdict = bench.headline.verdict if bench else ""
     contiguous = "Leave it contiguous here"
     if flow.status != "ok":

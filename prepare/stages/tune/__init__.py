@@ -10,8 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["CandidateResult", "Tuning", "tune"]
 
-__getattr__ = lazy_names(
-    __name__,
-    records=("CandidateResult", "Tuning"),
-    tune_model=("tune",),
-)
+__getattr__ = lazy_names(__name__, records=("CandidateResult", "Tuning"), tune_model=("tune",))

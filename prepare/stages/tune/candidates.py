@@ -88,17 +88,6 @@ class Candidate:
         """The dtype that the recipe casts to, or None."""
         return self.steps.get("half", {}).get("dtype")
 
-    @property
-    def compiler(self) -> str:
-        """The options of the compiler as one text."""
-        return json.dumps(self.steps.get("compile"))
-
-    @property
-    def eager(self) -> str:
-        """The other steps as one text: the same for candidates that differ only in the compiler."""
-        rest = {name: options for name, options in self.steps.items() if name != "compile"}
-        return json.dumps(rest, sort_keys=True)
-
 
 def candidates(
     model: nn.Module,

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
-from prepare.core.utils.machine import check_environment
+from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
 from prepare.errors import TuneError
-from prepare.stages.bench import statistics
-from prepare.stages.bench.records import UNPREPARED, check_ratios
-from prepare.stages.bench.statistics import Estimate
+from prepare.stages.bench.records import (
+    UNPREPARED,
+    VERDICTS,
+    Comparison,
+    check_ratios,
+)
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
 
 STATUSES = (
     "winner",
-    "not faster",  # than the winner, by more than 2 % or significantly
-    "slower",
+    "timed",  # in the last comparison, and not chosen
+    "dropped",  # after the first look
     "wrong",  # its verification failed
     "cannot tell",  # its verification came to no conclusion
     "failed",
@@ -34,13 +35,11 @@ class CandidateResult:
     """The result for one candidate; unknown values are None.
 
     `steps` is its pipeline with every option, and `cost` its complexity (see
-    `prepare.stages.tune.candidates`). `ratio` is the median ratio of its time to the unprepared model's, over
-    the `rounds` in which it ran, with its interval; below 1 is faster. The ratio of an eliminated recipe is
-    computed through the winner, because its own few early rounds may not be representative. `verified`
-    is the status of its verification, empty if it was not verified; `error` is the largest error of the
-    outputs relative to their scale, and `allowed` the tolerance. `reason` says why it won or lost.
-    `first_seconds` is the time of its first call, with a compilation; `seconds` includes a share of it if the
-    tuning was given a number of calls.
+    `prepare.stages.tune.candidates`). `verdict`, `seconds`, `ratio` and its interval are those of a
+    comparison with the unprepared model over so many `rounds`: the last one for those that took part in it.
+    `verified` is the status of its verification, empty if it was not verified; `error` is the largest error
+    of the outputs relative to their scale, and `allowed` the tolerance. `reason` says why it won or lost.
+    `first_seconds` is the time of its first call, with a compilation.
     """
 
     name: str
@@ -48,6 +47,7 @@ class CandidateResult:
     status: str
     reason: str
     cost: int
+    verdict: str = "not compared"
     seconds: float | None = None
     ratio: float | None = None
     ratio_interval: Interval = None
@@ -55,17 +55,16 @@ class CandidateResult:
     verified: str = ""
     error: float | None = None
     allowed: float | None = None
-    first_seconds: float | None = field(default=None, metadata={"late": True})
+    first_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Tuning(JsonRecord, Readable):
     """The winner of a tuning and the result for each candidate; the row of the winner comes first.
 
-    A `noise` of 1.03 means that ratios between 1/1.03 and 1.03 are not significant; it is None if there
-    were too few rounds. `conditions` are all that the result depends on; `made` is the time of the
-    measurement, and `from_cache` says that it was an earlier call. `notes` say what limits the result.
-    `amp` is the autocast of every forward. `from_file` says that it was read, and may be a stranger's.
+    `last` is the last comparison: that of the finalists with the unprepared model, or, if no recipe looked
+    faster and was right, one of the first looks. `notes` say what limits the result. `from_file` says that it
+    was read, and may be a stranger's.
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.tune", 1, "a tuning", "a tune.json", TuneError)
@@ -73,45 +72,23 @@ class Tuning(JsonRecord, Readable):
     rows: tuple[CandidateResult, ...]
     winner: str
     mode: str
+    amp: str
     allow: tuple[str, ...]
     budget: float
     seconds: float
-    rounds: int
-    noise: float | None
-    made: str
-    from_cache: bool
-    conditions: dict[str, Any]
-    environment: dict[str, Any]
+    last: Comparison
     notes: tuple[str, ...] = ()
-    amp: str = field(default="none", metadata={"late": True})
     from_file: bool = field(default=False, compare=False, metadata={"late": True})
 
     def row(self, name: str) -> CandidateResult:
         """Return the row of a candidate; raise KeyError if there is no such candidate."""
         return {row.name: row for row in self.rows}[name]
 
-    def verdict(self, row: CandidateResult) -> str:
-        """Return `faster`, `slower`, `no difference` or `unclear`: a recipe against the unprepared model.
-
-        The unprepared model is the `baseline`, and a recipe that was not timed is `not compared`.
-        """
-        if row.name == UNPREPARED:
-            return "baseline"
-        if row.ratio is None:
-            return "not compared"
-        return statistics.verdict(Estimate(row.ratio, row.ratio_interval), self.noise)
-
-    @property
-    def holds(self) -> bool:
-        """True if the winner is the unprepared model, or faster than it by its own interval."""
-        return self.winner == UNPREPARED or self.verdict(self.row(self.winner)) == "faster"
-
     @property
     def is_clear(self) -> bool:
         """True if each recipe was shown to be wrong, or not to be faster than the unprepared model."""
-        known = ("baseline", "slower", "no difference")
-        lost = ("slower", "wrong", "failed")
-        return all(row.status in lost or self.verdict(row) in known for row in self.rows)
+        slower, lost = ("baseline", "slower", "no difference"), ("wrong", "failed")
+        return all(row.status in lost or row.verdict in slower for row in self.rows)
 
     @property
     def recipe(self) -> Steps:
@@ -126,16 +103,6 @@ class Tuning(JsonRecord, Readable):
         make = Pipeline.from_recipe if self.from_file else Pipeline.from_config
         return make(self.recipe)
 
-    @property
-    def table(self) -> str:
-        """All candidates as text, one per line: name, ratio to the unprepared model, status and reason."""
-        width = max(len(row.name) for row in self.rows)
-        return "\n".join(
-            f"{row.name.ljust(width)}  {'' if row.ratio is None else format(row.ratio, '.3f'):>6}  "
-            f"{row.status}: {row.reason}"
-            for row in self.rows
-        )
-
     def content(self) -> dict[str, Any]:
         return {k: v for k, v in JsonRecord.content(self).items() if k != "from_file"}
 
@@ -143,21 +110,10 @@ class Tuning(JsonRecord, Readable):
         return replace(self, from_file=True)
 
     def check(self) -> None:
-        check_environment(self.environment)
-        check_values(self.conditions, {"accelerator": dict[str, Any] | None})
-        check_ratios(self.noise)
+        self.last.check()
         for row in self.rows:
             check_ratios(row.ratio, *(row.ratio_interval or ()))
-        if self.made:
-            datetime.fromisoformat(self.made)
-        if unknown := {row.status for row in self.rows} - {*STATUSES}:
-            raise ValueError(f"{min(unknown)!r} is not a status")
-        self.row(self.winner)
-
-
-class StoppedTuning(KeyboardInterrupt):
-    """A tuning that was stopped in its race; `tuning` is what was measured until then."""
-
-    def __init__(self, text: str, tuning: Tuning) -> None:
-        super().__init__(text)
-        self.tuning = tuning
+            if row.status not in STATUSES or row.verdict not in VERDICTS:
+                raise ValueError(f"{row.status!r} is not a status, or {row.verdict!r} no verdict")
+        for name in (self.winner, UNPREPARED):
+            self.row(name)

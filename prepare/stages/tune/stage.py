@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 Allowed = Literal["bfloat16", "half", "compile"]
 
 
-def _check_calls(calls: int | None) -> None:
-    if calls is not None and calls < 1:
-        raise ValueError(f"{calls} is not a number of calls", "give one from 1 on, as in 1000")
-
-
 def _check_budget(budget: float) -> None:
     if not 0 < budget < math.inf:
         raise ValueError(f"{budget} is not a time", "give seconds, as in 60")
@@ -30,12 +25,12 @@ def _check_budget(budget: float) -> None:
 
 @stage("tune")
 class TuneStage(Stage):
-    """A race of recipes; the declared one is one more of them."""
+    """A comparison of recipes; the declared one is one more of them."""
 
     noun: ClassVar[str] = "the tuning"
     order: ClassVar[int] = 10
     tasks: ClassVar[Mapping[str, Task]] = {
-        # No bench: the race has timed the recipe, and a second look at the same question may differ.
+        # No bench: the tuning has timed the recipe, and a second look at the same question may differ.
         "tune": Task(
             "find the fastest correct recipe, and prepare with it",
             stages=("tune", "flow", "verify"),
@@ -47,12 +42,6 @@ class TuneStage(Stage):
     )
     budget: Annotated[float, "seconds, as in 60", _check_budget] = key(
         60.0, "seconds for preparing, timing and verifying recipes"
-    )
-    cache: Annotated[bool | str, "true, false, or a folder"] = key(
-        True, "save the result: true, false or a folder"
-    )
-    calls: Annotated[int | None, "a whole number, as in 1000", _check_calls] = key(
-        None, "calls that the model will get, to weigh the first, which may compile", "1000"
     )
 
     @classmethod
@@ -69,28 +58,21 @@ class TuneStage(Stage):
 
     def choose(self, work: StageContext) -> Pipeline:
         from prepare.stages.tune import tune
-        from prepare.stages.tune.records import StoppedTuning
 
         settings = work.settings
         work.needed_example()
-        try:
-            found = tune(
-                work.model,
-                work.example,
-                allow=self.allow,
-                mode=settings.mode,
-                amp=work.amp,
-                budget=self.budget,
-                declared={**settings.steps, **_chosen_options(work)},
-                cache=self.cache,
-                calls=self.calls,
-                seed=settings.seed,
-                progress=work.progress,
-                build=work.build,
-            )
-        except StoppedTuning as stop:
-            stop.tuning.save(work.folder / "tune.json")
-            raise
+        found = tune(
+            work.model,
+            work.example,
+            allow=self.allow,
+            mode=settings.mode,
+            amp=work.amp,
+            budget=self.budget,
+            declared={**settings.steps, **_chosen_options(work)},
+            seed=settings.seed,
+            progress=work.progress,
+            build=work.build,
+        )
         work.found["tune"] = found
         return found.pipeline
 
@@ -104,7 +86,7 @@ class TuneStage(Stage):
             return {}
         return {
             "winner": tuning.winner,
-            "tune_rounds": tuning.rounds,
+            "tune_rounds": tuning.last.repeats,
             "winner_time_ratio": finite(tuning.row(tuning.winner).ratio),
         }
 

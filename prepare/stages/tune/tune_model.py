@@ -1,26 +1,54 @@
-"""Tune a model, on one rank for all."""
+"""Tune a model: screen the candidates, verify the fastest, and compare them with the unprepared model."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.core.forward.torch_state import Amp, read_amp
+from prepare.core.forward.torch_state import Amp, device_of, isolated, read_amp
+from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.model.devices import free_memory
+from prepare.core.utils.numbers import pace_text
+from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose
-from prepare.errors import RefusedError
+from prepare.core.utils.text import first_line, plural
+from prepare.errors import ModelError, PrepareError, Problem, RefusedError, raise_problems
+from prepare.pipeline import Pipeline
+from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.distributed import on_rank_zero
-from prepare.stages.tune.session import TuningSession
+from prepare.pipeline.preconditions import lazy_problems, precondition_problems
+from prepare.stages.bench.compare_variants import compare
+from prepare.stages.tune.candidates import Candidate, calls_to_keep, candidates
+from prepare.stages.tune.records import STATUSES, UNPREPARED, CandidateResult, Tuning
 from prepare.stages.tune.stage import TuneStage
+from prepare.stages.verify import verify
+from prepare.stages.verify.inputs import user_formatter
 
 if TYPE_CHECKING:
     from torch import nn
 
     from prepare.core.utils.text import Progress
-    from prepare.stages.bench.variant import Clock
-    from prepare.stages.tune.records import Tuning
+    from prepare.stages.bench.records import Comparison, VariantResult
+
+# The part of the time for the first look, with a compiler and without.
+_SCREEN = {True: 0.7, False: 0.4}
+# So many recipes are timed together, first a few, as it is not known how long a call takes.
+_GROUP, _FIRST_GROUP = 6, 2
+# Calls of each recipe in the first look: three before the rounds, and eight rounds.
+_CALLS = 11
+# The finalists: right, and not slower than the best one by more than this factor.
+_FINALISTS, _NEAR = 4, 1.15
+# The verdicts of a first look with which a recipe may be faster.
+_HOPEFUL = ("faster", "unclear")
+# Of recipes that are as fast as the fastest up to this factor, the simplest wins.
+_SAME = 1.02
+# The precision of the last comparison.
+_PRECISION = 0.01
+# The seconds that a verification may take at least, and the part of the free memory for copies.
+_VERIFY, _MEMORY = 30.0, 0.5
 
 
 def tune(
@@ -32,24 +60,16 @@ def tune(
     amp: Amp = "none",
     budget: float = 60.0,
     declared: Mapping[str, Any] | None = None,
-    cache: bool | str | Path = True,
-    calls: int | None = None,
     seed: int = 0,
     progress: Progress = lambda _: nullcontext(),
     build: Callable[[], nn.Module] | None = None,
-    _clock: Clock = time.perf_counter,
 ) -> Tuning:
-    """Time recipes against each other on copies of `model`, and return the best; `model` is not changed.
+    """Time recipes on copies of `model`, and return the fastest one that is right; `model` is not changed.
 
-    All candidates run in every round, in random order, and are compared by the ratios of their times
-    within rounds (see `prepare.stages.bench`). A recipe that is probably slower than the best one is
-    eliminated; the unprepared model only if a recipe is significantly faster. The race ends when the
-    ratios of the remaining candidates are precise, or when the budget is spent.
-
-    A recipe can only win if its results are correct. It is verified against the unprepared model (see
-    `prepare.verify`) before it eliminates that model, and before it wins; if it fails, it is dropped, and
-    the recipes that it had eliminated are timed again. Of the recipes within 2 % of the
-    fastest the simplest wins (see `prepare.stages.tune.candidates`). The winner may be the unprepared model.
+    All recipes get a first look, in groups that are timed with the unprepared model (see
+    `prepare.stages.bench`). The fastest are verified (see `prepare.verify`), until four are right. These are
+    timed against the unprepared model in one last comparison. Of those that are `faster` in it, the simplest
+    within 2 % of the fastest wins (see `prepare.stages.tune.candidates`); if none is, the unprepared model.
 
     Args:
         model: on the device where it will run, not compiled and not wrapped (DDP).
@@ -59,12 +79,8 @@ def tune(
         mode: `eval` times the forward and verifies outputs; `train` times forward and backward, and
             verifies gradients as well.
         amp: run the forward of every candidate under `torch.autocast` to this dtype.
-        budget: seconds. A compilation or verification that has begun is finished, and
-            the winner is always verified.
+        budget: seconds. A compilation, a verification or a round that has begun is finished.
         declared: a pipeline of your own, as one more candidate; all candidates run on its `device`.
-        cache: whether the result is cached, or the folder for it. A cached winner is verified again.
-        calls: how often the model will be called in one process. Each call then takes its share of the first
-            one, which compiles; without it only calls after the first count.
         seed: seed of the order and of the inputs.
         progress: called with a description of each stage; the context manager that it returns is
             entered for the duration of the stage.
@@ -77,40 +93,299 @@ def tune(
         RefusedError: `mode` or `amp` is unknown, or the model cannot be copied or prepared in its present
             state.
         ModelError: the unprepared model itself does not run.
-        KeyboardInterrupt: the tuning was stopped; after the first round `error.tuning` is what was measured.
 
     Examples:
         >>> from torch import nn, randn
         >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3))
-        >>> tuning = tune(model, randn(1, 3, 32, 32), budget=2.0, cache=False)
+        >>> tuning = tune(model, randn(1, 3, 32, 32), budget=2.0)
         >>> tuning.winner in {row.name for row in tuning.rows}
         True
         >>> prepared = tuning.pipeline.apply(model)
     """
-    amp = read_amp(amp)
-    options = {
-        "allow": allow if isinstance(allow, str) else list(allow),
-        "budget": budget,
-        "cache": cache if isinstance(cache, bool) else str(cache),
-        "calls": calls,
-    }
-    session = TuningSession(
+    if mode not in ("eval", "train"):
+        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
+    given = {"allow": allow if isinstance(allow, str) else list(allow), "budget": budget}
+    session = _Tuner(
         model=model,
         batch=batch,
-        options=_options(mode, options),
+        options=TuneStage.from_options(given, {"mode": mode}),
         mode=mode,
-        amp=amp,
+        amp=read_amp(amp),
         declared=dict(declared or {}),
         seed=seed,
         progress=progress,
         build=build,
-        clock=_clock,
     )
     return on_rank_zero(session.run)
 
 
-def _options(mode: str, options: Mapping[str, Any]) -> TuneStage:
-    """Check the mode and the options. Raises RefusedError, ConfigError."""
-    if mode not in ("eval", "train"):
-        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
-    return TuneStage.from_options(options, {"mode": mode})
+@dataclass(kw_only=True)
+class _Tuner:
+    """The checked arguments of one call of `tune`, and what is known so far; call `run` once."""
+
+    model: nn.Module
+    batch: Any
+    options: TuneStage
+    mode: Literal["eval", "train"]
+    amp: Amp
+    declared: Mapping[str, Any]
+    seed: int
+    progress: Progress
+    build: Callable[[], nn.Module] | None
+    rows: dict[str, CandidateResult] = field(default_factory=dict)
+    compiled: dict[str, tuple[nn.Module, Pipeline]] = field(default_factory=dict)
+    began: float = field(default_factory=time.perf_counter)
+
+    def run(self) -> Tuning:
+        """Return the winner and a row for each candidate."""
+        _check_model(self.model)
+        with isolated(), ignored_warnings():
+            recipes = candidates(
+                self._copied(),
+                declared=self.declared,
+                allow=self.options.allow,
+                mode=self.mode,
+                amp=self.amp,
+                calls=self._calls_to_keep(),
+            )
+            for each in recipes:
+                self._note(each, "not measured", "no time was left to try it")
+            self.base, *others = recipes
+            to_device = Pipeline.from_config({**self.base.steps, "input_format": {}})
+            self.on_device = to_device.format(self.batch)
+            last = self._screen(others)
+            if finalists := self._verified(others):
+                last = self._last(finalists)
+        if not any(row.status == "winner" for row in self.rows.values()):
+            self._note(self.base, "winner", "no recipe was shown to be correct and faster")
+        winner = min(self.rows.values(), key=lambda row: STATUSES.index(row.status))
+        left = sum(row.status == "not measured" for row in self.rows.values())
+        more = f"not measured: {plural(left, 'candidate')}; give it more time (tune.budget)"
+        return Tuning(
+            rows=(winner, *(row for row in self.rows.values() if row is not winner)),
+            winner=winner.name,
+            mode=self.mode,
+            amp=self.amp,
+            allow=self.options.allow,
+            budget=self.options.budget,
+            seconds=round(self._passed(), 3),
+            last=last,
+            notes=(*last.notes, *((more,) if left else ())),
+        )
+
+    def _passed(self) -> float:
+        return time.perf_counter() - self.began
+
+    def _calls_to_keep(self) -> tuple[str, ...]:
+        try:
+            return calls_to_keep(self._copied(), self.batch, mode=self.mode, amp=self.amp)
+        except PrepareError:
+            return ()
+
+    def _copied(self) -> nn.Module:
+        """Return a copy of the model in the mode of the tuning; one in training keeps its frozen parts."""
+        try:
+            duplicate = copy_or_build(self.model, self.build)
+        except CopyError as error:
+            remedy = "give build=, a function that builds an equal model"
+            if self.build is not None:
+                remedy = "let its code draw all numbers from torch's generator, after the same seed"
+            raise RefusedError("the model", f"cannot be copied: {error}", remedy) from error
+        train = self.mode == "train"
+        return duplicate if train and duplicate.training else duplicate.train(train)
+
+    def _prepared(self, recipe: Candidate) -> tuple[nn.Module, Pipeline] | None:
+        """Return a copy prepared by a recipe, and its pipeline; None, with a row, if that fails."""
+        if recipe.name in self.compiled:
+            return self.compiled[recipe.name]
+        copied = self._copied()
+        try:
+            pipeline = Pipeline.from_config(recipe.steps)
+            # In training a known issue would make wrong gradients.
+            known: Any = "error" if self.mode == "train" else "ignore"
+            pair = pipeline.apply(copied, known_issues=known, amp=self.amp), pipeline
+        except Exception as error:
+            self._note(recipe, "failed", first_line(error) or type(error).__name__)
+            return None
+        if recipe.compiles:
+            self.compiled[recipe.name] = pair
+        return pair
+
+    def _note(self, recipe: Candidate, status: str, reason: str) -> None:
+        """Set the status of a recipe, and why."""
+        row = self.rows.get(recipe.name) or CandidateResult(
+            name=recipe.name, steps=recipe.steps, status="", reason="", cost=recipe.cost
+        )
+        self.rows[recipe.name] = replace(row, status=status, reason=reason)
+
+    def _compare(self, chosen: list[Candidate], seconds: float, **how: Any) -> Comparison:
+        """Time the recipes against the unprepared model, and note what was found."""
+        made = {each.name: pair for each in (self.base, *chosen) if (pair := self._prepared(each))}
+        formats = {name: user_formatter(pipeline) for name, (_, pipeline) in made.items()}
+        found = compare(
+            {name: model for name, (model, _) in made.items()},
+            self.on_device,
+            baseline=UNPREPARED,
+            train=self.mode == "train",
+            amp=self.amp,
+            budget=seconds,
+            seed=self.seed,
+            format={name: each for name, each in formats.items() if each},
+            **how,
+        )
+        if found.row(UNPREPARED).verdict == "failed":
+            raise ModelError("the unprepared model", found.row(UNPREPARED).reason)
+        for row in found.rows:
+            status, reason = "dropped", f"dropped after {plural(found.repeats, 'round')}"
+            if row.name == UNPREPARED:
+                status, reason = "timed", "the model as it is"
+            if row.verdict == "failed":
+                status, reason = "failed", row.reason
+            self.rows[row.name] = replace(
+                self.rows[row.name], status=status, reason=reason, **_figures(row)
+            )
+        return found
+
+    def _screen(self, recipes: list[Candidate]) -> Comparison:
+        """Time all recipes for a while, in groups; return the last of these comparisons."""
+        budget, waiting, call = self.options.budget, _in_turns(recipes), 0.0
+        until, size = _SCREEN["compile" in self.options.allow] * budget, _FIRST_GROUP
+        found = None
+        while found is None or waiting:
+            left = until - self._passed()
+            if call:
+                size = min(_GROUP, int(left / (_CALLS * call)) - 2)
+            if found is not None and size < 1:
+                break
+            size = 1 if waiting and waiting[0].compiles else max(1, min(size, self._capacity()))
+            group, waiting = waiting[:size], waiting[size:]
+            part = len(group) / max(1, len(group) + len(waiting))
+            with self.progress(f"timing {', '.join(each.name for each in group)}{self._state()}"):
+                found = self._compare(group, max(left * part, 0.1), precision=None)
+            call = found.row(UNPREPARED).wall_seconds or 0.0
+        assert found is not None
+        return found
+
+    def _capacity(self) -> int:
+        """Return how many copies, each with gradients and a copy to restore, fit into the memory."""
+        size = sum(
+            t.nbytes for each in (self.model.parameters(), self.model.buffers()) for t in each
+        )
+        free = free_memory(device_of([self.model]))
+        return _GROUP if free is None else int(_MEMORY * free / max(1, 3 * size)) - 1
+
+    def _verified(self, recipes: list[Candidate]) -> list[Candidate]:
+        """Return the fastest recipes that are right, at most four."""
+        rows = {each.name: self.rows[each.name] for each in recipes}
+        # Not those that were shown to be no faster.
+        known = {n: row.ratio for n, row in rows.items() if row.ratio and row.verdict in _HOPEFUL}
+        timed = [each for each in recipes if each.name in known]
+        finalists: list[Candidate] = []
+        for recipe in sorted(timed, key=lambda each: known[each.name]):
+            best = known[(finalists or [recipe])[0].name]
+            if len(finalists) == _FINALISTS or known[recipe.name] >= min(1.0, _NEAR * best):
+                break
+            with self.progress(f"verifying {recipe.name}{self._state()}"):
+                if self._is_right(recipe):
+                    finalists.append(recipe)
+        return finalists
+
+    def _is_right(self, recipe: Candidate) -> bool:
+        pair = self._prepared(recipe)
+        if pair is None:
+            return False
+        try:
+            found = verify(
+                self.model,
+                pair[0],
+                self.batch,
+                pipeline=pair[1],
+                mode=self.mode,
+                gradients=self.mode == "train",
+                seconds=max(_VERIFY, self.options.budget),
+                amp=self.amp,
+            )
+        except Exception as error:  # out of memory, or what no check anticipates
+            reason = f"its verification raised {type(error).__name__}: {first_line(error)}"
+            self._note(recipe, "cannot tell", reason)
+            return False
+        outputs = [check for check in found.checks if check.what == "outputs"]
+        worst = max(outputs, key=lambda check: check.error or 0.0, default=None)
+        if found.status != "pass":
+            status = "wrong" if found.status == "fail" else "cannot tell"
+            self._note(recipe, status, f"its verification: {found.reason}")
+        self.rows[recipe.name] = replace(
+            self.rows[recipe.name],
+            verified=found.status,
+            error=worst.error if worst else None,
+            allowed=worst.allowed if worst else None,
+        )
+        return found.status == "pass"
+
+    def _last(self, finalists: list[Candidate]) -> Comparison:
+        """Compare the finalists with the unprepared model, and choose the winner."""
+        # The first look may have used its part, and the verifications are not counted.
+        seconds = (1 - _SCREEN["compile" in self.options.allow]) * self.options.budget
+        names = ", ".join(each.name for each in finalists)
+        with self.progress(f"timing {names} against the unprepared model{self._state()}"):
+            found = self._compare(finalists, seconds, precision=_PRECISION)
+        rows = [(each, self.rows[each.name]) for each in finalists]
+        faster = [(each, row.ratio or 1.0) for each, row in rows if row.verdict == "faster"]
+        limit = _SAME * min((ratio for _, ratio in faster), default=1.0)
+        near = [(each.cost, ratio, each.name) for each, ratio in faster if ratio <= limit]
+        winner = min(near, default=(0, 1.0, UNPREPARED))[-1]
+        for each, row in rows:
+            if each.name == winner:
+                said = (
+                    f"{pace_text(row.ratio or 1.0, row.ratio_interval)} than the unprepared model"
+                )
+                self._note(each, "winner", said)
+            elif row.verdict != "failed":
+                lost = (
+                    f"{winner} is faster" if row.verdict == "faster" else "not shown to be faster"
+                )
+                if any(each.name == name for *_, name in near):
+                    lost = f"{winner} is as fast, and simpler"
+                self._note(each, "timed", lost)
+        return found
+
+    def _state(self) -> str:
+        """Say which recipe is ahead, and how much time is left."""
+        left = max(0.0, self.options.budget - self._passed())
+        timed = [row for row in self.rows.values() if row.ratio and row.ratio < 1]
+        best = min(timed, key=lambda row: row.ratio or 1.0, default=None)
+        ahead = f"; best so far {best.name} ({pace_text(best.ratio or 1.0)})" if best else ""
+        return f"{ahead}; {left:.0f} s left"
+
+
+def _figures(row: VariantResult) -> dict[str, Any]:
+    """Return what a row of a tuning takes from that of a comparison."""
+    return {
+        "verdict": row.verdict,
+        "seconds": row.seconds,
+        "ratio": row.ratio,
+        "ratio_interval": row.ratio_interval,
+        "rounds": len(row.samples),
+        "first_seconds": row.first_seconds,
+    }
+
+
+def _in_turns(recipes: list[Candidate]) -> list[Candidate]:
+    """Return the recipes so that each precision has its turn; those with a compiler come last."""
+    turns: dict[Any, int] = {}
+    order = {}
+    for each in recipes:
+        kind = each.precision, each.compiles
+        order[each.name] = each.compiles, turns.setdefault(kind, 0)
+        turns[kind] += 1
+    return sorted(recipes, key=lambda each: order[each.name])
+
+
+def _check_model(model: nn.Module) -> None:
+    """Raise RefusedError if no candidate could be prepared, or nothing would be measured."""
+    table = make_table(model, [])
+    problems = [*lazy_problems(table), *precondition_problems(model, table)]
+    if any(parameter.is_meta for parameter in model.parameters()):
+        remedy = "build it on a device, or load it first"
+        problems.append(Problem("the model", "meta holds no data, and computes nothing", remedy))
+    raise_problems(RefusedError, problems)

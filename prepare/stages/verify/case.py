@@ -174,7 +174,7 @@ class VerificationCase:
             right = right and not self._left_out and not self._wrong_modules()
             note = f"{ALL_ZERO}; each module alone is right" if right else ALL_ZERO
             status = "skipped" if right or self.inputs else "cannot tell"
-            checks[0] = replace(checks[0], status=status, note=note)
+            checks[0] = replace(checks[0], status=status, note=note, worst="")
         if note := self._skipped or (
             f"{_unsafe_text(actual)}, so it was not run" if self.unsafe else ""
         ):

@@ -78,7 +78,7 @@ def jittered(tensor: Tensor, seed: int, fraction: float = JITTER) -> Tensor:
     if not tensor.is_floating_point() or tensor.numel() < 2:
         return tensor
     noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
-    scale = fraction * float(tensor.double().std())
+    scale = fraction * float(tensor.detach().double().std())
     return tensor + (noise * scale).to(tensor.device, tensor.dtype)
 
 

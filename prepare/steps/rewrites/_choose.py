@@ -18,7 +18,6 @@ from prepare.core.model.module_kinds import reads_contiguous
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.text import first_line, plural
 from prepare.stages.bench import statistics
-from prepare.stages.bench.rounds import Rounds
 
 if TYPE_CHECKING:
     from prepare.steps.rewrites.base import Rewrite
@@ -241,7 +240,7 @@ class _Timer:
         alone = call.x.device.type == "cpu" and torch.get_num_threads() == 1
         clock = time.process_time if alone else time.perf_counter
         repeats = max(1, round(_SHORTEST / max(_seconds(run[""], 1, clock), 1e-7)))
-        rounds = Rounds(clock)
+        rounds = statistics.Rounds(clock)
         while rounds.count < _LOOKS[-1]:
             for name in rounds.turns([*run]):
                 samples[name].append(_seconds(run[name], repeats, clock))

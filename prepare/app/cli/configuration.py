@@ -1,0 +1,257 @@
+"""Give Hydra our defaults and the steps of a recipe, and list all that is wrong with what it composes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from datetime import datetime
+from importlib.util import find_spec
+from typing import Any
+
+import hydra
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
+from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from prepare import recipe
+from prepare.app.cli.words import first_sentence, options_of, refused
+from prepare.app.job.settings import GROUPS, NO_MODEL, group_names, read_settings
+from prepare.core.utils.folders import conf_dir, own_name
+from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
+from prepare.registry import STEPS
+from prepare.stages.registry import ordered_stages
+
+CONFIG_NAME = "config"
+# What Hydra raises for a wrong word. The built-in ones: for a group given null, a mapping or an empty
+# list, and for a key set below null.
+_BUILT_IN = (ValueError, TypeError, AssertionError, AttributeError)
+ERRORS = (HydraException, OmegaConfBaseException, *_BUILT_IN)
+# Hydra 1.4 emulates no older version, and has an argument for what 1.3 does silently.
+BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
+_REPLACE: dict[str, Any] = {} if BASE else {"replace": True}
+# Overrides that change how a sweep runs and not its results: they are not part of a name.
+_NOT_NAMED = ("isolate=", "resume=", "overwrite=")
+_RECIPE = "recipe="
+_NO_VALUE = "has no value yet (???)"
+
+
+def slug(overrides: Iterable[str]) -> str:
+    """Return the overrides of a row as the name of a folder: ASCII, without slashes, 100 letters at most."""
+    text = ",".join(word for word in map(str, overrides) if not word.startswith(_NOT_NAMED))
+    name = re.sub(r"[^\w.=,-]+", "-", text, flags=re.ASCII).strip("-.")
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return (name if len(name) <= 100 else f"{name[:91]}-{digest}") or "defaults"
+
+
+def unique() -> str:
+    """Return a name that no two runs share, on any machine: microseconds, process and two random bytes."""
+    return f"{datetime.now().astimezone():%f}-{os.getpid()}-{secrets.token_hex(2)}"
+
+
+# Registered on import: the worker of a launcher names the folder of a row before it runs the task.
+# OmegaConf 2.4 renames the function.
+_register: Any = OmegaConf.register_new_resolver if BASE else OmegaConf.register_resolver
+_register("prepare_unique", unique, use_cache=True, replace=True)
+_register("prepare_slug", slug, replace=True)
+_register("prepare_pid", os.getpid, replace=True)
+
+
+def store_defaults(words: Sequence[str]) -> list[str]:
+    """Store our values for launchers and stages, and the steps of `recipe=FILE`; return the words for Hydra.
+
+    Raises:
+        ConfigError: the file is not a recipe, holds what a recipe may not set, or contradicts a word.
+    """
+    Plugins.instance()  # it stores the launchers' own values, which ours replace
+    store = ConfigStore.instance()
+    for name in options_of("launcher"):
+        node = OmegaConf.to_container(OmegaConf.load(conf_dir() / "launcher" / f"{name}.yaml"))
+        store.store(name, node, group="hydra/launcher", provider="prepare", **_REPLACE)
+    stages = {cls.name: cls.defaults() for cls in ordered_stages() if not cls.groups}
+    store.store("stages", stages, provider="prepare", **_REPLACE)
+    given = next((word for word in words if word.startswith(_RECIPE)), f"{_RECIPE}null")
+    path = given.removeprefix(_RECIPE).strip("'\"")
+    steps = {} if path == "null" else _steps_of(path, words)
+    store.store("recipe_steps", {"steps": steps}, provider="prepare", **_REPLACE)
+    # The folder of a row holds commas and equal signs, which Hydra reads as more than a path.
+    quoted = path if re.fullmatch(r"[\w./-]*", path) else "'{}'".format(path.replace("'", "\\'"))
+    return [f"{_RECIPE}{quoted}" if word == given else word for word in words]
+
+
+def _steps_of(path: str, words: Sequence[str]) -> dict[str, Any]:
+    """Return the steps of a recipe, which set only what is known to be harmless, for these words."""
+    chosen = {word.partition("=")[0]: word for word in words}
+    steps: dict[str, Any] = {}
+    problems: list[Problem] = []
+    try:
+        if "plugins" in chosen:  # they register steps
+            from prepare.app.job.build_model import import_plugins
+
+            import_plugins(tuple(re.findall(r"[\w.]+", chosen["plugins"].partition("=")[2])))
+        for name, options in recipe.load(path).items():
+            if options is None:
+                continue
+            step = STEPS[name].from_options(options)
+            problems += recipe.refused(step)
+            group = step.added_by.partition("=")[0]
+            if group == "device" and group in chosen:
+                continue  # as in `Pipeline.load(path, device=...)`
+            steps[name] = step.to_options()
+            if group in chosen:
+                word = chosen[group]
+                remedy = f"drop {word}, or change the step with steps.{name}.OPTION=VALUE"
+                problems.append(Problem(word, f"the recipe has the step {name}", remedy))
+    except PrepareError as error:
+        raise ConfigError.of(error.problems) from error
+    raise_problems(ConfigError, problems)
+    return steps
+
+
+def resolved(config: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
+    """Return the configuration as plain data, and a problem for each value that cannot be resolved."""
+    problems: list[Problem] = []
+
+    def read(node: DictConfig | ListConfig, key: Any) -> Any:
+        try:
+            value = node[key]
+        except OmegaConfBaseException as error:
+            where, written = node._get_full_key(key), as_composed(node, key)
+            wrong, remedy = first_sentence(str(error)), f"it is {written}"
+            if written == "???":
+                wrong, remedy = _NO_VALUE, f"set {where}=VALUE"
+            problems.append(Problem(where, wrong, remedy))
+            return None
+        if isinstance(value, DictConfig):
+            return {str(inner): read(value, inner) for inner in value}
+        if isinstance(value, ListConfig):
+            return [read(value, index) for index in range(len(value))]
+        return value
+
+    return {str(key): read(config, key) for key in config if key != "hydra"}, problems
+
+
+def problems_of(config: DictConfig) -> list[Problem]:
+    """Return every problem of a composed configuration."""
+    plain, problems = resolved(config)
+    # The message that no model is chosen says more.
+    problems = [p for p in problems if (p.where, p.wrong) != ("model._target_", _NO_VALUE)]
+    unresolved = [problem.where for problem in problems]
+    # What only the job knows (its number, its folder) has no value before it.
+    problems = [problem for problem in problems if "${hydra:" not in problem.remedy]
+    for word in overrides_in(config.hydra):
+        group, _, value = word.partition("=")
+        if group in GROUPS and value.startswith("["):
+            remedy = f"options: {', '.join(options_of(group))}"
+            problems.append(Problem(group, f"takes one option, not {value}", remedy))
+    models = [name for name in options_of("model") if name != "custom"]
+    try:
+        read_settings(plain, choices=choices_in(config.hydra), models=models)
+    except ConfigError as error:
+        for problem in error.problems:
+            is_model = problem.wrong == NO_MODEL and "model._target_" in unresolved
+            if not (is_model or any(_follows(problem.where, where) for where in unresolved)):
+                problems.append(problem)
+    return problems
+
+
+def _follows(where: str, unresolved: str) -> bool:
+    """Return whether a problem may only follow from a value that could not be resolved."""
+    above, below = sorted((where, unresolved), key=len)
+    return below == above or below.startswith((f"{above}.", f"{above}["))
+
+
+def launcher_problems(about: DictConfig) -> Iterator[Problem]:
+    """Yield the problems of what starts the runs of a sweep, where Hydra would end in a traceback."""
+    launcher, sweeper = (str(as_composed(about, key)) for key in ("launcher", "sweeper"))
+    if "_target_" not in launcher:
+        yield Problem("hydra.launcher", "is a group", f"did you mean hydra/launcher={launcher}?")
+    plugin = re.search(r"hydra_plugins\.hydra_(\w+)_launcher", launcher)
+    if plugin and find_spec(plugin[0]) is None:
+        remedy = f"install the extra: pip install 'torch-prepare[{plugin[1]}]'"
+        yield Problem("hydra/launcher", f"needs {plugin[0]}, which is not installed", remedy)
+    if "BasicSweeper" not in sweeper:
+        remedy = "give values with commas; for the fastest recipe choose task=tune"
+        yield Problem("hydra/sweeper", "only the basic sweeper is supported", remedy)
+
+
+def rows_of(config: DictConfig) -> list[list[str]]:
+    """Return the overrides of every row of a sweep, in the order of Hydra's basic sweeper.
+
+    Raises:
+        ConfigError: a key has no values, or several rows would write one file.
+    """
+    about = config.hydra
+    params = [f"{key}={value}" for key, value in (about.sweeper.get("params") or {}).items()]
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    parsed = parser.parse_overrides([*params, *overrides_in(about)])
+    problems = []
+    for each in parsed:
+        if each.is_sweep_override() and not _values(each):
+            wrong = f"{each.get_value_string()} gives no list of values"
+            remedy = f"write the values with commas, as in {each.key_or_group}=1,2"
+            problems.append(Problem(each.key_or_group, wrong, remedy))
+    raise_problems(ConfigError, problems)
+    (batch,) = BasicSweeper.split_arguments(parsed, None)
+    rows = [list(map(as_written, row)) for row in batch]
+    saved = [word for row in rows for word in row if word.startswith("save=")]
+    if len({*saved}) < len(saved) and saved[0] != "save=null" and "${" not in saved[0]:
+        wrong = f"{saved[0]} is one file for {len(saved)} runs"
+        raise ConfigError("save", wrong, "save from single runs, without --multirun")
+    return rows
+
+
+def _values(override: Any) -> list[str]:
+    """Return the values of a sweep; none for an interval, or a range whose step is 0."""
+    with suppress(*ERRORS):
+        return list(override.sweep_string_iterator())
+    return []
+
+
+def composed(rows: list[list[str]], config_name: str | None) -> list[DictConfig]:
+    """Return the configuration of each row of a sweep.
+
+    Raises:
+        ConfigError: with every problem of the rows, each once.
+    """
+    found: list[DictConfig] = []
+    problems: dict[Problem, None] = {}
+    for row in rows:
+        try:
+            found.append(hydra.compose(config_name or CONFIG_NAME, row, return_hydra_config=True))
+        except ERRORS as error:
+            problems[refused(error, row)] = None
+        else:
+            problems |= dict.fromkeys(problems_of(found[-1]))
+    raise_problems(ConfigError, problems)
+    return found
+
+
+def choices_in(about: DictConfig) -> dict[str, Any]:
+    """Return the own name of the option chosen in each of our groups, without those that were dropped."""
+    chosen = about.runtime.choices
+    return {group: own_name(group, chosen[group]) for group in group_names() if group in chosen}
+
+
+def overrides_in(about: DictConfig) -> list[str]:
+    """Return the overrides of a run as they were written; an interpolation belongs to its own key."""
+    return list(map(as_written, as_composed(about.overrides, "task")))
+
+
+def as_written(override: Any) -> str:
+    r"""Return an override without the escapes that Hydra's sweeper adds to an interpolation, `$\{seed\}`."""
+    return re.sub(r"\$\\{.*?\\}", lambda match: match[0].replace("\\", ""), str(override))
+
+
+def as_composed(node: DictConfig | ListConfig, key: Any) -> Any:
+    """Return the unresolved value of a key as plain data."""
+    plain: Any = OmegaConf.to_container(node, resolve=False)
+    return plain[key]

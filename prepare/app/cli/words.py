@@ -1,0 +1,175 @@
+"""Read the words of the command line, and answer a wrong one in one line with the nearest word."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from prepare.app.cli.answer import FLAGS
+from prepare.app.job.settings import GROUPS, group_names, key_names, level_names, step_remedy
+from prepare.core.utils.folders import conf_dir
+from prepare.core.utils.suggest import choose_option, nearest
+from prepare.errors import ConfigError, Problem, raise_problems
+from prepare.registry import STEPS
+from prepare.stages.registry import tasks
+
+# The bare words, and what each is for.
+USAGES = {
+    "steps": "steps [NAME]\n  Show the installed steps, or one, with their options.",
+    "diff": "diff A B\n  Compare two runs' folders, audits or recipes.",
+    "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
+}
+# Flags of Hydra that are followed by a value; that of --info may be left out.
+_INFO = ("--info", "-i")
+_VALUED = (
+    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"),
+    *("--config-dir", "-cd", "--experimental-rerun"),
+)
+# Words of other command lines, and what they are called here.
+_OTHERS = {
+    "help": "--help",
+    "version": "--version",
+    "multirun": "--multirun",
+    "list": "steps",
+    "eval": "mode=eval",
+    "train": "mode=train",
+    "dry-run": "task=plan",
+    "dryrun": "task=plan",
+}
+_OTHER_KEYS = {"memory_format": "memfmt", "dtype": "precision"}
+# What to do about a word that Hydra refused, by the beginning of what it says.
+_REMEDIES = {
+    "Ambiguous value": "add --multirun to run each of them, or write a list as KEY=[a,b]",
+    "Could not append": "leave out the +",
+    "Multiple values": "leave out the +",
+    "Could not override 'experiment'": "write +experiment=NAME",
+    "Could not override 'launcher'": "did you mean hydra/launcher=NAME?",
+    "Could not override 'steps'": "add a step as +steps.NAME={}, drop one as steps.NAME=null",
+}
+
+
+def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the overrides, and the flags with their values: a flag may be in any position."""
+    overrides: list[str] = []
+    flags: list[str] = []
+    before = ""
+    for word in argv:
+        is_value = before in _VALUED or (before in _INFO and "=" not in word)
+        (flags if is_value or word.startswith("-") else overrides).append(word)
+        before = "" if is_value else word
+    return overrides, flags
+
+
+def check_flags(flags: Sequence[str]) -> None:
+    """Raise ConfigError for a flag that Hydra does not know, or that lacks its value."""
+    from hydra._internal.utils import get_args_parser
+
+    parser = get_args_parser()
+    known = [name for action in parser._actions for name in action.option_strings]
+    unknown = [w for w in flags if w.startswith("-") and w.partition("=")[0] not in known]
+    problems = [Problem(word, "no such flag", _flag_meant(word, known)) for word in unknown]
+    raise_problems(ConfigError, problems)
+
+    def refuse(message: str) -> NoReturn:
+        raise ConfigError("", message, "see --help")
+
+    vars(parser)["error"] = refuse
+    parser.parse_args(list(flags))
+
+
+def _flag_meant(word: str, known: Sequence[str]) -> str:
+    key, _, value = word.lstrip("-").partition("=")
+    if key.partition(".")[0] in key_names():
+        return f"write it without the dashes: {key}={value or 'VALUE'}"
+    names = [name for name in (*known, *FLAGS) if name.startswith("--")]
+    close = [name for name in names if name.startswith(f"-{word}")] or nearest(word, names)
+    known_word = key in _OTHERS or key in STEPS or not close
+    return _meant(key) if known_word else f"did you mean {close[0]}? see --help"
+
+
+def options_of(group: str) -> list[str]:
+    """Return the names of our options of a group."""
+    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+
+
+def _meant(word: str) -> str:
+    """Return the remedy for a word that is no override: what it may stand for."""
+    groups = (*group_names(), *level_names())
+    spelled = {key: f"{key}=VALUE" for key in key_names()}
+    spelled |= {option: f"{group}={option}" for group in groups for option in options_of(group)}
+    spelled |= {name: f"+steps.{name}={{}}" for name in STEPS}
+    spelled |= {name: f"task={name}" for name in tasks()}
+    spelled |= {name: name for name in USAGES} | _OTHERS
+    close = nearest(word.strip("+~-"), spelled, cutoff=0.65)
+    return (f"did you mean {spelled[close[0]]}? " if close else "") + "see --help"
+
+
+def first_sentence(message: str) -> str:
+    """Return the first sentence of an error message, on one line."""
+    lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
+    first = lines[0].rstrip(".:") if lines else "cannot be used"
+    return re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", first)
+
+
+def refused(error: Exception, overrides: Sequence[str]) -> Problem:
+    """Return the problem of a word that Hydra refused: its own sentence, and the nearest word."""
+    if (text := getattr(error, "override", None)) is not None:
+        return _unreadable(text)
+    # OmegaConf's own error says more; Hydra makes it the cause.
+    cause: Any = error.__cause__ if hasattr(error.__cause__, "full_key") else error
+    where, sentence = getattr(cause, "full_key", None) or "", first_sentence(str(cause))
+    remedy = next((_REMEDIES[start] for start in _REMEDIES if sentence.startswith(start)), "")
+    group, _, option = str(getattr(error, "missing_cfg_file", "")).rpartition("/")
+    if group == "model" and "." in option:
+        remedy = f"give a class or function of your own as model._target_={option}"
+    elif group:
+        options = getattr(error, "options", None) or options_of(group)
+        remedy = choose_option(option, group, options)
+    elif where and isinstance(cause, KeyError | AttributeError):
+        remedy = _instead(where, vars(cause)["parent_node"], overrides)
+        where = where if "." in where else ""  # the sentence names it
+    elif error.__class__.__module__ == "builtins":  # Hydra does not name the word
+        taken = re.compile(rf"\+?({'|'.join((*GROUPS, *level_names(), 'steps'))}|)=(null|\W|\d|$)")
+        where = next(filter(taken.match, overrides), "")
+    return Problem(where, sentence, remedy)
+
+
+def _instead(where: str, parent: Any, overrides: Sequence[str]) -> str:
+    """Return the remedy for a key that does not exist; `parent` is the configuration above it."""
+    above, _, key = where.rpartition(".")
+    names = list(map(str, parent)) if isinstance(parent, Mapping) else []
+    if above == "steps":
+        if key in STEPS:
+            return f"add it as +steps.{key}={{}}"
+        meant = {name: f"+steps.{name}={{}}" for name in STEPS}
+    elif above:
+        if not names:
+            return f"{above} has no keys; set it as {above}=VALUE"
+        meant = {name: f"{above}.{name}" for name in names}
+    elif key in STEPS:
+        value = next((w.partition("=")[2] for w in overrides if w.partition("=")[0] == key), "")
+        return step_remedy(key, None if value in ("null", "false") else value)
+    elif key in group_names():
+        return f"choose an option: {key}=NAME"
+    else:
+        for top in names:
+            if isinstance(node := parent._get_node(top), Mapping) and key in node:
+                return f"did you mean '{top}.{key}'?"
+        meant = {name: f"+steps.{name}={{}}" for name in STEPS}
+        meant |= {name: name for name in key_names()} | _OTHER_KEYS
+    if close := nearest(key, meant):
+        near = meant[close[0]]
+        return f"did you mean {near}?" if "=" in near else f"did you mean {near!r}?"
+    return f"add it as +{where}=VALUE" if above else f"keys: {', '.join(key_names())}"
+
+
+def _unreadable(text: str) -> Problem:
+    """Return the problem of a word that is neither an override nor a command, or of its value."""
+    key, sign, _ = text.partition("=")
+    if sign:
+        remedy = f"""leave out spaces, and quote special characters, as in '{key}="..."'"""
+        return Problem(text, "cannot be read as key=value", remedy)
+    if text in USAGES:
+        return Problem(text, "is a command, and must come first, without overrides", "see --help")
+    return Problem(text or "''", "is neither key=value nor a command", _meant(text))

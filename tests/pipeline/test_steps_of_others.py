@@ -1,0 +1,201 @@
+"""Steps of others: their order, plans on a copy, failures, and who is at fault."""
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.errors import ConflictError, RefusedError, StepError
+from prepare.pipeline import Pipeline
+from prepare.step import ModelStep, ModuleStep, TensorStep, Want
+from small_nets import facts
+
+
+@pytest.fixture
+def marks(plugin):
+    """Two structure steps that note their order, and a runtime step."""
+
+    def structure(name):
+        @plugin(name)
+        class Mark(ModuleStep):
+            """Notes its name on every linear layer."""
+
+            def targets(self, model):
+                linear = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
+                return [n for n, m in linear if name not in getattr(m, "marks", ())]
+
+            def rewrite(self, model, path):
+                module = model.get_submodule(path)
+                module.marks = (*getattr(module, "marks", ()), name)
+                return {path: module}
+
+        return Mark
+
+    structure("first")
+    structure("second")
+
+    @plugin("flag")
+    class Flag(ModelStep):
+        """Sets a flag."""
+
+        def targets(self, model):
+            return () if getattr(model, "flag", False) else ("",)
+
+        def act(self, model):
+            model.flag = True
+
+
+def test_structure_steps_run_in_the_order_of_the_mapping(marks):
+    for order in (["first", "second"], ["second", "first"]):
+        model = nn.Sequential(nn.Linear(1, 1))
+        Pipeline.from_config({name: {} for name in order}).apply(model)
+        assert list(model[0].marks) == order
+
+
+def test_a_plan_of_structure_steps_works_on_a_copy_of_the_tree(marks):
+    model = nn.Sequential(nn.Linear(1, 1))
+    pipeline = Pipeline.from_config({"flag": {}, "first": {}, "half": {}})
+    plan = pipeline.plan(model)
+    assert [(a.step, a.phase, a.modules) for a in plan.actions] == [
+        ("first", "structure", ("0",)),
+        ("flag", "runtime", ("",)),
+    ]
+    assert not hasattr(model[0], "marks")
+    pipeline.apply(model)
+    assert (model[0].marks, model.flag) == (("first",), True)
+    assert not pipeline.plan(model)
+
+
+def test_a_replacement_module_is_prepared_too(plugin):
+    @plugin("swap")
+    class Swap(ModuleStep):
+        """Puts a linear layer in the place of every identity."""
+
+        def targets(self, model):
+            return [n for n, m in model.named_modules() if isinstance(m, nn.Identity)]
+
+        def rewrite(self, model, name):
+            return {name: nn.Linear(2, 2)}
+
+    model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity()))
+    Pipeline.from_config({"swap": {}, "half": {}}).apply(model)
+    assert model[0].weight.dtype is model[1][0].weight.dtype is torch.float16
+
+
+def test_a_failure_in_a_later_step_leaves_the_model_as_it_was(marks, plugin):
+    @plugin("fails")
+    class Fails(ModelStep):
+        """Raises when it acts."""
+
+        def targets(self, model):
+            return ("",)
+
+        def act(self, model):
+            model.half_done = True
+            raise RuntimeError("no")
+
+    model = nn.Sequential(nn.Linear(1, 1), nn.Conv2d(2, 2, 3))
+    before = facts(model)
+    with pytest.raises(RuntimeError, match="no"):
+        Pipeline.from_config(
+            {"first": {}, "half": {}, "conv2d_memory_format": {}, "fails": {}}
+        ).apply(model)
+    assert facts(model) == before
+    assert not hasattr(model[0], "marks")
+    assert not hasattr(model, "half_done")
+
+
+def test_a_conflict_of_two_steps_names_both(plugin):
+    @plugin("brain")
+    class Brain(TensorStep):
+        """Casts all to bfloat16."""
+
+        def want(self, tensor):
+            return Want(dtype=torch.bfloat16)
+
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConflictError) as caught:
+        Pipeline.from_config({"half": {}, "brain": {}}).plan(model)
+    assert [str(problem) for problem in caught.value.problems] == [
+        f"{name}: half wants float16, and brain wants bfloat16; drop one step, or exclude the module"
+        for name in ("weight", "bias")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("want", "message"),
+    [
+        (
+            Want(memory_format="channels_last"),
+            "returned channels_last for a tensor of 2 dimensions",
+        ),
+        (
+            Want(memory_format="diagonal"),
+            "returned the memory format 'diagonal', which is not one of",
+        ),
+        (Want(dtype="float17"), "returned the dtype 'float17', which torch does not have"),
+        ("float16", "want\\(\\) returned 'float16'; return a Want or None"),
+        (None, None),
+    ],
+)
+def test_a_step_that_wants_the_impossible_is_at_fault(plugin, want, message):
+    @plugin("odd")
+    class Odd(TensorStep):
+        """Wants the parametrized value."""
+
+        def want(self, tensor):
+            return want
+
+    pipeline = Pipeline.from_config({"odd": {}})
+    if message is None:
+        assert not pipeline.plan(nn.Linear(2, 2))
+        return
+    with pytest.raises(StepError, match=f"steps.odd: .*{message}"):
+        pipeline.plan(nn.Linear(2, 2))
+
+
+def test_a_step_that_raises_is_named_with_the_tensor(plugin):
+    @plugin("broken")
+    class Broken(TensorStep):
+        """Raises."""
+
+        def want(self, tensor):
+            raise KeyError(tensor.name)
+
+    with pytest.raises(
+        StepError, match="steps.broken: want\\(\\) raised on weight: KeyError: 'weight'"
+    ):
+        Pipeline.from_config({"broken": {}}).plan(nn.Linear(2, 2))
+
+
+def test_a_step_that_never_finishes_is_at_fault(plugin):
+    @plugin("endless")
+    class Endless(ModelStep):
+        """Always has a target."""
+
+        def targets(self, model):
+            return ("",)
+
+        def act(self, model):
+            pass
+
+    with pytest.raises(StepError, match="steps.endless: still has work to do"):
+        Pipeline.from_config({"endless": {}}).apply(nn.Linear(1, 1))
+
+
+class Locked(nn.Sequential):
+    locked = False
+
+    def __setattr__(self, name, value):
+        if self.locked:
+            raise TypeError("no")
+        super().__setattr__(name, value)
+
+
+@pytest.mark.parametrize("step", ["eval_mode", "compile"])
+def test_a_model_that_lets_nobody_change_it_is_refused(step):
+    model = Locked(nn.Conv2d(3, 4, 1))
+    model.__dict__["locked"] = True
+    at = r"test_steps_of_others.py:\d+, in __setattr__: TypeError: no; prepare it before"
+    with pytest.raises(RefusedError, match=rf"^steps.{step}: the model lets nobody .*{at}"):
+        Pipeline.from_config({step: {}}).apply(model)
+    assert model.training
