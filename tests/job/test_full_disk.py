@@ -163,7 +163,7 @@ def test_a_model_stays_usable_if_its_files_cannot_be_saved(tmp_path):
         for path in (tmp_path / "file" / "x", tmp_path / "absent" / "x", tmp_path):
             with pytest.raises(FileError):
                 act(path)
-        for n in (1, 2, 3, 4, 5):
+        for n in (1, 2):
             with pytest.MonkeyPatch.context() as patch:
                 Failing(
                     patch,

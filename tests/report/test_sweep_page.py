@@ -47,7 +47,6 @@ def test_the_page_recommends_the_best_row(swept):
     found = Reader(page_of(swept))
     for phrase in (
         "unet3d: 6 runs",
-        "python run.py --multirun model=unet3d memfmt=",
         "Did all rows end well? 4 of 6 ok 1 failed, 1 interrupted",
         "Best: #4 memfmt=channels_last_3d precision=bfloat16, 2.4x faster, 41.0 instead of 100 ms (95 % interval: 2.37x to 2.51x).",
         "prepare model=unet3d memfmt=channels_last_3d precision=bfloat16",
@@ -126,12 +125,7 @@ def test_a_running_row_is_not_a_failure(tmp_path):
     with hold_folder(tmp_path):
         text = page_of(tmp_path)
     assert "1 running, 1 waiting" in Reader(text).text
-    assert (
-        "#0"
-        not in Reader(
-            text[text.index('<section id="failures"') : text.index('<section id="rows"')]
-        ).text
-    )
+    assert 'id="failures"' not in text
 
 
 def test_each_field_has_its_best(tmp_path):

@@ -19,7 +19,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from prepare.app.cli import configuration
@@ -37,7 +37,8 @@ from prepare.app.report.terminal.sweep_progress import SweepProgress
 from prepare.app.sweep.leader import Leader
 from prepare.app.sweep.manifest import SweepManifest, identity_of, number_duplicates
 from prepare.app.sweep.worker import run_in_sweep, shares_cores
-from prepare.core.utils.folders import conf_dir, hold_folder
+from prepare.core.utils.folders import conf_dir, hold_folder, new_folder
+from prepare.core.utils.machine import program
 from prepare.core.utils.packages import check_torch
 from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.text import line, plural
@@ -155,6 +156,10 @@ class Checks(Callback):
                 wrong = "resumes a sweep, and this is a single run"
                 raise ConfigError("resume", wrong, "add --multirun and hydra.sweep.dir=FOLDER")
             folder = Path(config.hydra.run.dir)
+            if "${prepare_name" in str(configuration.as_composed(config.hydra.run, "dir")):
+                folder = new_folder(folder)
+                with read_write(config.hydra):
+                    config.hydra.run.dir = str(folder)
             state = STATE.get() or CommandState()
             if not state.held.enter_context(hold_folder(folder)):
                 wrong = f"another run is writing to {shown_folder(folder)}"
@@ -179,7 +184,7 @@ class Checks(Callback):
                 Path(config.hydra.sweep.dir).resolve(),
                 rows=rows,
                 identities=number_duplicates(map(_identity, composed)),
-                command=shlex.join(["python", "run.py", *sys.argv[1:]]),
+                command=f"{program()} {shlex.join(sys.argv[1:])}",
                 resume=config.resume,
                 overwrite=config.overwrite,
             )
