@@ -30,32 +30,9 @@ if TYPE_CHECKING:
     import torch
 
 _OPENVINO = "openvino"  # refused: with this torch it silently compiles with inductor
-# torch's own backends, and those that it lists even if the package that they need is missing.
-_BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager", "openxla", "tvm")
-_PACKAGES = {"openxla": "torch_xla", "tvm": "tvm"}
+# torch's own. Backends of other packages, and options of any, may name a program to run: not for recipes.
+_BACKENDS = ("inductor", "cudagraphs", "aot_eager", "eager")
 _FROZEN = "turns the weights into constants, which cannot be trained"
-# What a recipe may set in `options` of inductor: switches, and numbers up to a limit. Inductor has 600
-# more: compilers to run, paths, functions, caches in a network, switches that dump files (trace.enabled).
-_SWITCHES = (
-    *("aggressive_fusion", "combo_kernels", "conv_1x1_as_mm", "coordinate_descent_tuning"),
-    *("coordinate_descent_check_all_directions", "deterministic", "emulate_precision_casts"),
-    *("epilogue_fusion", "fallback_random", "force_layout_optimization", "freezing"),
-    *("layout_optimization", "loop_ordering_after_fusion", "max_autotune"),
-    *("max_autotune_gemm", "max_autotune_pointwise", "permute_fusion", "prologue_fusion"),
-    *("reorder_for_locality", "shape_padding", "split_reductions", "use_fast_math"),
-    *("cpp.dynamic_threads", "cpp.enable_loop_tail_vec", "cpp.enable_tiling_heuristics"),
-    *("cpp.enable_unsafe_math_opt_flag", "cpp.weight_prepack", "triton.cudagraphs"),
-    *("triton.cudagraph_trees", "triton.persistent_reductions"),
-)
-_LIMITS = {
-    "cpp.max_horizontal_fusion_size": 1024,
-    "cpp.min_chunk_size": 1 << 20,
-    "cpp.simdlen": 4096,
-    "cpp.threads": 1024,
-    "max_fusion_size": 1024,
-    "triton.max_tiles": 3,
-    "triton.multi_kernel": 3,
-}
 
 
 def readable_backend(backend: str) -> None:
@@ -118,8 +95,7 @@ class Compile(ForDevice, ModelStep):
         return step
 
     def recipe_options(self) -> dict[str, Any]:
-        options = {k: v for k, v in self.options.items() if _is_harmless(self.backend, k, v)}
-        return {**super().recipe_options(), "options": options}
+        return {**super().recipe_options(), "options": {}}
 
     def in_training(self) -> Iterator[Problem]:
         if self._is_frozen():
@@ -130,10 +106,7 @@ class Compile(ForDevice, ModelStep):
         where = f"steps.{self.name}"
         if model.training and self._is_frozen():
             yield Problem(f"{where}.freezing", _FROZEN, "call model.eval() first")
-        if (package := _PACKAGES.get(self.backend)) and find_spec(package) is None:
-            wrong = f"{self.backend} needs the package {package}"
-            yield Problem(f"{where}.backend", wrong, "install it")
-        elif problem := self._refused_by_torch():
+        if problem := self._refused_by_torch():
             yield problem
         elif self.backend == "inductor" and (tool := missing_tool(self.device_of(model))):
             wrong = f"inductor needs {tool}, which is not installed"
@@ -214,32 +187,17 @@ class Compile(ForDevice, ModelStep):
         if self.backend not in torch.compiler.list_backends(exclude_tags=()):
             remedy = choose(self.backend, torch.compiler.list_backends())
             return Problem(f"{where}.backend", f"{self.backend!r} is not a backend", remedy)
-        if self.backend == "inductor":
-            known = torch._inductor.list_options()
-            for key in self.options:
-                if key.replace("-", "_") not in known:
-                    close = nearest(key, known)  # not the whole list: it has 500 names
-                    see = "see torch._inductor.list_options()"
-                    remedy = f"did you mean {close[0]!r}?" if close else see
-                    return Problem(f"{where}.options.{key}", "inductor has no such option", remedy)
         try:
             with ignored_warnings():  # inductor imports deprecated modules
                 torch.compile(lambda x: x, **self._keywords())
         except Exception as error:
-            return Problem(f"{where}.options", first_line(error))
+            wrong, *known = first_line(error).split(", known options are ")
+            remedy = "see torch._inductor.list_options()" if known else ""
+            return Problem(f"{where}.options", wrong, remedy)
         return None
 
 
 undo, cache = Compile.undo, compile_cache
-
-
-def _is_harmless(backend: str, key: str, value: Any) -> bool:
-    """Return whether a recipe may set this option of a backend to `value`."""
-    if backend != "inductor":
-        return False
-    if type(value) is bool:
-        return key in _SWITCHES
-    return type(value) is int and -1 <= value <= _LIMITS.get(key, -2)
 
 
 def _new_call() -> Callable[..., Any]:

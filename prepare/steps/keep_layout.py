@@ -24,8 +24,8 @@ class KeepLayout(ForChannelsLast):
     """Makes the model's own code keep a channels-last layout: calls in it are replaced, in memory.
 
     `calls` names them by class, method and code: `WanCausalConv3d.forward: F.pad(x, padding)`. With `auto`, a
-    run takes the calls at the lines that the layout flow of its example names and beside them, and writes
-    them into its recipe, as `Pipeline.apply(model, example=batch)` does; without an example, all calls of
+    run takes the calls by which the predicted layout flow of its example gains, and writes them into its
+    recipe, as `Pipeline.apply(model, example=batch)` does; without an example, all calls of
     `pad`, `cat`, `stack`, `clone`, `repeat`, `repeat_interleave`, `interpolate`, `avg_pool3d`, `where`,
     `softmax` and `zeros_like`. A replaced call has the same values; it returns channels-last if its operands
     are in it; for all else it is torch's own call. A call with rarer arguments (`out`, `axis`) is left alone,

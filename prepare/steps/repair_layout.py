@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from types import FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.steps import repairs
@@ -17,7 +15,6 @@ from prepare.steps.device import ForDevice
 if TYPE_CHECKING:
     import torch
 
-    from prepare.steps.keeping.find_calls import CodeCall
     from prepare.steps.repairs.base import Repair
 
 
@@ -53,23 +50,15 @@ class RepairLayout(ForDevice, ForChannelsLast):
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:
         for name, module in model.named_modules(remove_duplicate=False):
-            if _views(module) or any(
-                repair.fits(module) or repair.is_repaired(module) for repair in _all()
-            ):
+            if any(repair.fits(module) or repair.is_repaired(module) for repair in _all()):
                 yield name
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
         """Undo the repair of every module of `model`, in place."""
-        from prepare.steps.keeping.rewrite_method import put_back, replace_calls, replaced_calls
-
         for module in list(model.modules()):
             while repair := next((repair for repair in _all() if repair.is_repaired(module)), None):
                 repair.undo(module)
-            if taken := {call.name for call in _views(module)}.intersection(replaced_calls(module)):
-                others = set(replaced_calls(module)) - taken
-                put_back(module)
-                replace_calls(module, others)
 
     @classmethod
     def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
@@ -84,8 +73,6 @@ class RepairLayout(ForDevice, ForChannelsLast):
         for name, module in model.named_modules():
             if any(_applies(repair, module, formats) for repair in useful):
                 yield name
-        if self._changes_layouts(model):
-            yield from (name for name, module in model.named_modules() if _unreplaced(module))
 
     def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
         return dict(self.rewrites(model, (name,)))
@@ -94,40 +81,13 @@ class RepairLayout(ForDevice, ForChannelsLast):
         self, model: torch.nn.Module, names: Iterable[str]
     ) -> Iterator[tuple[str, torch.nn.Module]]:
         """Repair all modules in `names` for the formats that are found once."""
-        from prepare.steps.keeping.rewrite_method import replace_calls
-
         formats, useful = self.formats(model, force=self.force), self._useful(model)
         for name in names:
             module = model.get_submodule(name)
-            replace_calls(module, _unreplaced(module))
             for repair in useful:
                 if _applies(repair, module, formats):
                     repair.repair(module, formats)
             yield name, module
-
-    def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
-        """Name the calls of `view` that stay as they are, and may raise after a repaired module."""
-        if not self._changes_layouts(model):
-            return
-        named: dict[tuple[type, str], Problem] = {}
-        for module in model.modules():
-            for call in _views(module, replaceable=False):
-                wrong = f"after a repaired module it may raise; it stays as it is: {call.obstacle}"
-                problem = Problem(
-                    call.name, wrong, "write reshape in its place, or exclude the module"
-                )
-                named.setdefault((call.owner, call.method), problem)
-        yield from named.values()
-
-    def _changes_layouts(self, model: torch.nn.Module) -> bool:
-        """Return whether a repair gives, or will give, an output that torch makes contiguous."""
-        formats, useful = self.formats(model, force=self.force), self._useful(model)
-        return any(
-            (repair.is_repaired(module) or _applies(repair, module, formats))
-            and repair.changes_layout(module)
-            for module in model.modules()
-            for repair in useful
-        )
 
     def _useful(self, model: torch.nn.Module) -> tuple[Repair, ...]:
         """Return the repairs of known issues of this device and torch; with `force`, all repairs."""
@@ -149,41 +109,6 @@ undo = RepairLayout.undo
 @cache
 def _all() -> tuple[Repair, ...]:
     return tuple(repairs.find_repair(name) for name in repairs.repair_names())
-
-
-def _unreplaced(module: torch.nn.Module) -> list[str]:
-    """Return the names of the calls of `view` in a module's own code that are not replaced yet."""
-    from prepare.steps.keeping.rewrite_method import replaced_calls
-
-    views = _views(module)
-    return [call.name for call in views if call.name not in replaced_calls(module)] if views else []
-
-
-def _views(module: torch.nn.Module, *, replaceable: bool = True) -> list[CodeCall]:
-    """Return the calls of `view` in a module's own code that can be replaced, or those that cannot."""
-    from prepare.steps.keeping.find_calls import calls_of, find_calls
-
-    cls: Any = type(module)  # a class is hashable, which mypy denies
-    if not _names_view(cls):
-        return []
-    found = [call for call in find_calls(cls) if call.operator == "view"]
-    served = {call.name for call in calls_of(module)}
-    return [call for call in found if (call.name in served) == replaceable]
-
-
-@cache
-def _names_view(cls: type) -> bool:
-    """Return whether a method of a user's class names `view`."""
-    from prepare.steps.keeping.method_source import codes
-
-    return any(
-        "view" in code.co_names
-        for owner in cls.__mro__
-        if not owner.__module__.startswith(("torch.", "builtins", "prepare.steps."))
-        for function in vars(owner).values()
-        if isinstance(function, FunctionType)
-        for code in codes(function.__code__)
-    )
 
 
 def _applies(repair: Repair, module: torch.nn.Module, formats: Mapping[int, str]) -> bool:

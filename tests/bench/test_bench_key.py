@@ -292,7 +292,8 @@ def references(monkeypatch, verify, bench):
     for name in levels:
         monkeypatch.setattr(STAGES[name], "run", look)
     given = replace(settings(**levels), steps={"conv2d_memory_format": {}})
-    run_stages.run_stages(given, lambda _: net(), folder=Path(), progress=lambda _: nullcontext(), show=lambda _: None)  # fmt: skip
+    monkeypatch.setattr(build_model, "instantiated", lambda _: net())
+    run_stages.run_stages(given, folder=Path(), progress=lambda _: nullcontext(), show=lambda _: None)  # fmt: skip
     return seen
 
 
@@ -305,8 +306,9 @@ def test_a_slow_run_says_once_how_long_it_may_take(monkeypatch, patience, count)
     levels = {name: STAGES[name](level="short") for name in ("verify", "bench")}
     given = replace(settings(**levels), steps={"conv2d_memory_format": {}})
     lines = []
+    monkeypatch.setattr(build_model, "instantiated", lambda _: net())
     run_stages.run_stages(
-        given, lambda _: net(), folder=Path(), progress=lambda _: nullcontext(),
+        given, folder=Path(), progress=lambda _: nullcontext(),
         show=lambda _: None, announce=lines.append,
     )  # fmt: skip
     assert len(lines) == count

@@ -22,7 +22,6 @@ from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.stages.tune import Tuning, tune
 from prepare.step import ForRecipes, ModelStep, TensorStep
-from prepare.steps.compile import _LIMITS, _SWITCHES
 from prepare.steps.rewrites import rewrite_names
 from prepare.testing.networks import mixed
 
@@ -218,17 +217,13 @@ def opened(script):
     return [each for each in WATCH.seen if any(word in " ".join(each) for word in words)]
 
 
-def test_only_known_options_of_compilers_are_for_recipes(script):
-    inductor = torch._inductor.list_options()
-    assert len(inductor) > 250
-    for backend in ("inductor", "eager", "tvm"):
-        keys = {*inductor, "config", "cache_dir", "device", "decompositions", "cpp-cxx", "_target_"}
-        allowed = {"True": _SWITCHES, "1": _LIMITS} if backend == "inductor" else {}
-        for value in (*hostile(script), True, 1, 10**9, 0.5, None):
-            step = STEPS["compile"](backend=backend, options=dict.fromkeys(keys, value))
-            kept = keys.intersection(allowed.get(str(value), ()))
-            assert step.recipe_options()["options"].keys() == kept, (backend, value)
-            assert len(recipe.refused(step)) == len(keys) - len(kept)
+def test_no_option_of_a_compiler_is_for_recipes(script):
+    keys = {*torch._inductor.list_options(), "config", "cache_dir", "device", "cpp-cxx", "_target_"}
+    assert len(keys) > 250
+    for value in (*hostile(script), True, 1, 0.5, None):
+        step = STEPS["compile"](backend="inductor", options=dict.fromkeys(keys, value))
+        assert step.recipe_options()["options"] == {}
+        assert len(recipe.refused(step)) == len(keys)
 
 
 def test_a_backend_of_a_plugin_is_not_for_recipes(monkeypatch):
@@ -237,21 +232,6 @@ def test_a_backend_of_a_plugin_is_not_for_recipes(monkeypatch):
             Pipeline.from_recipe({"compile": {"backend": backend}})
     for backend in ("inductor", "eager"):
         Pipeline.from_recipe({"compile": {"backend": backend}})
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("value", [True, False])
-@pytest.mark.parametrize("switch", _SWITCHES)
-def test_an_allowed_switch_writes_no_file_but_compiled_code(switch, value, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
-    if switch in torch._inductor.list_options():
-        with WATCH, torch.no_grad():
-            steps = {"compile": {"options": {switch: value}}}
-            model = Pipeline.from_recipe(steps).apply(net(), known_issues="ignore")
-            assert model(torch.randn(1, 3, 8, 8)).shape == (1, 4, 6, 6)
-        assert [event for event, _ in WATCH.seen if event.startswith("socket")] == []
-        assert {path.name for path in tmp_path.iterdir()} <= {"compiled"}
 
 
 # ---- regular expressions
@@ -295,14 +275,13 @@ def test_a_regular_expression_beyond_the_limits_of_re_is_refused(pattern):
 
 def test_what_a_recipe_may_not_set_is_left_out_with_a_warning(compiling, tmp_path):
     steps, _ = compiling
-    steps["compile"]["options"]["cpp.threads"] = 2
     pipeline = Pipeline.from_config(steps)
     line = "steps.compile.options.cpp.cxx: is left out of recipes, .*; give the step again to Pipeline.load"
     with pytest.warns(RecipeWarning, match=line):
         pipeline.save("recipe.yaml")
     loaded = Pipeline.load("recipe.yaml")
     assert list(recipe.load("recipe.yaml")["compile"]) == list(pipeline.to_config()["compile"])
-    assert loaded.steps["compile"].options == {"cpp.threads": 2}
+    assert loaded.steps["compile"].options == {}
     assert not loaded.left_out()
     with pytest.warns(RecipeWarning, match=line):
         checkpoint.save(net(), "weights.safetensors", pipeline=pipeline)

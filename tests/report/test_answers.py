@@ -9,9 +9,8 @@ import pytest
 
 import made
 import prepare
-from prepare.app.job.headline import headline
 from prepare.app.job.record import Job, Result
-from prepare.app.job.results import SavedResults
+from prepare.app.job.results import Results
 from prepare.app.report.documents import answers, shown_of, stage_documents
 from prepare.app.report.documents import verdict as verdict_of
 from prepare.app.report.render import breakable, short
@@ -24,7 +23,7 @@ from prepare.stages.flow.records import Copy, Event, Remedy
 from prepare.stages.verify.document import error_text, verdict_sentence
 from prepare.stages.verify.stage import VerifyStage
 
-RUN = SavedResults(name="run", audit=Audit([], {"convolutions": {}}))
+RUN = Results(name="run", audit=Audit([], {"convolutions": {}}))
 
 
 def event(name, kind, cause, *, what="break", size=0) -> Event:
@@ -96,7 +95,7 @@ def test_a_run_has_one_word_for_the_tolerance():
     allowed = made.verification().checks[0].allowed
     fine, bad = made.verification(0.04 * allowed), made.verification(0.3, status="fail")
     texts = [str(fine), str(bad), verdict_sentence(fine), error_text(fine)]
-    texts.append(verified_text(headline(VerifyStage.figures({"verify": fine})).verified))
+    texts.append(verified_text(VerifyStage.figures({"verify": fine})))
     assert sum("tolerance" in text for text in texts) >= 4
     assert not re.search("limit|allowed", " ".join(texts))
 
@@ -188,7 +187,7 @@ def test_names_break_at_dots_and_numbers_do_not_break():
 
 
 def test_a_failed_job_says_what_went_wrong():
-    run = SavedResults(name="run", result=Result("failed", "oom", "no memory\nmore", "Traceback"))
+    run = Results(name="run", result=Result("failed", "oom", "no memory\nmore", "Traceback"))
     assert found(run) == [
         ("bad", "Out of memory", "no memory"),
         ("warn", "Use a smaller input or model", ""),
@@ -199,7 +198,7 @@ def test_a_failed_job_says_what_went_wrong():
 def test_an_error_in_user_code_names_its_line_and_the_stage():
     error = "forward of Net: nets.py:8, in forward: NameError: name 'x' is not defined"
     result = Result("failed", "error", error, "Traceback", done=["planning"], during="preparing")
-    assert found(SavedResults(name="run", result=result)) == [
+    assert found(Results(name="run", result=result)) == [
         ("bad", "An exception", "NameError: name 'x' is not defined"),
         ("plain", "nets.py:8", "in forward"),
         ("plain", "While preparing", "after 1 completed stage"),
@@ -209,7 +208,7 @@ def test_an_error_in_user_code_names_its_line_and_the_stage():
 
 def test_an_error_of_a_configuration_ends_with_its_remedy():
     result = Result("failed", "configuration", "input: gives nothing; set input.shape")
-    assert found(SavedResults(name="run", result=result)) == [
+    assert found(Results(name="run", result=result)) == [
         ("bad", "The configuration", "input: gives nothing"),
         ("warn", "Set input.shape", ""),
     ]
@@ -217,7 +216,11 @@ def test_an_error_of_a_configuration_ends_with_its_remedy():
 
 def test_an_interrupted_job_says_so_before_its_answers():
     stopped = Result("interrupted", "interrupted", "stopped by Ctrl-C; not done: timing")
-    run = having(replace(RUN, result=stopped), verify=made.verification(), flow=made.flow(0))
+    run = having(
+        replace(RUN, result=stopped, stopped=stopped.error),
+        verify=made.verification(),
+        flow=made.flow(0),
+    )
     assert verdict(run).startswith("Interrupted: stopped by Ctrl-C; not done: timing. Right. ")
     assert ("plain", "Not measured", "stopped before") in found(run)
 
@@ -277,7 +280,7 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     no_effect = having(replace(RUN, audit=Audit([], counted)), verify=made.verification())
     assert advised(no_effect) == ("Read the warnings", "some weights have another layout")
     job = Job(None, None, [], {})
-    assert advised(replace(RUN, job=job)) == (
+    assert advised(replace(RUN, job=job, has_example=False)) == (
         "Give an example input",
         "",
     )
@@ -328,7 +331,7 @@ def test_repairs_that_cost_what_the_layout_wins_are_not_advised():
 
 
 def test_the_flow_of_an_unprepared_model_says_how_to_prepare_it():
-    run = SavedResults(name="run", found={"flow": made.flow(0)})
+    run = Results(name="run", found={"flow": made.flow(0)})
     assert found(run)[-1] == ("plain", "Leave out task=flow to prepare it", "")
 
 

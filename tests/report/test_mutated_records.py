@@ -14,7 +14,6 @@ from made import write_run
 from mutations import Mutation, mutations
 from prepare import recipe
 from prepare.app.cli.commands import show_sweep
-from prepare.app.job.headline import headline
 from prepare.app.job.record import used_folder
 from prepare.app.job.results import read_results
 from prepare.app.report.compare_runs import differences
@@ -54,7 +53,6 @@ def read_run(folder: Path, file: str, sound: Path, *, pages: bool) -> list:
     def shown() -> None:
         results = read_results(folder)
         list(run_documents(results, []))
-        headline(getattr(results.result, "figures", None))
 
     calls = [shown, lambda: used_folder(folder)]
     if pages:

@@ -9,7 +9,7 @@ import torch
 
 from coder_nets import Coder
 from prepare.app.cli import main as cli
-from prepare.app.report.terminal.run import _is_formatted
+from prepare.app.job.run_stages import must_format
 from prepare.app.report.training_code import one_line, training_code
 from prepare.core.utils.machine import how_threads_waited
 from prepare.pipeline import Pipeline
@@ -72,7 +72,7 @@ def test_pasted_code_runs_the_method_on_a_float32_batch(words, tmp_path, monkeyp
         r"(?:import torch\n)?from prepare.pipeline import.*?batch\)\)", page, re.DOTALL
     )
     plan = json.loads((tmp_path / "plan.json").read_text())
-    formats = _is_formatted(Pipeline.load("recipe.yaml"))
+    formats = must_format(Pipeline.load("recipe.yaml"))
     assert formats == ("precision=bfloat16" in words)
     one = one_line("recipe.yaml", plan, method="decode", formats=formats)
     assert one.startswith("pipeline = ")

@@ -14,13 +14,11 @@ from prepare.steps import compile as compiling
 
 
 def test_a_recipe_holds_every_option(tmp_path):
-    declared = Pipeline.from_config(
-        {"compile": {"mode": "max-autotune", "options": {"cpp.threads": 1}}}
-    )
+    declared = Pipeline.from_config({"compile": {"mode": "max-autotune", "include": ["conv"]}})
     declared.save(tmp_path / "recipe.yaml")
     assert load(tmp_path / "recipe.yaml")["compile"] == {
         "backend": "inductor", "mode": "max-autotune", "dynamic": None, "fullgraph": False,
-        "options": {"cpp.threads": 1}, "freezing": False, "include": [],
+        "options": {}, "freezing": False, "include": ["conv"],
     }  # fmt: skip
     assert Pipeline.load(tmp_path / "recipe.yaml").steps == declared.steps
 
@@ -78,10 +76,9 @@ def test_wrong_compile_options_are_configuration_errors(options, message):
             {"backend": "of_a_plugin"},
             "steps.compile.backend: 'of_a_plugin' is not a backend; allowed: ",
         ),
-        ({"backend": "tvm"}, "steps.compile.backend: tvm needs the package tvm; install it"),
         (
             {"backend": "inductor", "options": {"max_autotun": True}},
-            "steps.compile.options.max_autotun: inductor has no such option; did you mean 'max_autotune'?",
+            "steps.compile.options: Unexpected optimization option max_autotun; see torch._inductor.",
         ),
         (
             {"backend": "inductor", "options": {"max_autotune": 3}},
@@ -94,8 +91,6 @@ def test_wrong_compile_options_are_configuration_errors(options, message):
     ],
 )
 def test_options_that_torch_rejects_are_refused_before_any_change(options, message):
-    if options["backend"] == "tvm" and find_spec("tvm"):
-        pytest.skip("tvm is installed")
     net = Net()
     with pytest.raises(RefusedError) as caught:
         pipeline(**options).apply(net)

@@ -279,49 +279,6 @@ def test_a_replacement_after_the_repair_is_found():
 # ---- other tools
 
 
-class Flattening(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 8, 3), nn.InstanceNorm2d(8))
-
-    def features(self, x):
-        x = self.body(x)
-        return x.view(x.size(0), -1)
-
-    def forward(self, x):
-        return self.features(x)
-
-
-class Decorated(Flattening):
-    @torch.no_grad()
-    def features(self, x):
-        return self.body(x).view(x.size(0), -1)
-
-
-def test_a_network_that_flattens_by_view_still_runs():
-    model, x = Flattening().eval(), torch.randn(2, 1, 8, 8)
-    expected = model(x)
-    pipeline = Pipeline.from_config(FORMATTED)
-    pipeline.apply(model)
-    torch.testing.assert_close(model(pipeline.format(x)), expected, rtol=1e-4, atol=1e-5)
-    assert pipeline.check(model) == []
-    repair_layout.undo(model)
-    assert "features" not in vars(model)
-
-
-def test_a_view_that_cannot_be_replaced_is_named():
-    model = Decorated().eval()
-    named = [str(warning) for warning in Pipeline.from_config(FORMATTED).plan(model).warnings]
-    assert any("Decorated.features: " in one and "write reshape" in one for one in named)
-
-
-def test_views_stay_where_no_repair_changes_a_layout():
-    model = Flattening().eval()
-    model.body[1] = nn.BatchNorm2d(8).eval()
-    Pipeline.from_config(FORMATTED).apply(model)
-    assert "features" not in vars(model)
-
-
 def test_a_3d_hooked_depthwise_transposed_convolution_is_refused():
     model = nn.Sequential(nn.ConvTranspose3d(8, 8, 3, groups=8))
     by_partial(model[0])

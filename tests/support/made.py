@@ -183,7 +183,7 @@ def write_record(folder: Path, flow: Flow | None = None) -> Path:
     plan = pipeline.plan(model, known_issues="ignore")
     pipeline.apply(model, known_issues="ignore")
     record.clear()
-    record.write_plan(replace(plan, warnings=["InstanceNorm3d: copies; add a step"]))
+    record.write_plan(replace(plan, warnings=["InstanceNorm3d: copies; add a step"]).to_dict())
     record.write_prepared(pipeline, audit_of(model, plan=plan))
     seen = {"given": "(2, 1)", "gave": "(2, 2)", "convolutions": [{"format": "channels_last_3d", "gave": 2, "of": 3, "ambiguous": 1}]}  # fmt: skip
     choices = {"model": "small_3d", "memfmt": "channels_last_3d", "input": None}
@@ -237,8 +237,9 @@ def give_figures(folder: Path) -> None:
 def plan(folder: Path, rows) -> None:
     """Write the manifest of a sweep with these rows."""
     folder.mkdir(parents=True, exist_ok=True)
-    names = [f"row-{number}" for number in range(len(rows))]
-    SweepManifest(SWEEP, [list(row) for row in rows], names).save(folder / "sweep.json")
+    names, words = [f"row-{number}" for number in range(len(rows))], [list(row) for row in rows]
+    command = "python run.py --multirun model=unet3d memfmt=contiguous,channels_last_3d"
+    SweepManifest(SWEEP, words, names, command).save(folder / "sweep.json")
 
 
 FORMATS = ("contiguous", "channels_last_3d")
@@ -275,8 +276,7 @@ def tuning() -> Tuning:
         CandidateResult(name="unprepared", steps={}, status="timed", reason="twice", cost=0, verdict="baseline", seconds=0.1,
             ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
-    return Tuning(rows=rows, winner="half", mode="eval", amp="none", allow=("bfloat16",), budget=60.0, seconds=12.0,
-                  last=comparison(environment=MACHINE), notes=("a",))  # fmt: skip
+    return Tuning(rows=rows, winner="half", seconds=12.0, last=comparison(environment=MACHINE))
 
 
 def write_run(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import start_command
+from own_process import start_command
 from paths import CONF
 from prepare.core.utils import files
 from prepare.recipe import load

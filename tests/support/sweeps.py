@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import psutil
 
-from commands import start_command
+from own_process import start_command
 from paths import SHARED
 
 QUICK = ("bench=none", "verify=none", "flow=none")

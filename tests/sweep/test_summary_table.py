@@ -8,7 +8,6 @@ import pytest
 
 import made
 from made import out_of, row
-from prepare.app.job.headline import VerifyFigures, headline
 from prepare.app.job.record import Result
 from prepare.app.job.results import Analyses
 from prepare.app.report.sentences import memory_text, verified_text
@@ -65,14 +64,13 @@ def test_empty_columns_are_left_out(sweep):
 
 
 def test_texts_of_memory_and_verification():
-    found = headline(None)
-    assert memory_text(found) == ""
-    assert memory_text(replace(found, bytes_before=1 << 20, bytes_after=1 << 20)) == "1.0 MiB"
-    changed = replace(found, bytes_before=6 << 20, bytes_after=3 << 20)
-    assert memory_text(changed) == "6.0 -> 3.0 MiB"
-    assert verified_text(VerifyFigures(status="cannot tell", error=0.1)) == "unclear"
-    assert verified_text(VerifyFigures(status="pass", error=1e-7, wrong=3)) == "pass 1e-07, wrong in training"  # fmt: skip
-    at_a_sixth = VerifyFigures(status="pass", error=1e-3, allowed=6e-3)
+    assert memory_text({}) == verified_text({}) == ""
+    assert memory_text({"bytes_before": 1 << 20, "bytes_after": 1 << 20}) == "1.0 MiB"
+    assert memory_text({"bytes_before": 6 << 20, "bytes_after": 3 << 20}) == "6.0 -> 3.0 MiB"
+    assert verified_text({"verified": "cannot tell", "verified_error": 0.1}) == "unclear"
+    wrong = {"verified": "pass", "verified_error": 1e-7, "verified_wrong": 3}
+    assert verified_text(wrong) == "pass 1e-07, wrong in training"
+    at_a_sixth = {"verified": "pass", "verified_error": 1e-3, "verified_allowed": 6e-3}
     assert verified_text(at_a_sixth) == "pass 0.001 (17 % of the tolerance)"
     assert verified_text(at_a_sixth, short=True) == "pass 0.001 17%"
 
@@ -83,11 +81,11 @@ def test_a_gradient_is_not_shown_as_the_error_of_the_outputs():
 
     def verified(*checks):
         record = {"verify": replace(found, checks=checks)}
-        return headline(Analyses(found=record).figures()).verified
+        return Analyses(found=record).figures()
 
     both = verified(outputs, gradients)
-    assert (both.what, both.error) == ("outputs", 1e-6)
-    assert verified(gradients).what == "input gradients"
+    assert (both["verified_what"], both["verified_error"]) == ("outputs", 1e-6)
+    assert verified(gradients)["verified_what"] == "input gradients"
 
 
 def test_the_command_of_a_row_leaves_out_its_folder(swept):
@@ -116,8 +114,9 @@ def test_the_json_has_the_results_and_marks_the_best(swept):
     data = json.loads((swept / "summary.json").read_text())
     assert (data["format"], data["version"]) == ("prepare.summary", 1)
     row = data["rows"][4]
-    assert (row["best"], row["shared"], row["lost"]["breaks"]) == (True, False, 13)
-    assert row["timed"][0]["interval"] == pytest.approx([0.3977, 0.4223])
+    assert (row["best"], row["shared"], row["figures"]["layout_breaks"]) == (True, False, 13)
+    found = [row["figures"][f"time_ratio_{end}"] for end in ("low", "high")]
+    assert found == pytest.approx([0.3977, 0.4223])
     assert row["overrides"] == ["model=unet3d", "memfmt=channels_last_3d", "precision=bfloat16"]
 
 

@@ -46,7 +46,7 @@ def test_a_row_without_effect_is_not_a_failure(sweep):
         "channels_last",
         "channels_last_3d",
     ]
-    assert [(row["convolutions"] or {}).get("converted") for row in ran.rows] == [0, None, 8]
+    assert [row["figures"].get("convolutions_converted") for row in ran.rows] == [0, None, 8]
     assert "memfmt=channels_last_3d" in ran.rows[1]["reason"]
     assert re.search(r"^#  memfmt +status .*converted  already  memory ", ran.out, re.MULTILINE)
     assert re.search(r"^0  contiguous +ok .* 0 +8  ", ran.out, re.MULTILINE)
@@ -65,7 +65,7 @@ def test_a_pattern_that_matches_nothing_fails_its_row(sweep):
     assert ran.code == 1
     assert ran.statuses == ["failed", "ok"]
     assert "'encoder.*'?" in ran.rows[0]["reason"]
-    assert ran.rows[1]["convolutions"]["skipped"] == 4
+    assert ran.rows[1]["figures"]["convolutions_skipped"] == 4
 
 
 @pytest.mark.parametrize(

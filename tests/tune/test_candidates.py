@@ -139,17 +139,3 @@ def test_listing_candidates_does_not_change_the_model():
     before, kinds = model_state(model), [type(module) for module in model.modules()]
     candidates(model, declared={}, allow=("bfloat16",), mode="train")
     assert (model_state(model), [type(module) for module in model.modules()]) == (before, kinds)
-
-
-class Block(nn.Sequential):
-    """A block with two modules."""
-
-
-def test_the_largest_repeated_block_is_compiled_alone_where_allowed():
-    net = nn.Sequential(*(Block(nn.Conv2d(4, 4, 3), nn.ReLU()) for _ in range(2)))
-    found = candidates(net.eval(), declared={}, allow=("compile",), mode="eval")
-    (block,) = [each for each in found if each.name == "compile Block"]
-    assert block.steps["compile"]["include"] == ["type:Block"]
-    single = nn.Sequential(Block(nn.Conv2d(4, 4, 3), nn.ReLU())).eval()
-    found = candidates(single, declared={}, allow=("compile",), mode="eval")
-    assert not any("Block" in each.name for each in found)

@@ -28,7 +28,7 @@ def found_with(timed, means, model, batch=BATCH, **how):
 def test_a_tuning_has_a_pipeline_a_recipe_and_a_row_per_candidate(timed, tmp_path):
     model = small().eval()
     found = found_with(timed, {"channels_last": 0.05}, model)
-    assert (found.winner, found.mode) == ("channels_last", "eval")
+    assert (found.winner, found.last.settings["train"]) == ("channels_last", False)
     assert found.rows[0].name == found.winner
     assert found.row("channels_last").verified == "pass"
     assert found.row("channels_last").error <= found.row("channels_last").allowed
@@ -131,10 +131,9 @@ def test_what_there_was_no_time_for_is_said(monkeypatch):
     found = tune(small().eval(), BATCH, budget=1.0, allow=["bfloat16"])
     left = [row for row in found.rows if row.status == "not measured"]
     assert left
-    assert {row.reason for row in left} == {"no time was left to try it"}
-    assert (
-        found.notes[-1] == f"not measured: {len(left)} candidates; give it more time (tune.budget)"
-    )
+    assert {row.reason for row in left} == {
+        "no time was left to try it; give it more with tune.budget"
+    }
     timed = [row for row in found.rows if row.ratio is not None and row.name != UNPREPARED]
     # The most promising of each precision come first.
     assert {"half" in row.steps for row in timed} == {True, False}
@@ -200,9 +199,7 @@ def test_progress_names_the_stage_the_leader_and_the_time_left(timed):
     found_with(timed, {"channels_last": 0.05}, small().eval(), progress=progress)
     assert said[0].startswith("timing channels_last + ")
     assert all(re.search(r"; \d+ s left$", text) for text in said)
-    assert any(
-        text.startswith("verifying channels_last; best so far channels_last (2.0x") for text in said
-    )
+    assert any(text.startswith("verifying channels_last; ") for text in said)
     assert said[-1].startswith("timing channels_last against the unprepared model; ")
 
 
@@ -263,7 +260,7 @@ def test_a_tuning_is_of_its_autocast(monkeypatch):
     monkeypatch.setattr(
         tune_model, "compare", lambda *a, **k: seen.append(k["amp"]) or compared(*a, **k)
     )
-    assert tune(small(), BATCH, amp="bfloat16", budget=0.5).amp == "bfloat16"
+    assert tune(small(), BATCH, amp="bfloat16", budget=0.5).last.settings["amp"] == "bfloat16"
     assert {*seen} == {"bfloat16"}
 
 

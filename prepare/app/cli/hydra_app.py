@@ -8,8 +8,8 @@ import secrets
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,10 +27,8 @@ from prepare.app.cli.answer import is_quiet, print_problems, tell
 from prepare.app.cli.configuration import BASE, choices_in, overrides_in, resolved
 from prepare.app.cli.words import refused
 from prepare.app.job.execute import JobSpec, run_job
-from prepare.app.job.model_target import locate_named, targets_in
 from prepare.app.job.outcome import FAILED, INTERRUPTED, WRONG
 from prepare.app.job.record import Job, used_folder
-from prepare.app.report.pages.write_pages import write_pages
 from prepare.app.report.terminal.console import announce, stage
 from prepare.app.report.terminal.run import RunOutput, shown_folder
 from prepare.app.report.terminal.sweep_progress import SweepProgress
@@ -122,8 +120,6 @@ def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
         unresolved=tuple(problems),
         job=job,
         folder=Path(about.runtime.output_dir),
-        build=instantiated,
-        pages=write_pages,
         logging=_logging(about),
         # Not that of this process: the workers of a launcher may start in any folder.
         current=os.getcwd() if about.job.chdir else about.runtime.cwd,  # noqa: PTH109
@@ -198,29 +194,6 @@ def _identity(config: DictConfig) -> str:
     """Return what determines the result of a row; a new name if that is known only in the job."""
     values, problems = resolved(config)
     return secrets.token_hex(8) if problems else identity_of(values, choices_in(config.hydra))
-
-
-def instantiated(model: Mapping[str, Any]) -> Any:
-    """Return the model of a configuration, as Hydra instantiates it, with plain data for its keywords."""
-    rules = {} if BASE else {"_execution_whitelist_": listed_targets(model)}
-    return hydra.utils.instantiate({"_convert_": "all", **model}, **rules)
-
-
-def listed_targets(model: Mapping[str, Any]) -> list[str]:
-    """Return what a model may call: the user's own words name it. Hydra 1.4 wants such a list, 1.5 needs one.
-
-    A list permits functions that Hydra refuses without one, as `shutil.rmtree`, so functions of Python's own
-    library are left out.
-    """
-    listed: list[str] = []
-    for path, node in targets_in(model, "model"):
-        with suppress(PrepareError):  # told when the model is built
-            found = locate_named(node["_target_"], path)
-            home = str(getattr(found, "__module__", ""))
-            if isinstance(found, type) or home.partition(".")[0] not in sys.stdlib_module_names:
-                # Hydra asks for the name under which it is defined, too.
-                listed += [node["_target_"], f"{home}.{getattr(found, '__qualname__', '')}"]
-    return listed
 
 
 @contextmanager

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,13 @@ import torch
 from torch import nn
 
 from prepare import checkpoint
-from prepare.app.job.model_target import absent, check_targets, locate_named, without_method
+from prepare.app.job.model_target import (
+    absent,
+    check_targets,
+    locate_named,
+    targets_in,
+    without_method,
+)
 from prepare.checkpoint.init_empty import build_empty
 from prepare.checkpoint.weights import fill, read_weights
 from prepare.core.forward.calling import class_calling
@@ -20,7 +28,7 @@ from prepare.core.model.tensors import name_of, named_tensors
 from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.text import first_line, size
 from prepare.core.utils.user_code import described, is_out_of_memory
-from prepare.errors import ConfigError, ModelError
+from prepare.errors import ConfigError, ModelError, PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages.registry import tasks
 from prepare.stages.stage import Stage
@@ -30,7 +38,6 @@ if TYPE_CHECKING:
     from prepare.core.utils.text import Progress
     from prepare.pipeline.plan import Plan, State
 
-Build = Callable[[Mapping[str, Any]], Any]
 # A larger model, in bytes, is not copied for a stage that does not insist.
 LARGEST = 1 << 30
 
@@ -48,8 +55,8 @@ def import_plugins(names: Iterable[str]) -> None:
             raise absent(error.name or name, f"plugins[{index}]", error, named=name) from error
 
 
-def build_model(settings: Settings, build: Build) -> nn.Module:
-    """Build the model from its configuration with `build`, and set its mode.
+def build_model(settings: Settings) -> nn.Module:
+    """Build the model from its configuration, and set its mode.
 
     Raises:
         ConfigError: the target, a keyword or the precision is wrong, or the result is not a Module.
@@ -60,7 +67,7 @@ def build_model(settings: Settings, build: Build) -> nn.Module:
     target = config["_target_"]
     torch.manual_seed(settings.seed)
     try:
-        model = build(config)
+        model = instantiated(config)
     except Exception as error:
         cause = error.__cause__ or error
         if is_out_of_memory(cause):
@@ -81,6 +88,32 @@ def build_model(settings: Settings, build: Build) -> nn.Module:
     if settings.choices.get("precision") == "float32" and settings.steps.get("half") is None:
         _require_float32(model)
     return model.train(settings.mode == "train")
+
+
+def instantiated(model: Mapping[str, Any]) -> Any:
+    """Return the model of a configuration, as Hydra instantiates it, with plain data for its keywords."""
+    import hydra.utils
+
+    old = hydra.__version__.startswith("1.3.")
+    rules = {} if old else {"_execution_whitelist_": listed_targets(model)}
+    return hydra.utils.instantiate({"_convert_": "all", **model}, **rules)
+
+
+def listed_targets(model: Mapping[str, Any]) -> list[str]:
+    """Return what a model may call: the user's own words name it. Hydra 1.4 wants such a list, 1.5 needs one.
+
+    A list permits functions that Hydra refuses without one, as `shutil.rmtree`, so functions of Python's own
+    library are left out.
+    """
+    listed: list[str] = []
+    for path, node in targets_in(model, "model"):
+        with suppress(PrepareError):  # told when the model is built
+            found = locate_named(node["_target_"], path)
+            home = str(getattr(found, "__module__", ""))
+            if isinstance(found, type) or home.partition(".")[0] not in sys.stdlib_module_names:
+                # Hydra asks for the name under which it is defined, too.
+                listed += [node["_target_"], f"{home}.{getattr(found, '__qualname__', '')}"]
+    return listed
 
 
 def call_named(name: str, where: str, seed: int) -> Any:
@@ -116,14 +149,14 @@ def _require_float32(model: nn.Module) -> None:
         )
 
 
-def model_of(settings: Settings, build: Build, stages: list[Stage]) -> nn.Module:
+def model_of(settings: Settings, stages: list[Stage]) -> nn.Module:
     """Build the model of a job and load the file that `weights` names.
 
     If nothing needs the unprepared values, the parameters stay on meta until `read_into`.
     """
     if settings.weights is None:
-        return build_model(settings, build)
-    model = build_empty(lambda: build_model(settings, build))
+        return build_model(settings)
+    model = build_empty(lambda: build_model(settings))
     if not _is_left_empty(settings, model, stages):
         _read(settings, model, Pipeline([]))
     return model

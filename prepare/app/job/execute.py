@@ -6,15 +6,17 @@ import logging.config
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.outcome import Outcome, failure, finished, write_result
-from prepare.app.job.record import Job, Record
+from prepare.app.job.record import Job, Record, Result
+from prepare.app.job.results import write_record
 from prepare.app.job.settings import Settings, read_settings
+from prepare.core.utils.machine import environment
 from prepare.core.utils.packages import quiet_torchao, switch_off_telemetry
 from prepare.core.utils.process_state import held_interrupts
 from prepare.core.utils.wording import command_line_words
@@ -29,15 +31,13 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """One job: its configuration, its folder and the two functions that it needs; can be pickled.
+    """One job: its configuration and its folder; can be pickled.
 
     Attributes:
         config: the resolved configuration, as plain data.
         unresolved: the problems of the interpolations in it that have no value.
         job: what its record says of the job.
         folder: where its record is written.
-        build: instantiates the configuration of a model.
-        pages: writes the pages of a record, before its last file, the result.
         logging: the configuration of the logs of a child process, as for `logging.config`.
         current: the working directory of a child process; None is that of its parent.
         path: `sys.path` of a child process.
@@ -48,8 +48,6 @@ class JobSpec:
     unresolved: tuple[Problem, ...] = ()
     job: Job
     folder: Path
-    build: Callable[[Mapping[str, Any]], Any]
-    pages: Callable[[Outcome, Path], None]
     logging: dict[str, Any] | None = None
     current: str | None = None
     path: list[str] = field(default_factory=lambda: list(sys.path))
@@ -100,51 +98,65 @@ def run_job(
     with how long a slow job may take. `begun`
     says that the caller has called `Record.begin`.
     """
-    record = Record(spec.folder)
-    start = time.perf_counter()
-    course = _Course()
+    record, course, start = Record(spec.folder), _Course(), time.perf_counter()
+    progress, results = _logged(stage, course), None
     switch_off_telemetry()
     quiet_torchao()
     try:
         if not begun:
             record.begin(spec.job)
             begun = True
-        outcome = _run_in_clean_state(spec, record, _logged(stage, course), show, announce)
+        settings = spec.settings()
+        # The import of torch swallows an interrupt, and then fails with an unrelated error.
+        with progress("starting torch"), held_interrupts():
+            from prepare.app.job.build_model import import_plugins, save
+            from prepare.app.job.run_stages import run_stages
+            from prepare.core.forward.torch_state import isolated
+        _log.debug("configuration: %s", settings)
+        with isolated():
+            import_plugins(settings.plugins)
+            results, work = run_stages(
+                settings, folder=spec.folder, progress=progress, show=show, announce=announce
+            )
+            if results.audit is not None and not results.stopped:
+                work.notes += save(settings, work.model, work.pipeline, progress)
+            with progress("writing the record"):
+                write_record(record, spec.job, results, work.pipeline)
+        outcome = finished(results, settings.fail_on)
+    except (FileError, CheckpointError) as error:
+        # A full disk, for example: the terminal still shows the results.
+        outcome = replace(failure(error), results=results)
     except BaseException as error:  # an error of one job may not end the sweep
         outcome = failure(error)
-    seconds = round(time.perf_counter() - start, 3)
-    outcome = replace(outcome, result=replace(outcome.result, seconds=seconds))
-    _log.info("%s after %.1f s, in %s", outcome.result.status, seconds, spec.folder)
-    if outcome.result.error:
-        _log.error("%s", outcome.result.error)
-    if outcome.result.traceback:
-        _log.debug("%s", outcome.result.traceback)
-    if outcome.results is None:
-        result = replace(outcome.result, done=course.done, during=course.during)
-        outcome = replace(outcome, result=result)
-        if begun:
-            _write_failure(spec, record, outcome)
-        return write_result(outcome, record)
+    told: dict[str, Any] = {"seconds": round(time.perf_counter() - start, 3)}
+    if failed := outcome.results is None:
+        told |= {"done": course.done, "during": course.during}
+    outcome = replace(outcome, result=replace(outcome.result, **told))
+    result = outcome.result
+    _log.info("%s after %.1f s, in %s", result.status, result.seconds, spec.folder)
+    if result.error:
+        _log.error("%s", result.error)
+    if result.traceback:
+        _log.debug("%s", result.traceback)
     try:
         # Without figures its record could not be written, and that error matters.
-        if outcome.result.figures is not None:
-            spec.pages(outcome, spec.folder)
+        if begun and (failed or result.figures is not None):
+            _write_page(spec, record, result, failed=failed)
     except BaseException as error:
-        failed = failure(error)
-        result = replace(failed.result, seconds=seconds)
-        outcome = replace(failed, result=result, results=outcome.results)
+        if not failed:  # the error of the job matters, not one of its page
+            late = replace(failure(error).result, seconds=result.seconds)
+            outcome = replace(failure(error), result=late, results=results)
     return write_result(outcome, record)
 
 
-def _write_failure(spec: JobSpec, record: Record, outcome: Outcome) -> None:
-    """Write what a page says of a job that failed, as far as it can be written."""
-    with suppress(BaseException):  # the error of the job matters, not one of its page
-        record.write_job(spec.job)
-        if outcome.result.done:  # torch was started
-            from prepare.core.utils.machine import environment
+def _write_page(spec: JobSpec, record: Record, result: Result, *, failed: bool) -> None:
+    from prepare.app.report.pages import page  # Jinja is slow to import
 
+    if failed:  # as far as it can be written
+        record.write_job(spec.job)
+        if result.done:  # torch was started
             record.write_environment(environment())
-        spec.pages(outcome, spec.folder)
+    page.write_page(spec.folder, result=result)
 
 
 def _logged(stage: Progress, course: _Course) -> Progress:
@@ -167,35 +179,3 @@ def _logged(stage: Progress, course: _Course) -> Progress:
         _log.debug("%s: done in %.3f s", what, time.perf_counter() - start)
 
     return logged
-
-
-def _run_in_clean_state(
-    spec: JobSpec, record: Record, stage: Progress, show: Show, announce: Callable[[str], None]
-) -> Outcome:
-    settings = spec.settings()
-    # The import of torch swallows an interrupt, and then fails with an unrelated error.
-    with stage("starting torch"), held_interrupts():
-        from prepare.app.job.build_model import import_plugins, save
-        from prepare.app.job.run_stages import run_stages
-        from prepare.core.forward.torch_state import isolated
-    _log.debug("configuration: %s", settings)
-    with isolated():
-        import_plugins(settings.plugins)
-        results, model = run_stages(
-            settings,
-            spec.build,
-            folder=spec.folder,
-            progress=stage,
-            show=show,
-            announce=announce,
-        )
-        try:
-            if results.audit is not None and not results.stopped:
-                notes = save(settings, model, results.pipeline, stage)
-                results = replace(results, notes=[*results.notes, *notes])
-            with stage("writing the record"):
-                results.write(record, spec.job)
-        except (FileError, CheckpointError) as error:
-            # A full disk, for example: the terminal still shows the results.
-            return replace(failure(error), results=results)
-    return finished(results)

@@ -11,7 +11,6 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from prepare.core.utils.options import as_written
 from prepare.core.utils.packages import install_remedy
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.user_code import described, place_of
@@ -19,7 +18,6 @@ from prepare.errors import ConfigError, ModelError, PrepareError, Problem
 
 # Keys that Hydra reads and does not pass to the target.
 _HYDRA_KEYS = ("_target_", "_args_", "_partial_", "_recursive_", "_convert_")
-_CONVERTS = ("none", "partial", "object", "all")
 # The own names of a module are listed if they are not more.
 _LISTED = 12
 
@@ -58,22 +56,6 @@ def without_method(config: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
             if "method" in inspect.signature(target).parameters:
                 return dict(config), None
     return rest, method
-
-
-def hydra_key_problems(config: Mapping[str, Any]) -> Iterable[Problem]:
-    """Return the problems of Hydra's own keys, whose wrong values it would refuse or ignore."""
-    for path, node in targets_in(config, "model"):
-        for key in ("_partial_", "_recursive_"):
-            if key in node and not isinstance(node[key], bool):
-                wrong = f"{as_written(node[key])} is not allowed"
-                yield Problem(f"{path}.{key}", wrong, "give true or false")
-        if "_convert_" in node and node["_convert_"] not in _CONVERTS:
-            word = node["_convert_"]
-            wrong = f"{as_written(word)} is not allowed"
-            yield Problem(f"{path}._convert_", wrong, choose(str(word), _CONVERTS))
-        if not isinstance(node.get("_args_") or [], list):
-            wrong = f"{as_written(node['_args_'])} is not a list"
-            yield Problem(f"{path}._args_", wrong, "give [a,b]")
 
 
 def locate_named(target: str, where: str) -> Callable[..., Any]:

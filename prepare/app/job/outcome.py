@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -63,7 +64,7 @@ class Outcome:
     asked: tuple[Verdict, ...] = ()
 
 
-def finished(results: Results) -> Outcome:
+def finished(results: Results, fail_on: Sequence[str] = ()) -> Outcome:
     """Return the outcome of a job that came to its end, or prepared the model before it was stopped."""
     about: dict[str, Any] = {"figures": results.figures(), "amp": results.amp}
     about["notes"] = results.notes
@@ -75,7 +76,7 @@ def finished(results: Results) -> Outcome:
         Verdict(status="verification_failed", reason=f"fail_on={word}", error=wrong)
         for cls in ordered_stages()
         for word in cls.fails
-        if word in results.fail_on and (wrong := cls.failure(word, results.found))
+        if word in fail_on and (wrong := cls.failure(word, results.found))
     )
     if verdicts := list(filter(None, (*given, *asked))):
         reason = ", ".join(verdict.reason for verdict in verdicts)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from prepare.app.job.headline import check_figures
+from prepare.app.job.figures import check_figures
 from prepare.core.utils import files, json_records
 from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import FileError, Problem
@@ -18,7 +17,6 @@ from prepare.stages.registry import ordered_stages
 if TYPE_CHECKING:
     from prepare.audit import Audit
     from prepare.pipeline import Pipeline
-    from prepare.pipeline.plan import Plan
 
 STATUSES = (
     *("ok", "no_effect", "skipped", "interrupted"),
@@ -138,13 +136,13 @@ class Record:
         """Write `job.json`."""
         self._write("job.json", job.KIND.head | job.content())
 
-    def write_environment(self, environment: Mapping[str, Any]) -> None:
+    def write_environment(self, environment: dict[str, Any]) -> None:
         """Write `environment.json`: packages and devices."""
         self._write("environment.json", environment)
 
-    def write_plan(self, plan: Plan) -> None:
-        """Write `plan.json`."""
-        json_records.write_json(self.folder / "plan.json", plan.to_dict(), lines=True)
+    def write_plan(self, plan: dict[str, Any]) -> None:
+        """Write `plan.json`, the content of a plan."""
+        json_records.write_json(self.folder / "plan.json", plan, lines=True)
 
     def write_prepared(self, pipeline: Pipeline, audit: Audit) -> None:
         """Write the recipe and the audit; the same bytes for the same model and recipe."""

@@ -1,24 +1,22 @@
-"""The results of one job: as the job makes them, and as they are read back from its record without torch."""
+"""The results of one job: what it knows of its model, and the files of its record that hold it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prepare.app.job.headline import CONVOLUTIONS
+from prepare.app.job.figures import CONVOLUTIONS
 from prepare.app.job.record import NOTHING_CHANGED, Job, Record, Result
 from prepare.audit import Audit
 from prepare.core.utils import files, json_records
-from prepare.core.utils.machine import check_environment
+from prepare.core.utils.machine import check_environment, environment
 from prepare.errors import FileError, PrepareError
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
-    from prepare.core.forward.run_example import LayoutCount
     from prepare.pipeline import Pipeline
-    from prepare.pipeline.plan import Plan
 
 _PLAN = json_records.Kind("prepare.plan", 1, "a plan", "a plan.json", FileError)
 _PLAN_TYPES = {
@@ -65,149 +63,63 @@ class Analyses:
         return figures
 
 
-@dataclass(frozen=True)
-class ExampleRun:
-    """The forward of the example input: its inputs and outputs in words, and the layouts of convolutions."""
-
-    inputs: str
-    outputs: str
-    convolutions: list[LayoutCount]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Results(Analyses):
-    """The results of a job that came to its end, in the process that executed it.
+    """A run as far as it is known: by the job itself, or from its record, without torch.
 
-    `model` is the name of the model's class; `notes` are shown in the terminal. `stopped`
-    says what is missing if the job was interrupted after the model was prepared. `unchanged` says that the
-    pipeline changes neither the model nor its example, so that nothing is verified or timed. `amp` is the
-    autocast of every forward. `fail_on` are the words of what makes it a failure. `waiting` are the variables
-    of the environment that decide how its threads wait.
+    Attributes:
+        name: the name of its folder.
+        model: the class of the model, and its method.
+        overrides: the words of the command line.
+        steps: the steps of its pipeline, with their options.
+        plan: the content of `plan.json`.
+        seen: the forward of the example input, as in `job.json`.
+        has_example: whether the model was called, as far as that is known.
+        formats: whether the user has to format a batch, as it is not the model that does.
+        unchanged: whether neither the model nor its example is changed, so that nothing is verified or timed.
+        stopped: what is missing, if the job was interrupted after the model was prepared.
+        amp: the autocast of every forward.
+        problems: a line for each file that cannot be read; one that is missing is None.
     """
 
-    model: str
-    pipeline: Pipeline
-    plan: Plan
-    notes: list[str] = field(default_factory=list)
-    example: ExampleRun | None = None
-    stopped: str = ""
-    unchanged: bool = False
-    amp: str = "none"
-    task: str = "prepare"
+    name: str = ""
+    model: str = "a model"
+    task: str = ""
     overrides: tuple[str, ...] = ()
-    fail_on: tuple[str, ...] = ()
-    waiting: str = ""
-
-    @property
-    def is_stopped(self) -> bool:
-        """Return whether the run was stopped after the model was prepared."""
-        return bool(self.stopped)
-
-    @property
-    def has_problems(self) -> bool:
-        """Return whether the plan has errors."""
-        return bool(self.plan.errors)
-
-    @property
-    def troubles(self) -> list[str]:
-        """Return the errors of the plan, then the warnings."""
-        return [
-            *(str(problem) for error in self.plan.errors for problem in error.problems),
-            *map(str, self.plan.warnings),
-        ]
-
-    @property
-    def has_example(self) -> bool:
-        """Return whether the model was called."""
-        return self.example is not None
-
-    def write(self, record: Record, job: Job) -> None:
-        """Write every file of the record, except its pages and its result. Raises FileError."""
-        from prepare.core.utils.machine import environment
-
-        record.write_plan(self.plan)
-        if self.audit is not None:
-            record.write_prepared(self.pipeline, self.audit)
-        for file in record_classes():
-            if (found := self.found.get(Path(file).stem)) is not None:
-                found.save(record.folder / file)
-        record.write_environment(environment())
-        record.write_job(replace(job, seen=self.seen(), model=self.model))
-
-    def seen(self) -> dict[str, Any] | None:
-        """Return the example run as it is written to `job.json`."""
-        if (run := self.example) is None:
-            return None
-        convolutions = [asdict(each) for each in run.convolutions]
-        return {"given": run.inputs, "gave": run.outputs, "convolutions": convolutions}
+    steps: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
+    seen: dict[str, Any] | None = None
+    has_example: bool = True
+    formats: bool = False
+    unchanged: bool = False
+    stopped: str = ""
+    amp: str = "none"
+    notes: list[str] = field(default_factory=list)
+    result: Result | None = None
+    job: Job | None = None
+    recipe: str | None = None
+    environment: dict[str, Any] | None = None
+    problems: tuple[str, ...] = ()
 
 
 # Called with the results so far.
 Show = Callable[[Results], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SavedResults(Analyses):
-    """The files of one record; None for each that is missing, `problems` for each that cannot be read.
-
-    It differs from `Results` because a record may be incomplete, and because a plan and a pipeline
-    need torch: here `recipe` is the text of a file, `plan` and `environment` are decoded JSON.
-    """
-
-    name: str
-    result: Result | None = None
-    job: Job | None = None
-    recipe: str | None = None
-    plan: dict[str, Any] | None = None
-    environment: dict[str, Any] | None = None
-    problems: tuple[str, ...] = ()
-    task: str = ""
-
-    @property
-    def overrides(self) -> tuple[str, ...]:
-        """The words of the command line."""
-        return tuple(self.job.overrides) if self.job else ()
-
-    @property
-    def is_stopped(self) -> bool:
-        """Return whether the run was stopped."""
-        return self.result is not None and self.result.status == "interrupted"
-
-    @property
-    def has_problems(self) -> bool:
-        """Return whether the plan has errors."""
-        return bool(self.plan and self.plan["problems"])
-
-    @property
-    def troubles(self) -> list[str]:
-        """Return the errors of the plan, then the warnings."""
-        return [*self.plan["problems"], *self.plan["warnings"]] if self.plan else []
-
-    @property
-    def has_example(self) -> bool:
-        """Return whether the model was called, as far as that is known."""
-        return self.job is None or bool(self.job.seen)
-
-    @property
-    def unchanged(self) -> bool:
-        """Return whether nothing was changed, so that nothing was verified or timed."""
-        return self.result is not None and self.result.reason == NOTHING_CHANGED
-
-    @property
-    def model(self) -> str:
-        """The class of the model and its method; of an older record the option or `_target_` of `model`."""
-        job = self.job or Job(None, None, [], {})
-        if job.model:
-            return job.model
-        option = job.choices.get("model")
-        if option and option != "custom":
-            return str(option)
-        targets = (text.partition("=")[2] for text in job.overrides if "model._target_=" in text)
-        return next(targets, "") or "a model"
+def write_record(record: Record, job: Job, results: Results, pipeline: Pipeline) -> None:
+    """Write every file of the record, except its pages and its result. Raises FileError."""
+    record.write_plan(results.plan or {})
+    if results.audit is not None:
+        record.write_prepared(pipeline, results.audit)
+    for file in record_classes():
+        if (found := results.found.get(Path(file).stem)) is not None:
+            found.save(record.folder / file)
+    record.write_environment(environment())
+    record.write_job(replace(job, seen=results.seen, model=results.model))
 
 
-def read_results(folder: str | Path) -> SavedResults:
-    """Read the record in `folder`; any file may be missing or unreadable.
+def read_results(folder: str | Path, result: Result | None = None) -> Results:
+    """Read the record in `folder`; any file may be missing or unreadable. `result` is for one without it.
 
     Raises:
         FileError: the folder does not exist, or holds no file of a record.
@@ -239,7 +151,34 @@ def read_results(folder: str | Path) -> SavedResults:
         raise FileError(
             files.printable_path(folder), wrong, "give the folder that a run has written"
         )
-    return SavedResults(name=folder.resolve().name, problems=tuple(problems), found=found, **parts)
+    parts["result"] = ended = parts["result"] or result
+    job, plan = parts["job"], parts["plan"]
+    stopped = ended is not None and ended.status == "interrupted"
+    return Results(
+        name=folder.resolve().name,
+        model=_model_of(job),
+        overrides=tuple(job.overrides) if job else (),
+        steps=plan["steps"] if plan else {},
+        has_example=job is None or bool(job.seen),
+        unchanged=ended is not None and ended.reason == NOTHING_CHANGED,
+        stopped=(ended.error or ended.status) if ended and stopped else "",
+        amp=ended.amp if ended else "none",
+        notes=ended.notes if ended else [],
+        problems=tuple(problems),
+        found=found,
+        **parts,
+    )
+
+
+def _model_of(job: Job | None) -> str:
+    """Return the class of the model and its method; of a job that failed the option or `_target_`."""
+    if job is None or job.model:
+        return job.model if job else "a model"
+    option = job.choices.get("model")
+    if option and option != "custom":
+        return str(option)
+    targets = (text.partition("=")[2] for text in job.overrides if "model._target_=" in text)
+    return next(targets, "") or "a model"
 
 
 def record_classes() -> dict[str, Any]:

@@ -6,15 +6,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from prepare.app.job.build_model import (
-    Build,
     call_named,
     is_copied,
     model_of,
@@ -23,14 +21,13 @@ from prepare.app.job.build_model import (
     too_large,
 )
 from prepare.app.job.model_target import without_method
-from prepare.app.job.results import ExampleRun, Results, Show
+from prepare.app.job.results import Results, Show
 from prepare.audit import audit
 from prepare.core.forward.call import arguments, call_of
 from prepare.core.forward.compiled import compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_example
 from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
-from prepare.core.utils.machine import how_threads_wait
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import format_steps
@@ -47,14 +44,13 @@ _PATIENCE = 10.0
 
 def run_stages(
     settings: Settings,
-    build: Build,
     *,
     folder: Path,
     progress: Progress,
     show: Show,
     announce: Callable[[str], None] = lambda _: None,
-) -> tuple[Results, nn.Module]:
-    """Return the results of a job and its model, which is prepared unless the task only looks at it.
+) -> tuple[Results, StageContext]:
+    """Build, plan, apply, audit and let the stages work; return the results and the prepared model.
 
     `show` is called with what is known so far, again and again; `announce` once, with how long a run of
     over 10 seconds may take.
@@ -62,33 +58,55 @@ def run_stages(
     Raises:
         PrepareError: the model cannot be built, or not be prepared.
     """
-    begun = time.monotonic()
+    begun, prepares = time.monotonic(), tasks()[settings.task].prepares
     stages = [settings.stages[name] for name in stages_of(settings.task)]
     with progress(f"building {settings.model['_target_']}"):
-        model = model_of(settings, build, stages)
-    work = _begun(settings, model, build, stages, folder=folder, progress=progress)
+        model = model_of(settings, stages)
+    work = _planned(settings, model, stages, folder=folder, progress=progress)
+    left_out = map(str, work.pipeline.left_out())
+    work.notes[:0] = [*(str(p) for error in work.plan.errors for p in error.problems), *left_out]
+    results = _results(settings, work)
+
     saved = settings.compile.save
     with nullcontext() if saved is None else compile_cache(saved):
-        results = _prepared(settings, work, stages, show)
+        if prepares:
+            work.reference = None if work.unchanged else _reference(work, stages)
+            with progress("preparing"):
+                read_into(settings, model, work.pipeline, stages)
+                # The plan has reported its known issues.
+                work.pipeline.apply(model, strict=settings.strict, known_issues="ignore")
+            seen, work.took = _run_example(work)
+            with progress("auditing"):
+                audited = audit(model, plan=work.plan)
+            if all(type(each).choose is Stage.choose for each in stages):  # none tried the formats
+                work.notes += _memfmt_note(model, work.pipeline)
+            results = replace(results, seen=seen, has_example=seen is not None, audit=audited)
+            # The first answer: the rest loads more of torch than everything until here.
+            show(results)
         with _announced(work, stages, announce, begun):
-            results = _worked(work, stages, results, show)
+            for index, stage in enumerate(stages):
+                try:
+                    work.found |= stage.run(work)
+                except KeyboardInterrupt as stop:
+                    if not prepares:
+                        raise
+                    missing = " and ".join(each.noun for each in stages[index:])
+                    stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
+                    results = replace(results, stopped=stopped)
+                    break  # what was done is kept
+                if prepares:
+                    show(results)
     if saved is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
-        note = f"the compiled code is in {saved}"
-        results = replace(results, notes=[*results.notes, note])
-    return results, model
+        work.notes.append(f"the compiled code is in {saved}")
+    return results, work
 
 
-def _begun(
-    settings: Settings,
-    model: nn.Module,
-    build: Build,
-    stages: list[Stage],
-    *,
-    folder: Path,
-    progress: Progress,
+def _planned(
+    settings: Settings, model: nn.Module, stages: list[Stage], *, folder: Path, progress: Progress
 ) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
-    applies = tasks()[settings.task].prepares or not stages
+    prepares = tasks()[settings.task].prepares
+    applies = prepares or not stages
     declared = Pipeline.from_config(settings.steps)
     example = _example(settings)
     batch = call_of(example).batch if example else None
@@ -108,11 +126,11 @@ def _begun(
         pipeline=declared,
         plan=plan,
         folder=folder,
-        build=lambda: model_of(settings, build, stages),
+        build=lambda: model_of(settings, stages),
         progress=progress,
     )
     # A plan may be for another machine, and needs no batch there.
-    formats = tasks()[settings.task].prepares or bool(stages)
+    formats = prepares or bool(stages)
     if example and formats:
         _require_devices(work)
     chosen = _for_example(work)
@@ -129,6 +147,31 @@ def _begun(
     )
     work.unchanged = applies and not work.plan and same
     return work
+
+
+def _results(settings: Settings, work: StageContext) -> Results:
+    """Return what is known before the model is prepared; its records and notes are those of the work."""
+    _, method = without_method(settings.model)
+    return Results(
+        model=".".join(filter(None, (type(work.model).__name__, method))),
+        task=settings.task,
+        steps=work.pipeline.to_config(),
+        plan=work.plan.to_dict(),
+        found=work.found,
+        notes=work.notes,
+        amp=settings.amp,
+        unchanged=work.unchanged and tasks()[settings.task].prepares,
+        has_example=False,
+        formats=must_format(work.pipeline),
+    )
+
+
+def must_format(pipeline: Pipeline) -> bool:
+    """Return whether the user has to format a batch, as it is not the model that does."""
+    given = pipeline.input_format()
+    formats = given.dtype or given.device not in (None, "cpu")
+    formats = formats or any(step.phase == "inputs" for step in pipeline.steps.values())
+    return bool(formats) and not given.attach
 
 
 def _example(settings: Settings) -> Example | None:
@@ -174,41 +217,6 @@ def _for_example(work: StageContext) -> Pipeline:
     return Pipeline.from_config(config)
 
 
-def _prepared(settings: Settings, work: StageContext, stages: list[Stage], show: Show) -> Results:
-    """Prepare the model, call it with its example, and audit it; or only plan."""
-    plan = work.plan
-    _, method = without_method(settings.model)
-    problems = [str(problem) for error in plan.errors for problem in error.problems]
-    work.notes[:0] = [*problems, *map(str, work.pipeline.left_out())]
-    results = Results(
-        model=f"{type(work.model).__name__}.{method}" if method else type(work.model).__name__,
-        pipeline=work.pipeline,
-        plan=plan,
-        task=settings.task,
-        found=work.found,
-        notes=work.notes,
-        amp=settings.amp,
-        fail_on=settings.fail_on,
-        waiting=how_threads_wait() if torch.get_num_threads() > 1 else "",
-    )
-    if not tasks()[settings.task].prepares:
-        return results
-    work.reference = None if work.unchanged else _reference(work, stages)
-    with work.progress("preparing"):
-        read_into(settings, work.model, work.pipeline, stages)
-        # The plan has reported its known issues.
-        work.pipeline.apply(work.model, strict=settings.strict, known_issues="ignore")
-    example, work.took = _run_example(work)
-    with work.progress("auditing"):
-        audited = audit(work.model, plan=plan)
-    if all(type(stage).choose is Stage.choose for stage in stages):  # nobody has tried the formats
-        work.notes += _memfmt_note(work.model, work.pipeline)
-    results = replace(results, example=example, audit=audited, unchanged=work.unchanged)
-    # The first answer: the rest loads more of torch than everything until here.
-    show(results)
-    return results
-
-
 @contextmanager
 def _announced(
     work: StageContext, stages: list[Stage], announce: Callable[[str], None], begun: float
@@ -238,24 +246,8 @@ def _rounded(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 1):.0f} s"
 
 
-def _worked(work: StageContext, stages: list[Stage], results: Results, show: Show) -> Results:
-    """Let each stage do its work; Ctrl-C ends the rest, and what was done is kept."""
-    for index, stage in enumerate(stages):
-        try:
-            work.found |= stage.run(work)
-        except KeyboardInterrupt as stop:
-            if results.audit is None:
-                raise
-            missing = " and ".join(each.noun for each in stages[index:])
-            stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
-            return replace(results, stopped=stopped)
-        if results.audit is not None:
-            show(results)
-    return results
-
-
-def _run_example(work: StageContext) -> tuple[ExampleRun | None, float]:
-    """Call the prepared model with its example; return what that shows, and its seconds."""
+def _run_example(work: StageContext) -> tuple[dict[str, Any] | None, float]:
+    """Call the prepared model with its example; return what that shows for `job.json`, and its seconds."""
     if not work.formatted:
         return None, 0.0
     if contains_compiled(work.model):
@@ -265,8 +257,9 @@ def _run_example(work: StageContext) -> tuple[ExampleRun | None, float]:
     with work.progress("running the example input"):
         forward = run_example(work.model, work.formatted, amp=work.amp)
     formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
-    convolutions = count_layouts(forward.calls, formats)
-    return ExampleRun(forward.inputs, forward.output, convolutions), forward.seconds
+    counted = [asdict(each) for each in count_layouts(forward.calls, formats)]
+    seen = {"given": forward.inputs, "gave": forward.output, "convolutions": counted}
+    return seen, forward.seconds
 
 
 def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | None:

@@ -7,7 +7,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Literal, get_type_hints
 
-from prepare.app.job.model_target import hydra_key_problems
 from prepare.checkpoint.paths import check_readable, check_writable
 from prepare.core.forward.example_input import read_example
 from prepare.core.utils.folders import STEP_GROUPS
@@ -221,7 +220,6 @@ def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
     elif not isinstance(target, str) or not _is_dotted(target):
         remedy = "give the dotted name of a class or function, as in my_package.nets.build"
         yield Problem("model._target_", f"{as_written(target)} is not a dotted name", remedy)
-    yield from hydra_key_problems(model)
 
 
 def _read_compile(options: Any) -> CompileOptions:

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from prepare import recipe
-from prepare.app.job.headline import headline
+from prepare.app.job.figures import overlap
 from prepare.app.job.record import Result, without_result
-from prepare.app.job.results import SavedResults, read_results
+from prepare.app.job.results import Results, read_results
 from prepare.app.report.sweep_table import columns
-from prepare.app.sweep.ranking import first_timing, rank
+from prepare.app.sweep.ranking import rank
 from prepare.app.sweep.summary import Summary, SweepRow
 from prepare.audit import Audit
 from prepare.core.utils import files
@@ -47,7 +47,7 @@ def differences(first: Path, second: Path) -> list[Row]:
     return [item for item in items if item[1] != item[2]]
 
 
-def _of_runs(runs: list[SavedResults]) -> Iterator[Row]:
+def _of_runs(runs: list[Results]) -> Iterator[Row]:
     yield from _results(*(_row(number, run) for number, run in enumerate(runs)))
     yield from _both(*(_steps(recipe.loads(run.recipe)) if run.recipe else {} for run in runs))
     # The date always differs.
@@ -64,7 +64,7 @@ def _kind(path: Path) -> str:
     return "recipe" if path.suffix in (".yaml", ".yml") else "audit"
 
 
-def _read_record(folder: Path) -> SavedResults:
+def _read_record(folder: Path) -> Results:
     """Read the record of a run; raise FileError if any file is unreadable, as the result would be wrong."""
     if (error := without_result(folder)) and not (folder / "audit.json").is_file():
         raise error
@@ -98,7 +98,7 @@ def _text(value: Any) -> str:
     return json.dumps(value, default=str, separators=(",", ":"))
 
 
-def _row(number: int, run: SavedResults) -> SweepRow:
+def _row(number: int, run: Results) -> SweepRow:
     """Return a run as a row of a sweep."""
     chosen: dict[str, str] = {}
     if run.job:
@@ -107,9 +107,7 @@ def _row(number: int, run: SavedResults) -> SweepRow:
         chosen |= {key: value for key, _, value in words if not key.startswith("hydra")}
     result = run.result or Result("not finished")
     found = result.figures or {}
-    return SweepRow(
-        number, chosen, result.status, None, result.error, headline=headline(found), figures=found
-    )
+    return SweepRow(number, chosen, result.status, None, result.error, figures=found)
 
 
 def _results(first: SweepRow, second: SweepRow) -> Iterator[Row]:
@@ -119,9 +117,10 @@ def _results(first: SweepRow, second: SweepRow) -> Iterator[Row]:
         if column.title not in ("#", "run time"):
             yield column.title, column.text(first), column.text(second)
     yield "error", first.reason or "", second.reason or ""
-    before, after = first_timing(first), first_timing(second)
-    if before and after and before.what == after.what and before.overlaps(after):
-        yield "which is faster", "", "" if before == after else "unclear, the intervals overlap"
+    before, after = first.figures, second.figures
+    if before.get("timed") == after.get("timed") and overlap(before, after):
+        same = before == after
+        yield "which is faster", "", "" if same else "unclear, the intervals overlap"
 
 
 def _steps(steps: Mapping[str, Any]) -> dict[str, str]:

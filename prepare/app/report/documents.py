@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from prepare.app.job.record import Result
-    from prepare.app.job.results import Results, SavedResults
+    from prepare.app.job.results import Results
     from prepare.audit import AuditRow
 
 # What applies if no stage says otherwise.
@@ -69,7 +69,7 @@ def task_of(found: Mapping[str, Any]) -> str:
     return "prepare"
 
 
-def shown_of(run: Results | SavedResults, folder: str = "") -> ReportContext:
+def shown_of(run: Results, folder: str = "") -> ReportContext:
     """Return what the documents of a run are made from."""
     task = run.task or task_of(run.found)
     return ReportContext(
@@ -77,7 +77,7 @@ def shown_of(run: Results | SavedResults, folder: str = "") -> ReportContext:
         ran=tuple(stages_of(task)),
         audit=run.audit,
         unchanged=run.unchanged,
-        stopped=run.is_stopped,
+        stopped=bool(run.stopped),
         has_example=run.has_example,
         overrides=run.overrides,
         folder=folder,
@@ -91,7 +91,7 @@ def stage_documents(shown: ReportContext) -> list[Document]:
     return [document for document in found if document is not None]
 
 
-def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
+def answers(run: Results, documents: Iterable[Document]) -> list[Answer]:
     """Return the answers that the record of a run gives, what to do last."""
     if run.result is not None and _has_failed(run):
         return _failure_answers(run.result)
@@ -99,7 +99,7 @@ def answers(run: SavedResults, documents: Iterable[Document]) -> list[Answer]:
     return [*found.values(), _card(advice(run, documents))] if found else []
 
 
-def _has_failed(run: SavedResults) -> bool:
+def _has_failed(run: Results) -> bool:
     """Return whether a run did not come to its end; one that fails a check has, and its answers say why."""
     status = run.result.status if run.result is not None and run.result.error else "ok"
     return run.audit is None and status not in ("ok", "verification_failed")
@@ -131,13 +131,13 @@ def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
     return found
 
 
-def verdict(run: SavedResults, documents: Iterable[Document]) -> str:
+def verdict(run: Results, documents: Iterable[Document]) -> str:
     """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times: add ...`."""
     result = run.result
     if result is not None and _has_failed(run):
         return f"{result.status.replace('_', ' ').capitalize()}: {first_line(result.error)}"
     stopped = ""
-    if run.is_stopped and result is not None and result.error:
+    if run.stopped and result is not None and result.error:
         stopped = f"Interrupted: {first_line(result.error)}. "
     found = answers(run, documents)
     if not found and run.plan is not None and run.audit is None:
@@ -151,7 +151,7 @@ def sentences_of(answers: Iterable[Answer]) -> str:
     return " ".join(f"{answer.sentence or answer.answer}." for answer in found)
 
 
-def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice:
+def advice(run: Results, documents: Iterable[Document]) -> Advice:
     """Return what to do: of all advice the one with the lowest rank.
 
     A recipe is not advised as long as an answer is open.
@@ -159,7 +159,7 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
     documents = list(documents)
     found = [each for document in documents for each in document.advice]
     holds = {
-        "problems": run.has_problems,
+        "problems": bool(run.plan and run.plan["problems"]),
         "ineffective": run.audit and run.audit.summary["convolutions"].get("ineffective"),
         "unprepared": run.audit is None and run.found,
         "unchanged": run.unchanged,
@@ -173,7 +173,8 @@ def advice(run: Results | SavedResults, documents: Iterable[Document]) -> Advice
     if weights and not (run.has_example or run.unchanged):
         example = f"as in {_input_of(weights[0])}"
         found.append(replace(_DEFAULTS["example"], rank=60, remark=example))
-    if remedy := next(filter(None, by_remedy(run.troubles)), ""):
+    troubles = [*run.plan["problems"], *run.plan["warnings"]] if run.plan else []
+    if remedy := next(filter(None, by_remedy(troubles)), ""):
         read = _DEFAULTS["problems"].answer
         found = [replace(a, answer=capitalized(remedy)) if a.answer == read else a for a in found]
     return _best(found, documents)[0]
@@ -197,7 +198,7 @@ def _input_of(weight: AuditRow) -> str:
     return f"input.shape={[2, channels, *[64] * len(kernel)]}".replace(" ", "")
 
 
-def is_training(run: Results | SavedResults) -> bool:
+def is_training(run: Results) -> bool:
     """Return whether a run was one of training."""
     modes = {getattr(record, "mode", "") for record in run.found.values()}
     return "train" in modes or "mode=train" in run.overrides

@@ -33,7 +33,7 @@ from prepare.core.utils.machine import NAMES, how_threads_waited
 from prepare.core.utils.text import plural, printable, size
 
 if TYPE_CHECKING:
-    from prepare.app.job.results import SavedResults
+    from prepare.app.job.results import Results
 
 # More reasons, and longer commands, are not read.
 _LIMIT, _LETTERS = 2000, 4000
@@ -41,9 +41,9 @@ _STEP = re.compile(r"\+steps\.\S+")
 _KNOWN = {"torch": "torch", "python": "Python", "cpu": "on"}
 
 
-def own_documents() -> Iterator[tuple[str, Callable[[SavedResults], Document | None]]]:
+def own_documents() -> Iterator[tuple[str, Callable[[Results], Document | None]]]:
     """Yield the titles of the documents that belong to no stage, and the functions that make them."""
-    parts: tuple[tuple[str, str, int, Callable[[SavedResults], Iterable[Part]]], ...] = (
+    parts: tuple[tuple[str, str, int, Callable[[Results], Iterable[Part]]], ...] = (
         ("failure", "What went wrong", 0, _failure),
         ("issues", "Warnings", 35, _warnings),
         ("notes", "Notes", 36, _notes),
@@ -59,8 +59,8 @@ def _document(
     name: str,
     title: str,
     place: int,
-    make: Callable[[SavedResults], Iterable[Part]],
-    run: SavedResults,
+    make: Callable[[Results], Iterable[Part]],
+    run: Results,
 ) -> Document | None:
     parts = tuple(make(run))
     return Document(name=name, title=title, place=place, parts=lambda: parts) if parts else None
@@ -132,13 +132,13 @@ def environment(values: Mapping[str, Any] | None) -> Iterator[Part]:
     yield Facts(rows=tuple((key, str(text)) for key, text in machine.items() if text))
 
 
-def command(run: SavedResults) -> str:
+def command(run: Results) -> str:
     """Return the command line of the run; empty if the record has none."""
     program = str((run.environment or {}).get("program") or "prepare")
     return f"{program} {shlex.join(run.overrides)}".rstrip() if run.job else ""
 
 
-def training_code(run: SavedResults) -> str:
+def training_code(run: Results) -> str:
     """Return the lines that apply the recipe in training code; empty without a recipe."""
     if run.recipe is None:
         return ""
@@ -153,7 +153,7 @@ def training_code(run: SavedResults) -> str:
     return code_for_recipe(run.plan, amp, method=method, waiting=waiting, training=training)
 
 
-def _failure(run: SavedResults) -> Iterator[Part]:
+def _failure(run: Results) -> Iterator[Part]:
     result = run.result
     if result is None or not result.error or result.status == "verification_failed":
         return  # the stage that failed has a section of its own
@@ -166,7 +166,7 @@ def _failure(run: SavedResults) -> Iterator[Part]:
     yield Facts(rows=tuple((name, text) for name, text in rows if text))
 
 
-def _warnings(run: SavedResults) -> Iterator[Part]:
+def _warnings(run: Results) -> Iterator[Part]:
     """Yield the known problems; without a remedy that is what to do anyway."""
     parts = list(issues(run.plan or {}))
     advised = advice(run, stage_documents(shown_of(run))).answer if parts else ""
@@ -176,12 +176,12 @@ def _warnings(run: SavedResults) -> Iterator[Part]:
         yield replace(part, title="") if is_advised else part
 
 
-def _notes(run: SavedResults) -> Iterator[Part]:
+def _notes(run: Results) -> Iterator[Part]:
     if run.result is not None:
         yield Items(texts=tuple(run.result.notes))
 
 
-def _result(run: SavedResults) -> Iterator[Part]:
+def _result(run: Results) -> Iterator[Part]:
     """Yield what the first screen does not show of an audit, or of a plan."""
     if run.audit:
         seen = run.job.seen if run.job else None
@@ -200,7 +200,7 @@ def _result(run: SavedResults) -> Iterator[Part]:
         yield changes_table(run.plan["tensors"])
 
 
-def _reproduce(run: SavedResults) -> Iterator[Part]:
+def _reproduce(run: Results) -> Iterator[Part]:
     """Yield the command, the code if the first screen does not show it, and the recipe."""
     if text := command(run):
         yield Code(text=text, most=_LETTERS, title="On the command line:")
@@ -219,7 +219,7 @@ def _environment(values: Mapping[str, Any]) -> Iterator[Part]:
         yield Folded(title=", ".join(known), parts=parts)
 
 
-def _declaration(run: SavedResults) -> Iterator[Part]:
+def _declaration(run: Results) -> Iterator[Part]:
     choices = {key: value for key, value in (run.job.choices if run.job else {}).items() if value}
     if choices:
         yield Facts(rows=tuple((key, str(value)) for key, value in choices.items()))

@@ -1,4 +1,4 @@
-"""Sentences and figures that the terminal and the pages share, made from audits and headlines."""
+"""Sentences and figures that the terminal and the pages share, made from audits and figures."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from prepare.app.job.headline import CONVOLUTIONS, BenchFigures, Headline, VerifyFigures
+from prepare.app.job.figures import CONVOLUTIONS, interval_of
 from prepare.audit import STATUSES, Audit, AuditRow
-from prepare.core.utils.numbers import doubt, share_text, speed_text, tolerance_text
+from prepare.core.utils.numbers import (
+    doubt,
+    part_of_tolerance,
+    share_text,
+    speed_text,
+    tolerance_text,
+)
 from prepare.core.utils.text import counts, plural, size
 
-# A sentence names at most so many reasons.
-_NAMED = 3
 # The statuses of a tensor that nothing has changed.
 _NOT_SHOWN = ("device", "input_format")
 _AS_IT_WAS = ("already", "untouched")
@@ -179,9 +183,9 @@ def outputs_sentence(*, format: str, gave: int, of: int, ambiguous: int) -> str:
     return f"{gave} of {plural(of, 'convolution')} returned {format}{both}"
 
 
-def memory_text(figures: Headline) -> str:
+def memory_text(figures: Mapping[str, Any]) -> str:
     """Return `5.4 MiB`, or `5.4 -> 2.7 MiB` if it changed; empty if it is not known."""
-    before, after = figures.bytes_before, figures.bytes_after
+    before, after = figures.get("bytes_before"), figures.get("bytes_after")
     if before is None or after is None:
         return ""
     if before == after:
@@ -192,20 +196,19 @@ def memory_text(figures: Headline) -> str:
     return f"{figure}{'' if same else f' {unit}'} -> {after_figure} {after_unit}"
 
 
-def verified_text(verified: VerifyFigures | None, *, short: bool = False) -> str:
+def verified_text(figures: Mapping[str, Any], *, short: bool = False) -> str:
     """Return `pass 3.1e-05 (17 % of the tolerance)`: the status, the error of the outputs, and its share.
 
-    The `short` text is `pass 3e-05 17%`, for a column.
+    The `short` text is `pass 3e-05 17%`, for a column; it is empty if nothing was verified.
     """
-    if verified is None:
+    if (status := figures.get("verified")) is None:
         return ""
-    judged = verified.error is not None and verified.status != "cannot tell"
-    digits = ".1g" if short else ".2g"
-    error = (
-        f" {verified.error:{digits}}{_of_tolerance(verified.share, short=short)}" if judged else ""
-    )
+    error, text = figures.get("verified_error"), ""
+    if error is not None and status != "cannot tell":
+        share = part_of_tolerance(error, figures.get("verified_allowed"))
+        text = f" {error:{'.1g' if short else '.2g'}}{_of_tolerance(share, short=short)}"
     # Wrong gradients do not count in a job for inference.
-    return doubt(verified.status) + error + (", wrong in training" if verified.wrong else "")
+    return doubt(status) + text + (", wrong in training" if figures.get("verified_wrong") else "")
 
 
 def _of_tolerance(share: float | None, *, short: bool) -> str:
@@ -214,6 +217,7 @@ def _of_tolerance(share: float | None, *, short: bool) -> str:
     return f" {share_text(share).replace(' ', '')}" if short else f" ({tolerance_text(share)})"
 
 
-def timing_text(timed: BenchFigures) -> str:
+def timing_text(figures: Mapping[str, Any]) -> str:
     """Return verdict, times and interval: `1.3x faster, 163 instead of 214 ms (95 % interval: ...)`."""
-    return speed_text(timed.verdict, timed.ratio, timed.interval, time=timed.seconds)
+    verdict, ratio = figures.get("verdict", ""), figures.get("time_ratio")
+    return speed_text(verdict, ratio, interval_of(figures), time=figures.get("prepared_seconds"))

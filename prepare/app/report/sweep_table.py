@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.job.headline import CONVOLUTIONS, BenchFigures, FlowFigures
+from prepare.app.job.figures import CONVOLUTIONS, interval_of
 from prepare.app.job.record import NOTHING_CHANGED
 from prepare.app.report.sentences import memory_text, timing_text, verified_text
-from prepare.app.sweep.ranking import RankedGroup, Ranking, first_timing
 from prepare.core.utils.numbers import doubt, interval_text, seconds, verdict_text
 from prepare.core.utils.text import size
 from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import Column
 
 if TYPE_CHECKING:
+    from prepare.app.sweep.ranking import RankedGroup, Ranking
     from prepare.app.sweep.summary import Summary, SweepRow
 
 # Replaces a verdict if other jobs ran on the same cores.
@@ -33,7 +33,7 @@ def in_words(status: str) -> str:
 def columns(summary: Summary, ranking: Ranking) -> list[Column]:
     """Return the columns that are not empty; the number of a best row has a star."""
     # What the ratios were measured on is shown if that is not the same in all rows.
-    kinds = {timed.what for row in summary.rows if (timed := first_timing(row))}
+    kinds = {row.figures["timed"] for row in summary.rows if "timed" in row.figures}
     available = [
         Column("#", lambda row: f"{row.number}{'*' * (row.number in ranking.best)}", number=True),
         *(Column(key, _choice(key)) for key in summary.varying),
@@ -41,23 +41,18 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
         Column("speed", verdict_of),
         Column(
             "time",
-            _timed(lambda t: "" if t.seconds is None else seconds(t.seconds)),
+            _known("prepared_seconds", seconds),
             3,
             number=True,
         ),
-        Column("interval", _timed(lambda t: interval_text(t.interval, t.verdict)), 2),
-        Column("timed", _timed(lambda t: t.what if len(kinds) > 1 else ""), 3),
+        Column("interval", _of_figures(_interval), 2),
+        *(Column("timed", _known("timed"), 3) for _ in kinds if len(kinds) > 1),
         Column("right", right_text, 1),
         *(Column(s, _count(s), 7 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
-        Column(
-            "rewritten",
-            _of_figures(lambda found: str(found.get("convolutions_rewritten", ""))),
-            7,
-            number=True,
-        ),
-        Column("memory", lambda row: memory_text(row.headline), 5),
-        Column("breaks", _lost(lambda lost: str(lost.breaks)), 4, number=True),
-        Column("copied", _lost(lambda lost: size(lost.copied_bytes)), 6, number=True),
+        Column("rewritten", _known("convolutions_rewritten"), 7, number=True),
+        Column("memory", _of_figures(memory_text), 5),
+        Column("breaks", _followed("layout_breaks"), 4, number=True),
+        Column("copied", _followed("copied_bytes", size), 6, number=True),
         *(replace(c, text=_of_figures(c.text)) for cls in ordered_stages() for c in cls.columns),
         Column("run time", _seconds, 11, number=True),
     ]
@@ -75,18 +70,18 @@ def right_text(row: SweepRow) -> str:
     """Return whether the row is right; `unchanged` if there was nothing to verify."""
     if row.reason == NOTHING_CHANGED:
         return "unchanged"
-    return verified_text(row.headline.verified, short=True)
+    return verified_text(row.figures, short=True)
 
 
 def reason_text(row: SweepRow) -> str:
     """Return why the row failed, why it could not be verified, and why it has no time."""
     if row.reason:
         return row.reason
-    verified, comparison, parts = row.headline.verified, first_timing(row), []
-    if verified is not None and verified.status == "cannot tell" and verified.reason:
-        parts.append(f"unclear if right: {verified.reason}")
-    if comparison is not None and comparison.reason:
-        parts.append(f"speed {doubt(comparison.verdict)}: {comparison.reason}")
+    found, parts = row.figures, []
+    if found.get("verified") == "cannot tell" and (reason := found.get("verified_reason")):
+        parts.append(f"unclear if right: {reason}")
+    if reason := found.get("timed_reason"):
+        parts.append(f"speed {doubt(found.get('verdict', ''))}: {reason}")
     return "; ".join(parts)
 
 
@@ -117,39 +112,36 @@ def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
 
 def _busy(rows: Iterable[SweepRow]) -> Iterator[str]:
     """Yield a line if the machine was busy while rows were timed."""
-    busy = {
-        row.number: t.busy for row in rows if not row.shared and (t := first_timing(row)) and t.busy
-    }
+    busy = {r.number: b for r in rows if not r.shared and (b := r.figures.get("busy"))}
     if busy:
         yield f"{next(iter(busy.values()))} at {numbered(sorted(busy))}; repeat these later"
 
 
 def shared_rows(ranking: Ranking) -> list[int]:
     """Return the numbers of the rows that were timed while other jobs ran on the same cores."""
-    return [row.number for row in ranking.rows if row.shared and first_timing(row)]
+    return [row.number for row in ranking.rows if row.shared and "timed" in row.figures]
 
 
-def choices(row: SweepRow, keys: Iterable[str]) -> str:
-    """Return the row's choices: `memfmt=channels_last precision=half`."""
-    return " ".join(f"{key}={row.choices[key]}" for key in keys if key in row.choices)
+def own_choices(row: SweepRow, keys: Iterable[str], about: str = "") -> str:
+    """Return the row's choices, but for those of its group: `memfmt=channels_last precision=half`."""
+    words = (f"{key}={row.choices[key]}" for key in keys if key in row.choices)
+    return " ".join(word for word in words if word not in about.split())
 
 
 def _conclusion(field: RankedGroup, keys: Iterable[str]) -> str:
     of = f" of {field.about}" if field.about else ""
     if field.best is None:
-        verdicts = {timed.verdict for row in field.rows if (timed := first_timing(row))}
+        verdicts = {row.figures.get("verdict", "") for row in field.rows}
         if verdicts <= {"slower", "no difference"}:
             return f"no row{of} is faster than the unprepared model, so leave it as it is"
         return f"unclear if a row{of} is faster; measure longer with bench=full, on a quiet machine"
-    comparison = first_timing(field.best)
-    own = [key for key in keys if f"{key}={field.best.choices.get(key)}" not in field.about.split()]
-    text = f"best{of}: #{field.best.number} {choices(field.best, own)}".rstrip()
-    text += f", {timing_text(comparison)}" if comparison else ""
+    own = own_choices(field.best, keys, field.about)
+    text = f"best{of}: #{field.best.number} {own}".rstrip()
+    text += f", {timing_text(field.best.figures)}"
     if field.ties:
         text += f"; unclear against {numbered(row.number for row in field.ties)}"
-    verified = field.best.headline.verified
-    if verified is None or verified.status != "pass":
-        text += f"; results {_RESULTS.get(verified.status if verified else '', 'not measured')}"
+    if (verified := field.best.figures.get("verified", "")) != "pass":
+        text += f"; results {_RESULTS.get(verified, 'not measured')}"
     return text
 
 
@@ -158,26 +150,32 @@ def _choice(key: str) -> Callable[[SweepRow], str]:
 
 
 def _count(status: str) -> Callable[[SweepRow], str]:
-    return lambda row: str(row.headline.convolutions[status]) if row.headline.convolutions else ""
+    return _known(f"convolutions_{status}")
 
 
 def verdict_of(row: SweepRow) -> str:
     """Return `1.5x faster`, `no difference`, `unclear`; empty if nothing was timed."""
-    comparison = first_timing(row)
-    if comparison is None:
+    ratio = row.figures.get("time_ratio")
+    if "timed" not in row.figures:
         return ""
     # A verdict is not reliable if other jobs used the same cores.
-    if row.shared and comparison.ratio:
+    if row.shared and ratio:
         return SHARED
-    return verdict_text(comparison.verdict, comparison.ratio, comparison.interval)
+    return verdict_text(row.figures.get("verdict", ""), ratio, interval_of(row.figures))
 
 
-def _timed(text: Callable[[BenchFigures], str]) -> Callable[[SweepRow], str]:
-    return lambda row: text(timed) if (timed := first_timing(row)) else ""
+def _known(key: str, text: Callable[[Any], str] = str) -> Callable[[SweepRow], str]:
+    """Return the text of a figure, empty if the row does not have it."""
+    return lambda row: "" if (value := row.figures.get(key)) is None else text(value)
 
 
-def _lost(text: Callable[[FlowFigures], str]) -> Callable[[SweepRow], str]:
-    return lambda row: text(lost) if (lost := row.headline.lost) and lost.status == "ok" else ""
+def _followed(key: str, text: Callable[[Any], str] = str) -> Callable[[SweepRow], str]:
+    """Return the text of a figure of the layout flow, empty if it could not be followed."""
+    return lambda row: _known(key, text)(row) if row.figures.get("flow") == "ok" else ""
+
+
+def _interval(figures: Mapping[str, Any]) -> str:
+    return interval_text(interval_of(figures), figures.get("verdict", ""))
 
 
 def _seconds(row: SweepRow) -> str:

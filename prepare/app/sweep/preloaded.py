@@ -8,7 +8,6 @@ from prepare.stages.registry import ordered_stages
 
 _MODULES = (
     "hydra.utils",
-    "prepare.app.cli.hydra_app",
     "prepare.app.job.run_stages",
     "prepare.app.report.pages.page",
     "prepare.audit.read_model",

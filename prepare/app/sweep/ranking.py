@@ -7,10 +7,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from prepare.app.job.figures import overlap
 from prepare.core.utils.machine import program
 
 if TYPE_CHECKING:
-    from prepare.app.job.headline import BenchFigures
     from prepare.app.sweep.summary import Summary, SweepRow
 
 # Choices that change what is measured, not how it is prepared: their time ratios are not comparable.
@@ -62,15 +62,9 @@ def rank(summary: Summary) -> Ranking:
     return Ranking((*ranked, *rest), groups)
 
 
-def first_timing(row: SweepRow) -> BenchFigures | None:
-    """Return the comparison that a row is ranked by: its first; None if nothing was timed."""
-    return next(iter(row.headline.timed), None)
-
-
 def time_ratio(row: SweepRow) -> float | None:
     """Return the time of the prepared model divided by that of the unprepared one; below 1 is faster."""
-    timing = first_timing(row)
-    return timing.ratio if timing else None
+    return row.figures.get("time_ratio")
 
 
 def command(row: SweepRow) -> str:
@@ -82,8 +76,8 @@ def command(row: SweepRow) -> str:
 def _circumstances(row: SweepRow, summary: Summary) -> tuple[str, str]:
     keys = [key for key in summary.varying if key.partition(".")[0] in _MEASURED]
     about = ", ".join(f"{key}={row.choices.get(key, '')}" for key in keys)
-    timing = first_timing(row)
-    return about, f"{timing.what}; {timing.where}" if timing else ""
+    what, where = row.figures.get("timed", ""), row.figures.get("timed_where", "")
+    return about, f"{what}; {where}" if what else ""
 
 
 def _about(key: tuple[str, str], keys: Collection[tuple[str, str]]) -> str:
@@ -95,27 +89,21 @@ def _about(key: tuple[str, str], keys: Collection[tuple[str, str]]) -> str:
 def _group(about: str, rows: Iterable[SweepRow]) -> RankedGroup:
     ranked = tuple(sorted(rows, key=_place))
     best = next(iter(_candidates(ranked)), None)
-    ties = tuple(row for row in ranked if best and row is not best and _overlap(row, best))
+    ties = tuple(
+        row for row in ranked if best and row is not best and overlap(row.figures, best.figures)
+    )
     return RankedGroup(about, ranked, best, ties)
 
 
 def _place(row: SweepRow) -> tuple[int, float, int]:
     """Return the place of a row: what was shown to be faster first, what is unclear before what is slower."""
-    timing = first_timing(row)
-    verdict = timing.verdict if timing else ""
+    verdict = row.figures.get("verdict", "")
     known = _ORDER.index(verdict) if verdict in _ORDER else len(_ORDER)
     # The ratio of an unclear row says nothing about its place.
-    ratio = time_ratio(row) or 0.0
-    return known, 0.0 if verdict == "unclear" else ratio, row.number
+    return known, 0.0 if verdict == "unclear" else time_ratio(row) or 0.0, row.number
 
 
 def _candidates(ranked: Iterable[SweepRow]) -> list[SweepRow]:
     """Return the faster rows; if some of them passed verification, only these."""
-    faster = [row for row in ranked if (timing := first_timing(row)) and timing.verdict == "faster"]
-    verified = [row for row in faster if (v := row.headline.verified) and v.status == "pass"]
-    return verified or faster
-
-
-def _overlap(row: SweepRow, other: SweepRow) -> bool:
-    first, second = first_timing(row), first_timing(other)
-    return first is not None and second is not None and first.overlaps(second)
+    faster = [row for row in ranked if row.figures.get("verdict") == "faster"]
+    return [row for row in faster if row.figures.get("verified") == "pass"] or faster

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from prepare.app.job.headline import Headline, headline
 from prepare.app.job.outcome import DONE, FAILED, NOT_VERIFIED
 from prepare.app.job.record import Record, without_result
 from prepare.app.sweep.leader import is_led
@@ -39,7 +38,6 @@ class SweepRow:
     folder: str | None = None
     overrides: tuple[str, ...] = ()
     shared: bool = False
-    headline: Headline = field(default_factory=Headline)
     figures: dict[str, Any] = field(default_factory=dict)
 
 
@@ -116,9 +114,8 @@ def _row(
     row = replace(row, status=status, reason=reason, shared=bool(job and job.shared))
     if result is None:
         return row
-    figures, reason = result.figures or {}, result.error or result.reason
-    row = replace(row, status=result.status, reason=reason, seconds=result.seconds)
-    return replace(row, headline=headline(figures), figures=figures)
+    row = replace(row, status=result.status, reason=result.error or result.reason)
+    return replace(row, seconds=result.seconds, figures=result.figures or {})
 
 
 def _choices(overrides: list[str]) -> dict[str, str]:

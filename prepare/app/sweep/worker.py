@@ -147,14 +147,20 @@ def _execute_in_child(spec: JobSpec, log: Path, check: Callable[[], None]) -> Re
 def _alone() -> Iterator[None]:
     """Start processes that Ctrl-C of the terminal does not reach, and that do not run the main script again.
 
-    They inherit that the signals are blocked: a run accepts them when it has a group of its own.
+    They inherit that the signals are blocked: a run accepts them when it has a group of its own. The server
+    has to import the same packages; Python 3.11 does not tell it from where.
     """
+    path = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     main, before = sys.modules["__main__"], signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     sys.modules["__main__"] = ModuleType("__main__")
     try:
         yield
     finally:
         sys.modules["__main__"] = main
+        del os.environ["PYTHONPATH"]
+        if path is not None:
+            os.environ["PYTHONPATH"] = path
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 

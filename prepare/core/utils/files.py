@@ -107,8 +107,8 @@ def new_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
-                if mode is not None:
-                    os.chmod(temporary, mode)
+            if mode is not None:
+                os.chmod(temporary, mode)
             os.replace(temporary, target)
         finally:
             with contextlib.suppress(OSError, ValueError):

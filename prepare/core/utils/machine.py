@@ -99,7 +99,8 @@ def program() -> str:
     path = Path(sys.argv[0])
     if path.parts[-2:] == ("prepare", "__main__.py"):
         return "python -m prepare"
-    return "python run.py" if path.name == "run.py" else "prepare"
+    is_script = path.suffix == ".py" and path.name != "__main__.py"
+    return "python run.py" if is_script else "prepare"
 
 
 def accelerator() -> dict[str, Any]:
@@ -122,15 +123,6 @@ def accelerator() -> dict[str, Any]:
     return {key: known.get(key) for key in NAMES}
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return what differs between two identities, one phrase each: `cuDNN was 9.10.2, now 9.15.0`."""
-    return [
-        f"{NAMES.get(key, key)} was {_text(before.get(key))}, now {_text(now.get(key))}"
-        for key in dict.fromkeys([*before, *now])
-        if before.get(key) != now.get(key)
-    ]
-
-
 @cache
 def driver() -> str | None:
     """Return the version of an accelerator's driver, from the kernel or from `nvidia-smi`."""
@@ -139,12 +131,6 @@ def driver() -> str | None:
             if match := re.search(r"\d+\.\d+(\.\d+)*", path.read_text()):
                 return match[0]
     return _asked("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
 
 
 def _backend() -> str:

@@ -84,7 +84,7 @@ def _attempt(
 ) -> _Attempt | None:
     """Return the model with this step and its flow; None if the step changes nothing there."""
     if step == "keep_layout":
-        chosen = choose_calls(before.model, example, backward=backward, amp=amp, prune=False)
+        chosen = choose_calls(before.model, example, backward=backward, amp=amp)
         return _Attempt(step, kept(before.model, chosen.names), chosen.after)
     wanted: Mapping[int, str] = _FORMATS.get(step, {})
     is_wanted = any(before.flow.wanted.get(rank) == name for rank, name in wanted.items())

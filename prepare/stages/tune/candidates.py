@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from prepare.core.forward.torch_state import Amp, device_of
@@ -83,11 +84,6 @@ class Candidate:
         """Return whether it uses a compiler, so that its first call takes long."""
         return "compile" in self.steps
 
-    @property
-    def precision(self) -> str | None:
-        """The dtype that the recipe casts to, or None."""
-        return self.steps.get("half", {}).get("dtype")
-
 
 def candidates(
     model: nn.Module,
@@ -105,28 +101,28 @@ def candidates(
     code that a step can replace, see `calls_to_keep`.
     """
     common = {name: options for name, options in declared.items() if name in _COMMON}
-    recipes = [Candidate(UNPREPARED, _resolved(common))]
+    recipes, late = [Candidate(UNPREPARED, _resolved(common))], list[Candidate]()
     if any(options is not None for name, options in declared.items() if name not in common):
         recipes.append(Candidate(AS_DECLARED, _resolved(declared)))
-    layouts = list(_layouts(model, calls))
-    combined = partial(_combined, Choice("", common))
+    layouts, combined = list(_layouts(model, calls)), partial(_combined, Choice("", common))
     fusions = [each for each in _fusions(model, mode) if _has_effect(model, each.steps)]
     risky = _risky_dtypes(model, recipes[0], amp) if mode == "train" else set()
-    safe = partial(_safe_layouts, layouts, risky=risky)
     low = [choice for word, choice in _LOW.items() if word in allow]
-    precisions = [*low[:1], _NO_CHANGE, *low[1:]]
-    for precision in precisions:
-        for layout in safe(precision):
-            for fusion in (*fusions, _NO_CHANGE):
-                recipes += combined(precision, layout, fusion)
-    best_fusion = next(iter(fusions), _NO_CHANGE)
-    compilers = list(_compilers(model, mode)) if "compile" in allow else []
-    for precision in precisions:
-        for compiler in compilers:
-            # With freezing norms are fused anyway.
-            fusion = _NO_CHANGE if compiler is _FROZEN else best_fusion
-            for layout in _compiled_layouts(safe(precision), mode):
-                recipes += combined(precision, layout, fusion, compiler)
+    choices, compiled = [*fusions, _NO_CHANGE], [_COMPILE] if "compile" in allow else []
+    frozen = [_FROZEN] if compiled and mode == "eval" else []
+    eager: list[list[Candidate]] = []
+    for precision in (*low[:1], _NO_CHANGE, *low[1:]):
+        # In a risky precision, all layouts have repairs and formatted inputs.
+        is_risky = precision.steps.get("half", {}).get("dtype") in risky
+        tried = _repaired(layouts) if is_risky else layouts
+        mixed = product(tried, choices)
+        eager.append([one for pair in mixed for one in combined(precision, *pair)])
+        # With freezing norms are fused anyway.
+        ways = [(_NO_CHANGE, each) for each in frozen] + [(choices[0], each) for each in compiled]
+        for layout, way in product(_compiled_layouts(tried, mode), ways):
+            late += combined(precision, layout, *way)
+    # Each precision has its turn, as there may be no time for all.
+    recipes += [each for turn in zip_longest(*eager) for each in turn if each] + late
     # The first of equal recipes stays.
     distinct = {json.dumps(recipe.steps): recipe for recipe in reversed(recipes)}
     return list(distinct.values())[::-1]
@@ -134,14 +130,17 @@ def candidates(
 
 def calls_to_keep(model: nn.Module, batch: Any, *, mode: str, amp: Amp = "none") -> tuple[str, ...]:
     """Return the calls of the model's own code that a step can replace; changes the model."""
-    formats = next((choice.steps for choice in _formats(model)), {})
-    if not formats:
+    formats = next((choice.steps for choice in _formats(model)), None)
+    if formats is None:
         return ()
     pipeline = Pipeline.from_config({**_REPAIR.steps, **formats, "input_format": {}})
-    pipeline.apply(model, strict=False, known_issues="ignore")
-    example = pipeline.format(batch)
     keep: Any = STEPS["keep_layout"]()
-    step, _ = keep.for_example(model, example, backward=mode == "train", amp=amp)
+    try:
+        pipeline.apply(model, strict=False, known_issues="ignore")
+        example = pipeline.format(batch)
+        step, _ = keep.for_example(model, example, backward=mode == "train", amp=amp)
+    except PrepareError:  # another candidate says why the model does not run
+        return ()
     return step.calls if isinstance(step.calls, tuple) else ()
 
 
@@ -187,29 +186,6 @@ def _fusions(model: nn.Module, mode: str) -> Iterator[Choice]:
         yield Choice("rewrite", {"rewrite_conv": {"linear": [*map(exactly, names)]}})
 
 
-def _compilers(model: nn.Module, mode: str) -> Iterator[Choice]:
-    """Yield ways to compile: with constant weights, as it is, and the largest repeated block alone."""
-    if mode == "eval":
-        yield _FROZEN
-    yield _COMPILE
-    if block := _repeated_block(model):
-        yield Choice(f"compile {block}", {"compile": {"include": [f"type:{block}"]}})
-
-
-def _repeated_block(model: nn.Module) -> str:
-    """Return the class of the largest block that occurs more than once; empty without one.
-
-    A block has at least two modules without children, and is not a container of torch.
-    """
-    inside: dict[type, list[int]] = {}
-    for module in model.modules():
-        leaves = sum(not child._modules for child in module.modules())
-        if module is not model and leaves > 1 and not type(module).__module__.startswith("torch."):
-            inside.setdefault(type(module), []).append(leaves)
-    repeated = {cls: sum(counts) for cls, counts in inside.items() if len(counts) > 1}
-    return max(repeated, key=lambda cls: repeated[cls]).__name__ if repeated else ""
-
-
 def _risky_dtypes(model: nn.Module, base: Candidate, amp: str) -> set[str | None]:
     """Return dtypes in which known issues may corrupt gradients or memory unless modules are repaired.
 
@@ -217,21 +193,14 @@ def _risky_dtypes(model: nn.Module, base: Candidate, amp: str) -> set[str | None
     """
     device = base.steps.get("device", {}).get("device") or device_of([model]).type
     kinds = {type(module).__name__ for module in model.modules()}
-    risky: set[str | None] = {
-        dtype
-        for issue in standing(device)
-        if issue.is_risk and issue.repair and not kinds.isdisjoint(issue.operations)
-        for dtype in issue.dtypes
-    }
+    issues = (each for each in standing(device) if each.is_risk and each.repair)
+    hit = (each.dtypes for each in issues if not kinds.isdisjoint(each.operations))
+    risky: set[str | None] = {dtype for dtypes in hit for dtype in dtypes}
     return risky | ({None} if amp in risky else set())
 
 
-def _safe_layouts(
-    layouts: list[Choice], precision: Choice, *, risky: set[str | None]
-) -> list[Choice]:
-    """Return the layouts to try in a precision; if it is risky, all with repairs and formatted inputs."""
-    if precision.steps.get("half", {}).get("dtype") not in risky:
-        return layouts
+def _repaired(layouts: list[Choice]) -> list[Choice]:
+    """Return the layouts with formatted inputs and all repairs, each once."""
     repaired = {}
     for name, steps in layouts:
         word = _joined([name, "" if "repair_layout" in steps else _REPAIR.name])

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 from prepare.core import document as parts
-from prepare.core.document import FASTER, RIGHT, UNCLEAR, USE_RECIPE, Advice, Answer, Document, Text
+from prepare.core.document import FASTER, RIGHT, UNCLEAR, USE_RECIPE, Advice, Answer, Document
 from prepare.core.utils import numbers
 from prepare.core.utils.machine import disturbed_times
 from prepare.core.utils.numbers import doubt, interval_text
 from prepare.core.utils.text import capitalized, plural, printable
 from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 
-# More bars do not fit on the first screen.
-_BARS = 6
 _NONE = "no recipe was shown to be correct and faster"
 
 
@@ -31,23 +28,25 @@ def tune_document(shown: parts.ReportContext) -> Document | None:
         head=f"tune ({tuning.last.what})",
         answers=(_faster(tuning), _right(tuning)),
         advice=(_advice(tuning),),
-        parts=lambda: (*_in_terminal(tuning), *_on_page(tuning)),
-        # As many bars as fit on the first screen; the section has them all.
-        lead=(_bars(tuning, _BARS),),
+        parts=lambda: (
+            parts.Text(text=f"{tune_sentence(tuning)}.", where="page"),
+            _table(tuning),
+            parts.Items(texts=(*_lost(tuning), *_notes(tuning)), kind="note"),
+        ),
     )
 
 
 def tune_sentence(tuning: Tuning) -> str:
     """Return one sentence: `channels_last is 1.3x faster, 163 instead of 214 ms; 3 of 6 recipes timed`."""
     timed = sum(row.rounds > 0 for row in tuning.rows)
+    said = [f"{tuning.winner} is {_speed(tuning)}", tuning.last.clock_remark]
+    if tuning.winner == UNPREPARED:
+        disturbed = disturbed_times(tuning.last.settings, tuning.last.noise)
+        said = [f"unclear, as {_NONE}", disturbed or "give it more time (tune.budget)"]
+        if tuning.is_clear:
+            said = [f"{UNPREPARED}, as no correct recipe is faster"]
     counted = f"{timed} of {plural(len(tuning.rows), 'recipe')} timed"
-    if tuning.winner != UNPREPARED:
-        remark = f"; {clock}" if (clock := tuning.last.clock_remark) else ""
-        return f"{tuning.winner} is {_speed(tuning)}{remark}; {counted}"
-    if tuning.is_clear:
-        return f"{tuning.winner}, as no correct recipe is faster; {counted}"
-    disturbed = disturbed_times(tuning.last.settings, tuning.last.noise)
-    return f"unclear, as {_NONE}; {counted}; {disturbed or 'give it more time (tune.budget)'}"
+    return "; ".join(filter(None, (*said, counted)))
 
 
 def _speed(tuning: Tuning, *, confidence: float | None = 0.95) -> str:
@@ -59,19 +58,17 @@ def _speed(tuning: Tuning, *, confidence: float | None = 0.95) -> str:
 
 
 def _faster(tuning: Tuning) -> Answer:
-    row, sentence, line = tuning.row(tuning.winner), "", ""
+    row, clock = tuning.row(tuning.winner), tuning.last.clock_remark
     if row.name != UNPREPARED:
-        answer = f"{row.name} is {_speed(tuning, confidence=None)}"
-        between = interval_text(row.ratio_interval, row.verdict)
-        clock = tuning.last.clock_remark
-        kind, remark = "good", "; ".join(filter(None, (f"95 % interval: {between}", clock)))
+        kind, answer = "good", f"{row.name} is {_speed(tuning, confidence=None)}"
+        remark = f"95 % interval: {interval_text(row.ratio_interval, row.verdict)}"
         line = "; ".join(filter(None, (f"{_speed(tuning)}, with {row.name}", clock)))
-    elif tuning.is_clear:
-        kind, answer, remark = "plain", "No recipe is faster", row.reason
+        remark = "; ".join(filter(None, (remark, clock)))
     else:
-        kind, answer, remark, sentence = "warn", UNCLEAR, _NONE, "Speed unclear"
-    if busy := tuning.last.busy:
-        sentence = f"{sentence or answer}. {capitalized(busy)}"
+        clear = ("plain", "No recipe is faster", row.reason, "")
+        kind, answer, remark, line = clear if tuning.is_clear else ("warn", UNCLEAR, _NONE, "")
+    sentence = "Speed unclear" if answer == UNCLEAR else answer
+    sentence += f". {capitalized(tuning.last.busy)}" if tuning.last.busy else ""
     return Answer(FASTER, kind, answer, remark, sentence=sentence, line=line)
 
 
@@ -89,26 +86,6 @@ def _advice(tuning: Tuning) -> Advice:
     return Advice(80, "warn", "Tune it longer with tune.budget", "best on an idle machine")
 
 
-def _in_terminal(tuning: Tuning) -> Iterator[parts.Part]:
-    table = _table(tuning, timed_only=True)
-    columns = tuple((title.lower(), kind) for title, kind in table.columns)
-    yield replace(table, columns=columns, where="terminal")
-    for text in _lost(tuning):
-        yield Text(text=text, where="terminal")
-    for note in (_measured(tuning), *(f"note: {note}" for note in tuning.notes)):
-        yield Text(text=note, where="terminal")
-
-
-def _on_page(tuning: Tuning) -> Iterator[parts.Part]:
-    yield Text(text=f"{tune_sentence(tuning)}.", where="page")
-    yield _table(tuning, timed_only=False)
-    if sum(row.ratio is not None for row in tuning.rows) > _BARS:
-        yield parts.Folded(title="Bars of all recipes", parts=(_bars(tuning),))
-    lost = parts.Items(texts=tuple(_lost(tuning)), kind="note")
-    yield parts.Folded(title="Why the other recipes lost", parts=(lost,))
-    yield parts.Items(texts=(_measured(tuning), *tuning.notes), kind="note", where="page")
-
-
 def _ranked(tuning: Tuning) -> list[CandidateResult]:
     """Return the winner, then the others from the fastest to the slowest, then those without a time."""
     return sorted(
@@ -116,53 +93,30 @@ def _ranked(tuning: Tuning) -> list[CandidateResult]:
     )
 
 
-def _bars(tuning: Tuning, most: int | None = None) -> parts.Charts:
-    """Return bars of the times against the unprepared model, with their intervals."""
-    rows = [_bar(row, tuning) for row in _ranked(tuning) if row.ratio is not None]
-    title = f"Time of one {tuning.last.what}, against the unprepared model"
-    return parts.Charts(charts=(parts.Bars(title=title, rows=tuple(rows[:most])),))
-
-
-def _bar(row: CandidateResult, tuning: Tuning) -> parts.Bar:
-    mark = "worse" if row.verdict == "slower" else "same"
-    marks = {UNPREPARED: "baseline", tuning.winner: "better"}
-    return parts.Bar(
-        label=row.name,
-        value=row.ratio,
-        interval=row.ratio_interval,
-        text=_verdict(row),
-        mark="wrong" if row.status == "wrong" else marks.get(row.name, mark),
-    )
-
-
-def _verdict(row: CandidateResult) -> str:
-    """Return the verdict on a recipe against the unprepared model: `1.3x faster`."""
-    return numbers.verdict_text(row.verdict, row.ratio, row.ratio_interval)
-
-
-def _table(tuning: Tuning, *, timed_only: bool) -> parts.Table:
-    rows = [row for row in _ranked(tuning) if row.ratio is not None or not timed_only]
+def _table(tuning: Tuning) -> parts.Table:
     titles = "Recipe head, Result text, Time number, Speed text, Interval text, Outputs text"
-    compiled = any("compile" in row.steps and row.first_seconds for row in rows)
+    compiled = any("compile" in row.steps and row.first_seconds for row in tuning.rows)
     return parts.Table(
-        label="Timed recipes" if timed_only else "All recipes",
+        label="All recipes",
         columns=parts.columns(titles + (", First call number" if compiled else "")),
-        rows=[_cells(row)[: 6 + compiled] for row in rows],
-        most=len(rows),
-        where="page",
+        rows=[_cells(row)[: 6 + compiled] for row in _ranked(tuning)],
+        most=len(tuning.rows),
     )
 
 
 def _cells(row: CandidateResult) -> tuple[str, ...]:
     results = {"dropped": row.reason, "timed": "in the last comparison"}
+    time, first = (
+        "" if s is None else numbers.seconds(s) for s in (row.seconds, row.first_seconds)
+    )
     return (
         row.name,
         printable(results.get(row.status, doubt(row.status))),
-        "" if row.seconds is None else numbers.seconds(row.seconds),
-        "" if row.name == UNPREPARED else _verdict(row),
+        time,
+        numbers.verdict_text(row.verdict, row.ratio, row.ratio_interval),
         interval_text(row.ratio_interval, row.verdict),
         _outputs(row),
-        "" if row.first_seconds is None else numbers.seconds(row.first_seconds),
+        first,
     )
 
 
@@ -176,13 +130,13 @@ def _lost(tuning: Tuning) -> list[str]:
     """Return why recipes lost, those with one reason in one line."""
     names: dict[str, list[str]] = {}
     for row in _ranked(tuning):
-        if row.status not in ("winner", "dropped") and row.reason:
+        if row.status not in ("winner", "dropped") and row.name != UNPREPARED:
             word = "" if row.status == "timed" else f"{doubt(row.status)}: "
             names.setdefault(f"{word}{row.reason}", []).append(row.name)
     return [f"{', '.join(each)}: {reason}" for reason, each in names.items()]
 
 
-def _measured(tuning: Tuning) -> str:
+def _notes(tuning: Tuning) -> list[str]:
     last = tuning.last
     rounds = f"{plural(last.repeats, 'round')} at last, {numbers.seconds(tuning.seconds)} in all"
-    return "; ".join(filter(None, (rounds, numbers.noise_text(last.noise))))
+    return ["; ".join(filter(None, (rounds, numbers.noise_text(last.noise)))), *last.notes]

@@ -8,12 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
 from prepare.errors import TuneError
-from prepare.stages.bench.records import (
-    UNPREPARED,
-    VERDICTS,
-    Comparison,
-    check_ratios,
-)
+from prepare.stages.bench.records import UNPREPARED, VERDICTS, Comparison, check_ratios
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
@@ -63,7 +58,7 @@ class Tuning(JsonRecord, Readable):
     """The winner of a tuning and the result for each candidate; the row of the winner comes first.
 
     `last` is the last comparison: that of the finalists with the unprepared model, or, if no recipe looked
-    faster and was right, one of the first looks. `notes` say what limits the result. `from_file` says that it
+    faster and was right, one of the first looks. `from_file` says that it
     was read, and may be a stranger's.
     """
 
@@ -71,13 +66,8 @@ class Tuning(JsonRecord, Readable):
 
     rows: tuple[CandidateResult, ...]
     winner: str
-    mode: str
-    amp: str
-    allow: tuple[str, ...]
-    budget: float
     seconds: float
     last: Comparison
-    notes: tuple[str, ...] = ()
     from_file: bool = field(default=False, compare=False, metadata={"late": True})
 
     def row(self, name: str) -> CandidateResult:

@@ -81,14 +81,10 @@ class TuneStage(Stage):
 
     @classmethod
     def figures(cls, found: Mapping[str, Any]) -> dict[str, Any]:
-        tuning = found.get("tune")
-        if tuning is None:
+        if (tuning := found.get("tune")) is None:
             return {}
-        return {
-            "winner": tuning.winner,
-            "tune_rounds": tuning.last.repeats,
-            "winner_time_ratio": finite(tuning.row(tuning.winner).ratio),
-        }
+        ratio = finite(tuning.row(tuning.winner).ratio)
+        return {"winner": tuning.winner, "winner_time_ratio": ratio}
 
     @classmethod
     def document(cls, shown: ReportContext) -> Document | None:

@@ -15,7 +15,7 @@ from prepare.core.utils.numbers import pace_text
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line, plural
-from prepare.errors import ModelError, PrepareError, Problem, RefusedError, raise_problems
+from prepare.errors import ModelError, Problem, RefusedError, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.distributed import on_rank_zero
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from prepare.core.utils.text import Progress
-    from prepare.stages.bench.records import Comparison, VariantResult
+    from prepare.stages.bench.records import Comparison
 
 # The part of the time for the first look, with a compiler and without.
 _SCREEN = {True: 0.7, False: 0.4}
@@ -47,6 +47,8 @@ _HOPEFUL = ("faster", "unclear")
 _SAME = 1.02
 # The precision of the last comparison.
 _PRECISION = 0.01
+# What a row takes from a comparison.
+_FIGURES = ("verdict", "seconds", "ratio", "ratio_interval", "first_seconds")
 # The seconds that a verification may take at least, and the part of the free memory for copies.
 _VERIFY, _MEMORY = 30.0, 0.5
 
@@ -105,21 +107,13 @@ def tune(
     if mode not in ("eval", "train"):
         raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
     given = {"allow": allow if isinstance(allow, str) else list(allow), "budget": budget}
-    session = _Tuner(
-        model=model,
-        batch=batch,
-        options=TuneStage.from_options(given, {"mode": mode}),
-        mode=mode,
-        amp=read_amp(amp),
-        declared=dict(declared or {}),
-        seed=seed,
-        progress=progress,
-        build=build,
-    )
-    return on_rank_zero(session.run)
+    options, amp = TuneStage.from_options(given, {"mode": mode}), read_amp(amp)
+    declared = dict(declared or {})
+    tuner = _Tuner(model, batch, options, mode, amp, declared, seed, progress, build)
+    return on_rank_zero(tuner.run)
 
 
-@dataclass(kw_only=True)
+@dataclass
 class _Tuner:
     """The checked arguments of one call of `tune`, and what is known so far; call `run` once."""
 
@@ -146,10 +140,14 @@ class _Tuner:
                 allow=self.options.allow,
                 mode=self.mode,
                 amp=self.amp,
-                calls=self._calls_to_keep(),
+                calls=calls_to_keep(self._copied(), self.batch, mode=self.mode, amp=self.amp),
             )
             for each in recipes:
-                self._note(each, "not measured", "no time was left to try it")
+                self._note(
+                    each,
+                    "not measured",
+                    "no time was left to try it; give it more with tune.budget",
+                )
             self.base, *others = recipes
             to_device = Pipeline.from_config({**self.base.steps, "input_format": {}})
             self.on_device = to_device.format(self.batch)
@@ -159,28 +157,11 @@ class _Tuner:
         if not any(row.status == "winner" for row in self.rows.values()):
             self._note(self.base, "winner", "no recipe was shown to be correct and faster")
         winner = min(self.rows.values(), key=lambda row: STATUSES.index(row.status))
-        left = sum(row.status == "not measured" for row in self.rows.values())
-        more = f"not measured: {plural(left, 'candidate')}; give it more time (tune.budget)"
-        return Tuning(
-            rows=(winner, *(row for row in self.rows.values() if row is not winner)),
-            winner=winner.name,
-            mode=self.mode,
-            amp=self.amp,
-            allow=self.options.allow,
-            budget=self.options.budget,
-            seconds=round(self._passed(), 3),
-            last=last,
-            notes=(*last.notes, *((more,) if left else ())),
-        )
+        rows = (winner, *(row for row in self.rows.values() if row is not winner))
+        return Tuning(rows=rows, winner=winner.name, seconds=round(self._passed(), 3), last=last)
 
     def _passed(self) -> float:
         return time.perf_counter() - self.began
-
-    def _calls_to_keep(self) -> tuple[str, ...]:
-        try:
-            return calls_to_keep(self._copied(), self.batch, mode=self.mode, amp=self.amp)
-        except PrepareError:
-            return ()
 
     def _copied(self) -> nn.Module:
         """Return a copy of the model in the mode of the tuning; one in training keeps its frozen parts."""
@@ -188,8 +169,6 @@ class _Tuner:
             duplicate = copy_or_build(self.model, self.build)
         except CopyError as error:
             remedy = "give build=, a function that builds an equal model"
-            if self.build is not None:
-                remedy = "let its code draw all numbers from torch's generator, after the same seed"
             raise RefusedError("the model", f"cannot be copied: {error}", remedy) from error
         train = self.mode == "train"
         return duplicate if train and duplicate.training else duplicate.train(train)
@@ -237,18 +216,17 @@ class _Tuner:
             raise ModelError("the unprepared model", found.row(UNPREPARED).reason)
         for row in found.rows:
             status, reason = "dropped", f"dropped after {plural(found.repeats, 'round')}"
-            if row.name == UNPREPARED:
-                status, reason = "timed", "the model as it is"
-            if row.verdict == "failed":
-                status, reason = "failed", row.reason
-            self.rows[row.name] = replace(
-                self.rows[row.name], status=status, reason=reason, **_figures(row)
-            )
+            if row.verdict in ("baseline", "failed"):
+                status = {"baseline": "timed"}.get(row.verdict, row.verdict)
+                reason = row.reason or "the model as it is"
+            figures = {name: getattr(row, name) for name in _FIGURES}
+            figures |= {"status": status, "reason": reason, "rounds": len(row.samples)}
+            self.rows[row.name] = replace(self.rows[row.name], **figures)
         return found
 
     def _screen(self, recipes: list[Candidate]) -> Comparison:
         """Time all recipes for a while, in groups; return the last of these comparisons."""
-        budget, waiting, call = self.options.budget, _in_turns(recipes), 0.0
+        budget, waiting, call = self.options.budget, recipes, 0.0
         until, size = _SCREEN["compile" in self.options.allow] * budget, _FIRST_GROUP
         found = None
         while found is None or waiting:
@@ -268,9 +246,7 @@ class _Tuner:
 
     def _capacity(self) -> int:
         """Return how many copies, each with gradients and a copy to restore, fit into the memory."""
-        size = sum(
-            t.nbytes for each in (self.model.parameters(), self.model.buffers()) for t in each
-        )
+        size = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
         free = free_memory(device_of([self.model]))
         return _GROUP if free is None else int(_MEMORY * free / max(1, 3 * size)) - 1
 
@@ -311,15 +287,12 @@ class _Tuner:
             return False
         outputs = [check for check in found.checks if check.what == "outputs"]
         worst = max(outputs, key=lambda check: check.error or 0.0, default=None)
+        figures = (worst.error, worst.allowed) if worst else (None, None)
+        row = replace(self.rows[recipe.name], verified=found.status)
+        self.rows[recipe.name] = replace(row, error=figures[0], allowed=figures[1])
         if found.status != "pass":
-            status = "wrong" if found.status == "fail" else "cannot tell"
+            status = {"fail": "wrong"}.get(found.status, found.status)
             self._note(recipe, status, f"its verification: {found.reason}")
-        self.rows[recipe.name] = replace(
-            self.rows[recipe.name],
-            verified=found.status,
-            error=worst.error if worst else None,
-            allowed=worst.allowed if worst else None,
-        )
         return found.status == "pass"
 
     def _last(self, finalists: list[Candidate]) -> Comparison:
@@ -335,50 +308,20 @@ class _Tuner:
         near = [(each.cost, ratio, each.name) for each, ratio in faster if ratio <= limit]
         winner = min(near, default=(0, 1.0, UNPREPARED))[-1]
         for each, row in rows:
+            said = "not shown to be faster"
+            if row.verdict == "faster":
+                is_near = any(each.name == name for *_, name in near)
+                said = f"{winner} is " + ("as fast, and simpler" if is_near else "faster")
             if each.name == winner:
                 said = (
                     f"{pace_text(row.ratio or 1.0, row.ratio_interval)} than the unprepared model"
                 )
-                self._note(each, "winner", said)
-            elif row.verdict != "failed":
-                lost = (
-                    f"{winner} is faster" if row.verdict == "faster" else "not shown to be faster"
-                )
-                if any(each.name == name for *_, name in near):
-                    lost = f"{winner} is as fast, and simpler"
-                self._note(each, "timed", lost)
+            if row.status != "failed":
+                self._note(each, "winner" if each.name == winner else "timed", said)
         return found
 
     def _state(self) -> str:
-        """Say which recipe is ahead, and how much time is left."""
-        left = max(0.0, self.options.budget - self._passed())
-        timed = [row for row in self.rows.values() if row.ratio and row.ratio < 1]
-        best = min(timed, key=lambda row: row.ratio or 1.0, default=None)
-        ahead = f"; best so far {best.name} ({pace_text(best.ratio or 1.0)})" if best else ""
-        return f"{ahead}; {left:.0f} s left"
-
-
-def _figures(row: VariantResult) -> dict[str, Any]:
-    """Return what a row of a tuning takes from that of a comparison."""
-    return {
-        "verdict": row.verdict,
-        "seconds": row.seconds,
-        "ratio": row.ratio,
-        "ratio_interval": row.ratio_interval,
-        "rounds": len(row.samples),
-        "first_seconds": row.first_seconds,
-    }
-
-
-def _in_turns(recipes: list[Candidate]) -> list[Candidate]:
-    """Return the recipes so that each precision has its turn; those with a compiler come last."""
-    turns: dict[Any, int] = {}
-    order = {}
-    for each in recipes:
-        kind = each.precision, each.compiles
-        order[each.name] = each.compiles, turns.setdefault(kind, 0)
-        turns[kind] += 1
-    return sorted(recipes, key=lambda each: order[each.name])
+        return f"; {max(0.0, self.options.budget - self._passed()):.0f} s left"
 
 
 def _check_model(model: nn.Module) -> None:

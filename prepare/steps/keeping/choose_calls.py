@@ -1,8 +1,8 @@
-"""Choose the calls of the step keep_layout: those at the lines that the predicted layout flow names."""
+"""Choose the calls of the step keep_layout: those that give another layout than torch, if the flow gains."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from operator import gt
 from typing import TYPE_CHECKING, Any
@@ -10,34 +10,18 @@ from typing import TYPE_CHECKING, Any
 from prepare.core.model.module_tree import copy_tree
 from prepare.registry import STEPS
 from prepare.stages.flow import predict
-from prepare.stages.flow.call_sites import short_path
 from prepare.stages.flow.operator_watcher import KERNEL_NOTE
-from prepare.steps.keeping.find_calls import CodeCall, calls_of, find_calls
-from prepare.steps.keeping.method_source import method_source
+from prepare.steps.keeping import operators
+from prepare.steps.keeping.find_calls import SAFE, CodeCall, calls_of
+from prepare.steps.keeping.operators import recording
 
 if TYPE_CHECKING:
     from torch import nn
 
     from prepare.core.forward.torch_state import Amp
-    from prepare.stages.flow.records import Copy, Event, Flow
+    from prepare.stages.flow.records import Flow
 
 _STEP = "keep_layout"
-# Mended lines may show breaks that others hid. Networks of the benchmarks need two or three rounds.
-_ROUNDS = 8
-# The parts of the names of torch's operators that an operator of the step runs, if not its own name.
-_RUNS: dict[str, tuple[str, ...]] = {
-    "pad": ("pad", "copy", "clone"),
-    "stack": ("stack", "cat"),
-    "interpolate": ("upsample",),
-    "contiguous": ("clone",),
-    "repeat_interleave": ("clone", "index", "view"),
-    **dict.fromkeys(
-        ("view", "reshape", "torch_reshape", "flatten", "rearrange"), ("view", "permute", "clone")
-    ),
-    "empty_like": ("empty",),
-    "zeros_like": ("zeros",),
-    "ones_like": ("ones",),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,48 +39,45 @@ class ChosenCalls:
 
 
 def choose_calls(
-    model: nn.Module, example: Any, *, backward: bool, amp: Amp = "none", prune: bool = True
+    model: nn.Module, example: Any, *, backward: bool, amp: Amp = "none"
 ) -> ChosenCalls:
     """Return the calls to replace in a model that is prepared but for this step; changes nothing.
 
-    The calls at the lines of breaks and copies are taken if the flow is not worse with them, and the others
-    of their methods if it is better, until no other is named; then, with `prune`, each is dropped without
-    which the flow is as good.
+    These are the calls that would return another layout than torch. Those that may be there on purpose
+    (`.contiguous()`, views) are added if the flow is better with them.
     """
     bare = copy_tree(model)  # shares the tensors, which predict does not change
     STEPS[_STEP].undo(bare)
-    before = after = predict(bare, example, backward=backward, amp=amp)
+    before = predict(bare, example, backward=backward, amp=amp)
+    choice = ChosenCalls((), before, before)
+    if before.status != "ok" or cost_of(before) == (0, 0):
+        return choice
+    calls = [call for module in bare.modules() for call in calls_of(module)]
 
-    def flow_with(names: Iterable[str]) -> Flow:
-        tree, wanted = kept(bare, names), before.wanted
-        return predict(tree, example, backward=backward, wanted=wanted, amp=amp)
+    def choice_of(acting: list[CodeCall]) -> ChosenCalls:
+        made = {_method_of(call) for call in acting if call.operator == "contiguous"}
+        # A `view` may need the `.contiguous()` before it, in a branch that has not run.
+        views = [c for c in calls if c.operator == "view" and _method_of(c) in made]
+        chosen = {call.name: call for call in (*acting, *views)}
+        tree, wanted = kept(bare, chosen), before.wanted
+        after = predict(tree, example, backward=backward, wanted=wanted, amp=amp)
+        return ChosenCalls(tuple(chosen.values()), before, after)
 
-    chosen: dict[str, CodeCall] = {}
-    refused: set[str] = set()
-    tried_together = False
-    for _ in range(_ROUNDS):
-        seen = {*chosen, *refused}
-        at_places = _calls_at_places(bare, after, seen)
-        groups, is_near = at_places or calls_in_methods(bare, after, seen), not at_places
-        if not groups and refused and not tried_together:
-            # A call may only move a break to another of its method: a sum before a `.contiguous()`.
-            tried_together = True
-            groups = calls_in_methods(bare, after, chosen, by_method=True)
-        if not groups or after.status != "ok":
-            break
-        accepted, after = _accepted(flow_with, list(chosen), groups, after, strictly=is_near)
-        refused.update(call.name for group in groups for call in group)
-        chosen.update((call.name, call) for call in accepted)
-    backwards = list(chosen)[::-1]
-    views_last = sorted(backwards, key=lambda name: chosen[name].operator == "view")
-    for name in views_last if prune else ():
-        if _is_needed(chosen[name], chosen.values()):
+    for words in (SAFE, {call.operator for call in calls}):
+        allowed = [call for call in calls if call.operator in words]
+        with recording() as seen:
+            predict(kept(bare, [c.name for c in allowed]), example, backward=backward, amp=amp)
+        # The same code may stand in a method twice.
+        acting = list({call.name: call for call in allowed if _is_seen(call, seen)}.values())
+        found = choice_of(acting)
+        if _is_worse(found.after, choice.after) or cost_of(found.after) >= cost_of(choice.after):
             continue
-        without = flow_with(each for each in chosen if each != name)
-        if not _is_worse(without, after):
-            del chosen[name]
-            after = without
-    return ChosenCalls(tuple(chosen.values()), before, after)
+        choice = found
+        for call in acting[::-1]:
+            fewer = choice_of([each for each in acting if each is not call])
+            if not _is_worse(fewer.after, choice.after):
+                acting, choice = [each for each in acting if each is not call], fewer
+    return choice
 
 
 def kept(model: nn.Module, names: Iterable[str]) -> nn.Module:
@@ -106,43 +87,6 @@ def kept(model: nn.Module, names: Iterable[str]) -> nn.Module:
     for name in list(step.targets(tree)):
         step.rewrite(tree, name)
     return tree
-
-
-def _accepted(
-    flow_with: Callable[[Iterable[str]], Flow],
-    chosen: list[str],
-    groups: list[list[CodeCall]],
-    flow: Flow,
-    *,
-    strictly: bool,
-) -> tuple[list[CodeCall], Flow]:
-    """Return the calls with which the flow is not worse, and that flow: all of them, or group by group.
-
-    With `strictly`, those with which it is better.
-    """
-
-    def is_fine(tried: Flow) -> bool:
-        is_better = not strictly or cost_of(tried) < cost_of(flow)
-        return is_better and not _is_worse(tried, flow)
-
-    named = [call for group in groups for call in group]
-    tried = flow_with([*chosen, *(call.name for call in named)])
-    if is_fine(tried):
-        return named, tried
-    accepted: list[CodeCall] = []
-    for group in groups if len(groups) > 1 else ():
-        tried = flow_with([*chosen, *(call.name for call in (*accepted, *group))])
-        if is_fine(tried):
-            accepted += group
-            flow = tried
-    return accepted, flow
-
-
-def _is_needed(call: CodeCall, chosen: Iterable[CodeCall]) -> bool:
-    """Return whether a chosen `.contiguous()` is in the method of a `view`, whose branch may not have run."""
-    return call.operator == "view" and any(
-        other.operator == "contiguous" and group_of(other) == group_of(call) for other in chosen
-    )
 
 
 def _is_worse(flow: Flow, other: Flow) -> bool:
@@ -158,83 +102,14 @@ def cost_of(flow: Flow) -> tuple[int, int]:
     return (total["copied_bytes"] + backward["copied_bytes"], total["breaks"] + backward["breaks"])
 
 
-def _calls_at_places(model: nn.Module, flow: Flow, seen: Container[str]) -> list[list[CodeCall]]:
-    """Return groups of the calls that run the operators of the breaks and copies of a flow."""
-    found: dict[str, CodeCall] = {}
-    for place in _places(flow):
-        calls = [*calls_of(model.get_submodule(place.module))]
-        for call in _calls_of_place(model, place):
-            group = (each for each in calls if group_of(each) == group_of(call))
-            found.update((each.name, each) for each in group)
-    return _grouped(found.values(), seen)
-
-
-def calls_in_methods(
-    model: nn.Module, flow: Flow, seen: Container[str], *, by_method: bool = False
-) -> list[list[CodeCall]]:
-    """Return groups of the calls, but for arithmetic, in the methods that have breaks and copies.
-
-    For a copy in a module of torch these are the methods of the module that holds it. With `by_method` all
-    calls of a method are one group.
-    """
-    found: dict[str, CodeCall] = {}
-    for place in (*_places(flow), *flow.copies):
-        calls = [
-            each for each in calls_of(model.get_submodule(place.module)) if _is_in(place, each)
-        ]
-        holder = place.module.rpartition(".")[0]
-        for call in calls or calls_of(model.get_submodule(holder)):
-            if call.operator not in ("add", "mul"):
-                found[call.name] = call
-    key = _method_of if by_method else group_of
-    return _grouped(found.values(), seen, key)
-
-
-def _calls_of_place(model: nn.Module, place: Event | Copy) -> Iterator[CodeCall]:
-    """Yield the calls that may be at the line of an event or a copy."""
-    operator = place.operation.removeprefix("aten.")
-    for call in find_calls(type(model.get_submodule(place.module))):
-        runs = _RUNS.get(call.operator, (call.operator,))
-        if _is_at(place, call.file, call.lines) and any(part in operator for part in runs):
-            yield call
-
-
-def group_of(call: CodeCall) -> Hashable:
-    """Return a key of the calls to replace together: `.contiguous()` and the `view` that may need it."""
-    return _method_of(call) if call.operator in ("contiguous", "view") else call.name
+def _is_seen(call: CodeCall, seen: Iterable[tuple[Any, str, int]]) -> bool:
+    return any(
+        operator is getattr(operators, call.operator)
+        and file == call.file
+        and call.lines[0] <= line <= call.lines[1]
+        for operator, file, line in seen
+    )
 
 
 def _method_of(call: CodeCall) -> Hashable:
     return call.owner, call.method
-
-
-def _places(flow: Flow) -> Iterator[Event | Copy]:
-    for event in flow.events:
-        if event.kind == "break" and event.source:
-            yield event
-    yield from (copy for copy in flow.copies if copy.source)
-
-
-def _is_in(place: Event | Copy, call: CodeCall) -> bool:
-    """Return whether a break or copy is in the method of a call."""
-    source = method_source(call.owner, call.method)
-    assert source is not None  # the call was found in it
-    assert source.tree is not None
-    return _is_at(place, call.file, (source.tree.lineno, source.tree.end_lineno or 0))
-
-
-def _is_at(place: Event | Copy, path: str, lines: tuple[int, int]) -> bool:
-    file, _, line = place.source.rpartition(":")
-    return bool(line) and lines[0] <= int(line) <= lines[1] and short_path(path) == file
-
-
-def _grouped(
-    calls: Iterable[CodeCall],
-    seen: Container[str],
-    key: Callable[[CodeCall], Hashable] = group_of,
-) -> list[list[CodeCall]]:
-    groups: dict[Hashable, list[CodeCall]] = {}
-    for call in calls:
-        if not call.obstacle and call.name not in seen:
-            groups.setdefault(key(call), []).append(call)
-    return list(groups.values())

@@ -6,7 +6,10 @@ arguments, tensors of other classes and other objects `otherwise` calls what the
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -32,6 +35,9 @@ from prepare.steps.keeping.memory_order import (
 )
 from prepare.steps.repairs.base import FORMATS, memory_dim
 
+# While a choice is made: what `recording` returns.
+_SEEN: ContextVar[set[tuple[Any, str, int]]] = ContextVar("_SEEN")
+
 
 def otherwise(operator: Callable[..., Any], function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a call of `operator` and, where that returns None, of `function` with the same arguments."""
@@ -40,9 +46,30 @@ def otherwise(operator: Callable[..., Any], function: Callable[..., Any]) -> Cal
         found = operator(*args, **kwargs)
         if found is None:
             return function(*args, **kwargs)
+        if not torch.compiler.is_compiling() and (seen := _SEEN.get(None)) is not None:
+            caller = sys._getframe(1)
+            if _stride(function, *args, **kwargs) != found.stride():
+                seen.add((operator, caller.f_code.co_filename, caller.f_lineno))
         return own(found, (*args, *kwargs.values()))
 
     return call
+
+
+@contextmanager
+def recording() -> Iterator[set[tuple[Any, str, int]]]:
+    """Record the operators that return another layout than torch, and the file and line of each call."""
+    token = _SEEN.set(set())
+    try:
+        yield _SEEN.get()
+    finally:
+        _SEEN.reset(token)
+
+
+def _stride(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    try:
+        return function(*args, **kwargs).stride()
+    except (RuntimeError, ValueError):  # a `view` that torch refuses
+        return None
 
 
 def method(name: str) -> Callable[..., Any]:

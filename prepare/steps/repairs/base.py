@@ -103,10 +103,6 @@ class Repair:
         """Return the ranks of the inputs for which this module is repaired."""
         raise NotImplementedError
 
-    def changes_layout(self, module: nn.Module) -> bool:
-        """Return whether a repair gives the output of `module` another layout than torch. Pure."""
-        return True
-
     def repair(self, module: nn.Module, formats: Mapping[int, str]) -> None:
         """Repair `module` in place, for inputs of these ranks: `{5: "channels_last_3d"}`."""
         raise NotImplementedError

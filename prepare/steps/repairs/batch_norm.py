@@ -108,9 +108,6 @@ def _one_sample(x: Tensor) -> Tensor:
 class _BatchNormRepair(SwapClass):
     """Repair only norms that hold their weight."""
 
-    def changes_layout(self, module: nn.Module) -> bool:
-        return False
-
     def concerns(self, module: nn.Module) -> bool:
         return super().concerns(module) and "weight" in module._parameters
 

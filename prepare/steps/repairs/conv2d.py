@@ -58,9 +58,6 @@ class KeepingConv2d(nn.Conv2d):
 class _LargeConvRepair(SwapClass):
     """Repair only convolutions for which a matrix product may be faster, or whose backward is not safe."""
 
-    def changes_layout(self, module: nn.Module) -> bool:
-        return False
-
     def concerns(self, module: nn.Module) -> bool:
         if not super().concerns(module):
             return False

@@ -101,9 +101,6 @@ class KeepingAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
 class _PoolingRepair(SwapClass):
     """Repair all; in two dimensions the output is torch's."""
 
-    def changes_layout(self, module: nn.Module) -> bool:
-        return not isinstance(module, nn.AdaptiveAvgPool2d)
-
 
 REPAIR = _PoolingRepair(
     "pooling",

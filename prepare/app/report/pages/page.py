@@ -6,7 +6,6 @@ import base64
 import hashlib
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from markupsafe import Markup
 
 from prepare import recipe
-from prepare.app.job.results import Analyses, SavedResults, read_results
+from prepare.app.job.results import Analyses, Results, read_results
 from prepare.app.report.documents import answers, cards_of, sentences_of, shown_of, verdict
 from prepare.app.report.pages.section import MALFORMED, drawn, has_content, sections, unexpected
 from prepare.app.report.render import render, template_text
@@ -55,8 +54,7 @@ def run_page(folder: str | Path, *, result: Result | None = None) -> str:
         FileError: The folder does not exist, or holds no file of a run.
     """
     with command_line_words():
-        run = read_results(folder)
-        run = replace(run, result=run.result or result)
+        run = read_results(folder, result)
         problems = list(run.problems)
         documents = list(run_documents(run, problems))
         return page(
@@ -94,7 +92,7 @@ def model_page(
     )
 
 
-def run_documents(run: SavedResults, problems: list[str]) -> Iterator[Document]:
+def run_documents(run: Results, problems: list[str]) -> Iterator[Document]:
     """Yield the documents of the stages, and those that every run has.
 
     Leave out one whose file is malformed, and add a sentence to `problems`.
@@ -156,7 +154,7 @@ def page(
     )
 
 
-def _run_lead(run: SavedResults, documents: Iterable[Document]) -> list[list[Part]]:
+def _run_lead(run: Results, documents: Iterable[Document]) -> list[list[Part]]:
     """Return what was done, the code for it, and what the documents add; nothing for an unprepared model."""
     if run.audit is None:
         return [[part] for document in documents for part in document.lead]
@@ -182,13 +180,13 @@ def _run_lead(run: SavedResults, documents: Iterable[Document]) -> list[list[Par
     return [column for column in columns if any(map(has_content, column))]
 
 
-def _day(run: SavedResults) -> str:
+def _day(run: Results) -> str:
     """Return day and minute of the run: `2026-11-24 06:55`; empty if not known."""
     date = str((run.environment or {}).get("date") or "")
     return date[:16].replace("T", " ")
 
 
-def _steps(run: SavedResults) -> Mapping[str, Mapping[str, Any] | None]:
+def _steps(run: Results) -> Mapping[str, Mapping[str, Any] | None]:
     try:
         return recipe.loads(run.recipe) if run.recipe is not None else {}
     except PrepareError:

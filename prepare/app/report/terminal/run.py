@@ -33,7 +33,6 @@ from prepare.core.utils.text import line, output, plural, printable
 if TYPE_CHECKING:
     from prepare.app.job.outcome import Outcome
     from prepare.app.job.results import Results
-    from prepare.pipeline import Pipeline
 
 # A step that a remedy adds.
 _STEP = re.compile(r"\+steps\.\S+")
@@ -98,15 +97,15 @@ class RunOutput:
         missed = missed_notes(row for row in rows if row.status == "ineffective")
         notes = [*missed, *results.notes, *(note for each in documents for note in each.notes)]
         # A stage that follows a model without preparing it says itself what is slow there.
-        warnings = results.plan.warnings if results.audit or not results.found else []
+        told = results.plan and (results.audit or not results.found)
+        warnings = results.plan["warnings"] if results.plan and told else []
+        plan = results.plan or {}
         right = any(a.kind == "good" and a.question == RIGHT for d in documents for a in d.answers)
         if right and not is_training(results):  # what is an error in training only is on the page
-            warnings = [each for each in warnings if each not in results.plan.training_errors]
+            warnings = [w for w in warnings if w not in (plan.get("training_errors") or ())]
         # A warning whose remedy is what to do anyway is on the page.
-        steps = [set(_STEP.findall(str(each))) for each in warnings]
         words = {word for text in advised for word in text.split()}
-        told = zip(warnings, steps, strict=True)
-        warnings = [each for each, remedy in told if not remedy or not remedy <= words]
+        warnings = [w for w in warnings if not {*_STEP.findall(w)} or {*_STEP.findall(w)} - words]
         _show_first([f"warning: {text}" for text in warnings], notes)
         # Users copy the path, so do not wrap it.
         line(f"  {'details'.ljust(_LABEL)}  {printable(self._path('report.html'))}")
@@ -117,14 +116,12 @@ class RunOutput:
             return []
         if results.audit is None and not results.found:
             return ["leave out task=plan to prepare it"]
-        plan, found = results.plan, advice(results, documents)
+        plan, found = results.plan or {}, advice(results, documents)
         text = f"{found.answer[0].lower()}{found.answer[1:]}"
         if found.section == "reproduce":
-            method, formats = results.model.partition(".")[2], _is_formatted(results.pipeline)
-            errors, training = {"training_errors": plan.training_errors}, is_training(results)
-            call = one_line(
-                "recipe.yaml", errors, method=method, formats=formats, training=training
-            )
+            method, training = results.model.partition(".")[2], is_training(results)
+            formats = results.formats
+            call = one_line("recipe.yaml", plan, method=method, formats=formats, training=training)
             return [call if method or formats else f"{call}, with the file beside the page"]
         given = [each for document in documents for each in document.answers]
         said = [text for each in given for text in (each.remark, each.line)]
@@ -134,14 +131,6 @@ class RunOutput:
             return [text]
         joint = ", " if found.remark.partition(" ")[0].strip(",") in _JOINED else "; "
         return [f"{text}{joint}{found.remark}"]
-
-
-def _is_formatted(pipeline: Pipeline) -> bool:
-    """Return whether the user has to format a batch, as it is not the model that does."""
-    given = pipeline.input_format()
-    formats = given.dtype or given.device not in (None, "cpu")
-    formats = formats or any(step.phase == "inputs" for step in pipeline.steps.values())
-    return bool(formats) and not given.attach
 
 
 def show_report(title: str, documents: Sequence[Document], default: Iterable[Advice]) -> None:
@@ -159,14 +148,14 @@ def _title_and_rows(
     results: Results, documents: Iterable[Document], *, ended: bool
 ) -> tuple[str, list[Row]]:
     """Return the title of a run, and a row for each answer."""
-    steps, rows = results.pipeline.to_config(), _answer_rows(documents, ended=ended)
+    steps, rows = results.steps, _answer_rows(documents, ended=ended)
     if results.audit is not None:
         return title_text(results.model, steps, results.audit, results.amp), rows
     device = (steps.get("device") or {}).get("device")
     title = declared_text(results.model, steps, [device] if device else [], results.amp)
     if results.found:
         return f"{title} is not prepared", rows
-    plan = results.plan.summary()
+    plan = results.plan["summary"] if results.plan else {}
     title = f"{title}: {changes_text(plan)}, and nothing was changed"
     return title, [("memory", bytes_text(plan, "now"))]
 

@@ -93,9 +93,7 @@ def _cell(text: str) -> str:
 
 
 def _data(row: SweepRow, ranking: Ranking) -> dict[str, Any]:
-    figures = asdict(row.headline)
-    own = {key: value for key, value in asdict(row).items() if key != "headline"}
-    return own | {"best": row.number in ranking.best} | figures
+    return asdict(row) | {"best": row.number in ranking.best}
 
 
 def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:
