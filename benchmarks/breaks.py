@@ -43,7 +43,7 @@ def predict_breaks(network: Network, *, verifies: bool = True) -> dict[str, Any]
     found = {"contiguous": figures(contiguous), "as it is": figures(flow)}
     steps: dict[str, Any] = {"repair_layout": {}}
     model, batch = prepared(network, steps), formatted(network, steps)
-    choice = choose_calls(model, batch, backward=False)
+    choice = choose_calls(model, batch)
     found["repaired"], found["kept"] = figures(choice.before), figures(choice.after)
     found["calls"] = list(choice.names)
     if choice.names and verifies:

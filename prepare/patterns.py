@@ -24,6 +24,12 @@ def matches(pattern: str, name: str, module: Any) -> bool:
     return _matcher(pattern)(name, module)
 
 
+def patterns_in(step: Any, option: str) -> tuple[str, ...]:
+    """Return the patterns in an option of a step; an empty tuple if the step has no such option."""
+    value = getattr(step, option, ())
+    return (value,) if isinstance(value, str) else value
+
+
 def exactly(name: str) -> str:
     """Return a pattern that matches only the module with this dotted name; `*` for the model itself."""
     if name == NORMS or name.startswith(("type:", "re:")):

@@ -144,7 +144,7 @@ class Step:
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
-        """Take every step of this kind back from `model`, in place; see `can_undo`."""
+        """Take every step of this kind back from `model`, in place."""
 
     @classmethod
     def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
@@ -152,16 +152,6 @@ class Step:
 
         `model` is a copy from before `reference` was prepared: an EMA copy, or a teacher. See `like`.
         """
-
-    @classmethod
-    def can_undo(cls) -> bool:
-        """Return whether `undo` takes this step back."""
-        return cls.undo.__func__ is not Step.undo.__func__  # type: ignore[attr-defined]
-
-    def chosen(self, field: str) -> tuple[str, ...]:
-        """Return the patterns in the option `field`; an empty tuple if this step has no such option."""
-        value = getattr(self, field, ())
-        return (value,) if isinstance(value, str) else value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

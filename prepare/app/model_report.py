@@ -118,7 +118,7 @@ def report(
         raise ConfigError("reference", "is needed for verify and bench", remedy)
     follow = flows.observe if flow == "observe" else flows.predict
     formatted = batch if pipeline is None else pipeline.format(batch)
-    found: dict[str, Any] = {"flow": follow(model, formatted, backward=mode == "train")}
+    found: dict[str, Any] = {"flow": follow(model, formatted)}
     if verify and reference is not None:
         from prepare.stages.verify import verify as compare
 

@@ -47,8 +47,9 @@ class Prepare(pl.Callback):
         """Hand over the optimizers, before their state is restored, and write the audit."""
         network = self._network(pl_module)
         self._recipe.adopt(network, trainer.optimizers)
-        if trainer.is_global_zero and trainer.log_dir is not None:
-            self._recipe.write(network, Path(trainer.log_dir))
+        # `log_dir` is a broadcast, which every rank has to join.
+        if (folder := trainer.log_dir) is not None and trainer.is_global_zero:
+            self._recipe.write(network, Path(folder))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check weights and optimizer states after checkpoints were loaded."""

@@ -1,15 +1,14 @@
 """Run the steps of a pipeline on a model: survey the work, do it, check it, undo it on failure."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from prepare.core.forward.torch_state import Amp, read_amp, saved_switches
 from prepare.core.model.module_tree import Snapshot, copy_tree
@@ -30,14 +29,9 @@ from prepare.pipeline.optimizer_state import (
 )
 from prepare.pipeline.plan import Action
 from prepare.pipeline.preconditions import precondition_problems, scripted_problems
+from prepare.pipeline.tensor_table import RequestTable
 from prepare.pipeline.transfer import AnyMove, Transfer
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
-
-if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
-    from prepare.pipeline.tensor_table import RequestTable
-
 
 _log = logging.getLogger(__name__)
 
@@ -52,16 +46,12 @@ class Phases:
     inputs: list[InputStep]
 
     @classmethod
-    def of(cls, steps: Iterable[Step]) -> Phases:
+    def of(cls, steps: Iterable[Step]) -> Self:
         """Group `steps` by their `phase`; the order within a phase stays."""
         by_phase: dict[str, list[Any]] = {phase: [] for phase in PHASES}
         for step in steps:
             by_phase[step.phase].append(step)
         return cls(**by_phase)
-
-    def every(self) -> list[Step]:
-        """Return all steps, in the order in which they run."""
-        return [*self.structure, *self.acting]
 
     @property
     def acting(self) -> list[TensorStep | ModelStep | InputStep]:
@@ -132,7 +122,7 @@ def apply_steps(
     actions, moves = work.actions, _all_moves(work.table, optimizers)
     if not (actions or moves):
         return None
-    problems = [p for step in phases.every() for p in step.obstacles(model)]
+    problems = [p for step in [*phases.structure, *phases.acting] for p in step.obstacles(model)]
     problems += removed_parameters(model, work.model, optimizers)
     raise_problems(RefusedError, [*problems, *precondition_problems(model, work.table)])
     transfer = None

@@ -25,7 +25,7 @@ from prepare.errors import (
     Problem,
     StepError,
 )
-from prepare.patterns import NORMS, kept_modules, matches, near_misses
+from prepare.patterns import NORMS, kept_modules, matches, near_misses, patterns_in
 from prepare.pipeline.tensor_table import RequestTable, StorageGroup, TensorRequest
 from prepare.step import ModuleStep, Step, TensorStep, Want
 
@@ -77,12 +77,12 @@ def _requests(places: Iterable[NamedTensor]) -> tuple[list[TensorRequest], list[
     requests, shared = [], []
     for same in by_storage.values():
         tensor = same[0].tensor
-        views: dict[Hashable, list[NamedTensor]] = {0: same}
-        if any(place.tensor is not tensor for place in same):
-            views = {}
+        group = [TensorRequest(tensor, same)]
+        if len(same) > 1 and any(place.tensor is not tensor for place in same):
+            views: dict[Hashable, list[NamedTensor]] = {}
             for place in same:
                 views.setdefault(identity(place.tensor), []).append(place)
-        group = [TensorRequest(each[0].tensor, each) for each in views.values()]
+            group = [TensorRequest(each[0].tensor, each) for each in views.values()]
         requests += group
         if is_plain(tensor) and (len(group) > 1 or is_expanded(tensor)):
             shared.append(StorageGroup(group))
@@ -112,8 +112,8 @@ class _Selection:
     def __init__(self, step: TensorStep | ModuleStep, model: nn.Module) -> None:
         self.step, self.model = step, model
         self.candidates: dict[str, nn.Module] = {}
-        self.patterns = {option: step.chosen(option) for option in _OPTIONS if step.chosen(option)}
-        self._kept = kept_modules(model, step.chosen("keep"))
+        self.patterns = {each: found for each in _OPTIONS if (found := patterns_in(step, each))}
+        self._kept = kept_modules(model, patterns_in(step, "keep"))
         self._reasons: dict[str, str | None] = {}
         self._matched: set[tuple[str, str]] = set()
 

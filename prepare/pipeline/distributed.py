@@ -44,9 +44,8 @@ def on_rank_zero(work: Callable[[], _Result]) -> _Result:
     """
     from torch import distributed
 
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return work()
-    if distributed.get_world_size() == 1:
+    is_alone = not (distributed.is_available() and distributed.is_initialized())
+    if is_alone or distributed.get_world_size() == 1:
         return work()
     # The result, the error as text, and whether that ends the program.
     message: list[Any] = [None, None, False]

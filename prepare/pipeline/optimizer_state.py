@@ -47,15 +47,14 @@ def optimizers_in(given: Any) -> list[Optimizer]:
     return list({id(each): each for each in found}.values())
 
 
-def _unwrapped(optimizer: Any) -> Optimizer:
+def _unwrapped(optimizer: Any) -> Any:
     while inner := _wrapped(optimizer):
         optimizer = inner
     missing = [name for name in _NEEDED if not hasattr(optimizer, name)]
     if missing:
         wrong = f"a {type(optimizer).__name__} is not an optimizer of torch: it has no {missing[0]}"
         raise ConfigError("optimizer", wrong, "give the one that holds the parameters of the model")
-    found: Optimizer = optimizer
-    return found
+    return optimizer
 
 
 def _wrapped(optimizer: Any) -> Optimizer | None:
@@ -98,6 +97,8 @@ def removed_parameters(
     model: nn.Module, rewritten: nn.Module, optimizers: Sequence[Optimizer]
 ) -> Iterator[Problem]:
     """Yield a problem if `optimizers` hold parameters of `model` that are no longer in `rewritten`."""
+    if not optimizers:  # looking at all parameters takes its time
+        return
     held = {id(parameter) for parameter in _parameters(optimizers)}
     removed = held - {id(parameter) for parameter in rewritten.parameters()}
     names = [name for name, parameter in model.named_parameters() if id(parameter) in removed]

@@ -33,7 +33,7 @@ from prepare.errors import (
     combined,
     raise_problems,
 )
-from prepare.patterns import are_no_code, exactly
+from prepare.patterns import are_no_code, exactly, patterns_in
 from prepare.pipeline.apply import Phases, Survey, apply_steps, check_module, survey
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.known_issue_checks import (
@@ -156,7 +156,7 @@ class Pipeline:
         """
         for name, step in self.steps.items():
             for option in ("include", "exclude", "keep"):
-                if not are_no_code(step.chosen(option)):
+                if not are_no_code(patterns_in(step, option)):
                     wrong = "holds a regular expression, which is for Python only"
                     raise RecipeError(
                         f"steps.{name}.{option}", wrong, "give globs, as in encoder.*"

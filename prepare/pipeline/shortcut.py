@@ -1,26 +1,20 @@
 """Prepare a model in one call: `prepare.prepare`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from prepare.core.forward.call import call_of
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.utils.options import plain
 from prepare.core.utils.suggest import choose, meant
 from prepare.errors import ConfigError
-from prepare.pipeline import Pipeline
-
-if TYPE_CHECKING:
-    import torch
-    from torch.optim import Optimizer
-
-    from prepare.pipeline.known_issue_checks import KnownIssues
-    from prepare.pipeline.plan import Plan
+from prepare.pipeline import Pipeline, Plan
+from prepare.pipeline.known_issue_checks import KnownIssues
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _2D = {"conv2d_memory_format": "channels_last"}

@@ -2,7 +2,7 @@
 
 from cmath import isfinite
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -255,27 +255,28 @@ def _is_shared(move: AnyMove) -> bool:
 def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple[Tensor, Tensor]]:
     """Return each tensor with its new data; one allocation and one copy for each move."""
     copies = [(move.allocate(), move.source()) for move in moves]
-    doubtful = {i for i, (_, source) in enumerate(copies) if source.layout is not torch.strided}
-    parts = [
-        (index, part)
-        for index, pair in enumerate(copies)
-        if index not in doubtful
-        for part in split(*pair)
-    ]
+    doubtful: set[int] = set()
+    here: deque[tuple[int, Part]] = deque()
+    elsewhere = []
+    for index, (target, source) in enumerate(copies):
+        if source.layout is not torch.strided:
+            doubtful.add(index)
+        elif target.is_cpu and source.is_cpu:
+            here.extend((index, part) for part in _split(target, source))
+        else:
+            elsewhere.append((index, (target, source)))
 
     def copy(item: tuple[int, Part]) -> None:
         index, part = item
         if not copy_part(part):
             doubtful.add(index)
 
-    waiting = deque(item for item in parts if _is_on_cpu(item[1]))
-    while waiting:  # an interrupt stops the workers, and its handler may not raise
-        workers.run(copy, waiting)
+    while here:  # an interrupt stops the workers, and its handler may not raise
+        workers.run(copy, here)
         act_on_interrupts()
-    for item in parts:
-        if not _is_on_cpu(item[1]):
-            copy(item)
-            act_on_interrupts()
+    for item in elsewhere:
+        copy(item)
+        act_on_interrupts()
     # Copies to and from an accelerator run there: new data must have arrived before old data is given up.
     wait_for(tensor.device for pair in copies for tensor in pair)
     exchanged = []
@@ -313,32 +314,29 @@ def _elements(move: AnyMove) -> int:
     return max(tensor.numel() for tensor in move.tensors)
 
 
-def _is_on_cpu(part: Part) -> bool:
-    return all(tensor.is_cpu for tensor in part)
-
-
-def split(target: Tensor, source: Tensor) -> list[Part]:
-    """Return the copies that fill `target` with `source`: one of all, unless both are on the CPU."""
-    if not _is_on_cpu((target, source)) or source.numel() <= _PART:
+def _split(target: Tensor, source: Tensor) -> Iterable[Part]:
+    """Return the copies that fill `target` with `source`: one of all for a small tensor."""
+    if source.numel() <= _PART:
         return [(target, source)]
     if target.stride() == source.stride() and span(source.shape, source.stride()) == source.numel():
         target, source = (t.as_strided((t.numel(),), (1,)) for t in (target, source))
     rows = max(1, _PART * len(source) // source.numel())
-    return list(zip(target.split(rows), source.split(rows), strict=True))
+    return zip(target.split(rows), source.split(rows), strict=True)
 
 
 def copy_part(part: Part) -> bool:
     """Copy the second tensor into the first; return whether no cast can have made a value infinite."""
     target, source = part
+    on_cpu = target.is_cpu and source.is_cpu
     value = source
-    if _is_on_cpu(part) and source.numel() >= _SMALL and source.stride() != target.stride():
+    if on_cpu and source.numel() >= _SMALL and source.stride() != target.stride():
         # torch's kernel that casts and permutes at once goes element by element.
         value = source.to(target.dtype)
     target.copy_(value, non_blocking=True)
     if not is_narrower(target.dtype, source.dtype):
         return True
     # The sum of values that are not all finite is not finite.
-    return _is_on_cpu(part) and target.dtype.itemsize > 1 and isfinite(target.sum().item())
+    return on_cpu and target.dtype.itemsize > 1 and isfinite(target.sum().item())
 
 
 @cache

@@ -20,8 +20,7 @@ from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.text import first_line
 from prepare.core.utils.wording import in_training, inference_mode
-from prepare.errors import ConfigError, PatternError, Problem
-from prepare.patterns import Patterns, matches, near_misses
+from prepare.errors import ConfigError, Problem
 from prepare.registry import register
 from prepare.step import ForRecipes, ModelStep
 from prepare.steps.device import ForDevice
@@ -51,9 +50,7 @@ class Compile(ForDevice, ModelStep):
     inductor chooses the layout of activations itself, which neither audit nor flow can see. Needs a C++
     compiler on a CPU. A copy or an unpickled model is not compiled. To undo: `from prepare.steps import
     compile; compile.undo(model)`; do so before preparing anything else.
-    With `include`, a module inside another that matches is compiled with that one.
-    Helps: fuses the operations between convolutions; most for many small operations. With `include` the
-    first call is shorter, as a block that occurs often is compiled once.
+    Helps: fuses the operations between convolutions; most for many small operations.
     Hurts: the first call takes seconds to minutes, and debugging is harder. Hooks added afterwards do not
     run. With `freezing`, later changes of weights may have no effect.
     Source: `torch.nn.Module.compile`; pytorch#117758 for the hooks.
@@ -77,8 +74,6 @@ class Compile(ForDevice, ModelStep):
     """Options of the backend; for inductor see `torch._inductor.list_options()`."""
     freezing: bool = False
     """Turn weights into constants (inductor); for inference only, within torch.no_grad."""
-    include: Patterns = ()
-    """Patterns of modules to compile one by one, with code that equal ones share; by default the model."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -87,11 +82,6 @@ class Compile(ForDevice, ModelStep):
             if getattr(step, option) and step.backend != "inductor":
                 wrong = f"is for inductor, and the backend is {step.backend}"
                 raise ConfigError(f"steps.{cls.name}.{option}", wrong, "drop one of the two")
-        if step.include and step.freezing:
-            wrong = (
-                "shares code between equal modules, and freezing makes constants of their weights"
-            )
-            raise ConfigError(f"steps.{cls.name}.include", wrong, "drop one of the two")
         return step
 
     def recipe_options(self) -> dict[str, Any]:
@@ -115,57 +105,25 @@ class Compile(ForDevice, ModelStep):
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
-        """Make a compiled `model`, and the modules in it that this step compiled, run uncompiled again."""
+        """Make a compiled `model` run uncompiled again."""
         vars(model).pop("_compiled_call_impl", None)
-        for module in model.modules():
-            if hasattr(module._compiled_call_impl, "prepared_as"):
-                del module._compiled_call_impl
 
     @classmethod
     def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        calls = (module._compiled_call_impl for module in reference.modules())
-        options = next(
-            (made for call in calls if (made := getattr(call, "prepared_as", None))), None
-        )
-        if options is not None:
+        if options := getattr(reference._compiled_call_impl, "prepared_as", None):
             cls.from_options(options).act(model)
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
-        return [
-            name
-            for name, module in self._regions(model)
-            if getattr(module._compiled_call_impl, "prepared_as", None) != self.to_options()
-        ]
+        made = getattr(model._compiled_call_impl, "prepared_as", None)
+        return [] if made == self.to_options() else [""]
 
     def act(self, model: torch.nn.Module) -> None:
         import torch
 
-        compiled_by_class: dict[type, Any] = {}
-        for _, module in self._regions(model):
-            cls = type(module)
-            if cls not in compiled_by_class:
-                compiled_by_class[cls] = torch.compile(_new_call(), **self._keywords())
-            # A partial of its own, which holds the record and is not part of a copy or a pickle.
-            call = functools.partial(compiled_by_class[cls], module)
-            vars(call)["prepared_as"] = self.to_options()
-            module._compiled_call_impl = call
-
-    def _regions(self, model: torch.nn.Module) -> list[tuple[str, torch.nn.Module]]:
-        """Return the modules that are compiled: the outermost that match, or the model."""
-        if not self.include:
-            return [("", model)]
-        found: dict[str, torch.nn.Module] = {}
-        modules = dict(model.named_modules())
-        for pattern in self.include:
-            if not any(matches(pattern, name, module) for name, module in modules.items()):
-                wrong = f"{pattern!r} matches no module of {type(model).__name__}"
-                hint = near_misses(pattern, modules)
-                raise PatternError(f"steps.{self.name}.include", wrong, hint)
-        for name, module in modules.items():  # a parent comes before its children
-            inside = any(name.startswith(f"{above}." if above else "") for above in found)
-            if not inside and any(matches(pattern, name, module) for pattern in self.include):
-                found[name] = module
-        return list(found.items())
+        # A partial of its own, which holds the record and is not part of a copy or a pickle.
+        call = functools.partial(torch.compile(_new_call(), **self._keywords()), model)
+        vars(call)["prepared_as"] = self.to_options()
+        model._compiled_call_impl = call
 
     def _is_frozen(self) -> bool:
         return bool(self.freezing or self.options.get("freezing"))
@@ -204,8 +162,7 @@ def _new_call() -> Callable[..., Any]:
     """Return a function that calls a module, with a code object of its own.
 
     Not `module.compile()`: it skips a forward of torch's own (an nn.Sequential's), and all modules of a class
-    in a process share one cache of 8 compilations, after which torch runs them uncompiled. The module is an
-    argument: its tensors are inputs of the compiled code, which serves equal modules.
+    in a process share one cache of 8 compilations, after which torch runs them uncompiled.
     """
 
     def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from prepare.core.utils.wording import in_training, option, words
 from prepare.errors import Problem
-from prepare.patterns import NORMS, Patterns, kept_modules, matches
+from prepare.patterns import NORMS, Patterns, kept_modules, matches, patterns_in
 from prepare.registry import register
 from prepare.step import TensorStep, Want
 
@@ -111,9 +111,9 @@ class Half(TensorStep):
 
         from prepare.core.forward.float32_calls import CastResults
 
-        if set(self.chosen("keep")) <= {NORMS}:
+        if set(patterns_in(self, "keep")) <= {NORMS}:
             return {}
-        kept = kept_modules(model, self.chosen("keep"))
+        kept = kept_modules(model, patterns_in(self, "keep"))
         shared = _tensors_in(model, kept)
         casts: dict[int, CastResults] = {}
         inside: set[str] = set()

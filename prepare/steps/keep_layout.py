@@ -107,7 +107,7 @@ class KeepLayout(ForChannelsLast):
         from prepare.core.utils.text import plural
         from prepare.steps.keeping.choose_calls import choose_calls
 
-        choice = choose_calls(model, example, backward=backward, amp=amp)
+        choice = choose_calls(model, example, amp=amp)
         where = f"steps.{self.name}.calls"
         if choice.before.status != "ok":
             reason = f"the flow cannot be predicted: {choice.before.reason}"

@@ -48,7 +48,7 @@ class _RewriteConv(ForChannelsLast):
     include: Patterns = ()
     exclude: Patterns = ()
     force: bool = False
-    """Rewrite all that fits, whatever is faster; with an example, sizes that do not fit are an error."""
+    """Rewrite all that fits, whatever is faster."""
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:
         for name, module in model.named_modules(remove_duplicate=False):
@@ -103,29 +103,15 @@ class _RewriteConv(ForChannelsLast):
             yield Problem(f"steps.{self.name}", wrong, "give one, or name them")
 
     def without_example(self) -> str:
-        if self._is_auto and not self.force:
-            return "auto takes only what was never slower"
-        return "force: no size is checked" if self.force else ""
+        is_chosen = self._is_auto and not self.force
+        return "auto takes only what was never slower" if is_chosen else ""
 
     def for_example(
         self, model: torch.nn.Module, example: Any, *, backward: bool, amp: Any
     ) -> tuple[Self, list[str]]:
-        from prepare.steps.rewrites._choose import choose_rewrites, unserved_calls
+        from prepare.steps.rewrites._choose import choose_rewrites
 
         self.undo(model)
-        if self.force:
-            wanted = self._wanted(model)
-            problems = unserved_calls(model, example, wanted, backward=backward, amp=amp)
-            where = f"steps.{self.name}.force"
-            remedy = "give other sizes, exclude the module, or leave out force"
-            raise_problems(
-                ConfigError,
-                [
-                    Problem(where, f"{name or type(model).__name__} cannot run as {why}", remedy)
-                    for name, why in problems
-                ],
-            )
-            return self, []
         choice = choose_rewrites(
             model, example, self.tried(model), self.formats(model), backward=backward, amp=amp
         )

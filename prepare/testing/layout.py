@@ -31,15 +31,15 @@ def assert_layout(model: nn.Module, batch: Any, *, pipeline: Pipeline | None = N
     converted fails too: it can lose nothing.
 
     Args:
-        model: in evaluation mode; in training mode the gradients of the sum of its outputs are followed too.
+        model: in training or evaluation mode.
         batch: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
         pipeline: its steps, without `compile`, are applied to a copy of the model first, and the batch is
             formatted as it does; on a model that is prepared already the steps find nothing to do. The step
             `device` says for which device to predict: `cuda` need not be here.
 
     Raises:
-        AssertionError: with one line for each loss, as `forward: clone (my_package/nets.py:8) copies 512.0
-            KiB`, and the steps that keep the layout; or with the reason why nothing is known, as a forward
+        AssertionError: with one line for each loss, as `clone (my_package/nets.py:8) copies 512.0 KiB`, and
+            the steps that keep the layout; or with the reason why nothing is known, as a forward
             that needs values.
         PrepareError: the pipeline cannot be applied to this model.
 
@@ -59,13 +59,12 @@ def assert_layout(model: nn.Module, batch: Any, *, pipeline: Pipeline | None = N
         applied, model = Pipeline(steps), copy_tree(model, cache(clone_of))
         applied.apply(model, strict=False, example=batch, known_issues="ignore")
         batch = applied.format(batch)
-    backward = model.training
-    flow = predict(model, batch, backward=backward, device=device)
+    flow = predict(model, batch, device=device)
     if why := why_not_kept(flow):
         losses = [*_losses(flow)]
         if losses and flow.status == "ok":
             present = () if pipeline is None else pipeline.steps
-            remedy = find_remedy(model, batch, flow, present, backward=backward)
+            remedy = find_remedy(model, batch, flow, present)
             why = layout_remedy(replace(flow, remedy=remedy)) or _NO_STEP
         raise AssertionError("\n".join([*losses, why]))
 
@@ -74,8 +73,7 @@ def _losses(flow: Flow) -> Iterator[str]:
     """Yield a line for each place where the layout is lost, with what all calls of it copy."""
     lost: dict[tuple[str, ...], list[Event]] = {}
     for event in flow.events:
-        if event.kind == "break":
-            lost.setdefault(_at(event), []).append(event)
+        lost.setdefault(_at(event), []).append(event)
     for at, events in lost.items():
         first, count = events[0], sum(event.count for event in events)
         place = first.source or f"module {first.module or first.type}"
@@ -84,8 +82,8 @@ def _losses(flow: Flow) -> Iterator[str]:
         other = f"gives {size(sum(event.bytes for event in events))} another layout"
         cost = f"copies {size(copied)}" if copied else other
         times = f" in {count:,} calls" if count > 1 else ""
-        yield f"{first.phase}: {first.cause} ({place}) {cost}{times}"
+        yield f"{first.cause} ({place}) {cost}{times}"
 
 
 def _at(found: Event | Copy) -> tuple[str, ...]:
-    return found.phase, found.module, found.operation, found.source
+    return found.module, found.operation, found.source

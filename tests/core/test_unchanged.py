@@ -37,7 +37,6 @@ CALLS = {
     "run": run,
     "observe": lambda m, r, p, x: observe(m, p.format(x)),
     "predict": lambda m, r, p, x: predict(m, p.format(x)),
-    "observe backward": lambda m, r, p, x: observe(m, p.format(x), backward=True),
     "verify": lambda m, r, p, x: verify(r, m, x, pipeline=p),
     "verify in training": lambda m, r, p, x: verify(r, m, x, pipeline=p, mode="train"),
     "bench": lambda m, r, p, x: compare({"a": r, "b": m}, x, format={"b": p.format}, budget=0.02),

@@ -15,7 +15,7 @@ def cl(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 class Net(nn.Module):
-    """A convolution, the code that a test passes as `inside`, and a convolution that regains the layout."""
+    """A convolution, the code that a test passes as `inside`, and another convolution."""
 
     def __init__(self, inside, rank=4, **modules):
         super().__init__()
@@ -31,7 +31,6 @@ class Net(nn.Module):
         return self.last(self.inside(self, self.first(x)))
 
 
-def breaks(flow: Flow, phase: str = "forward") -> list[tuple[str, str, str]]:
+def breaks(flow: Flow) -> list[tuple[str, str, str]]:
     """Return every break as (module, operation, cause), repeated by its count."""
-    events = [e for e in flow.events if e.kind == "break" and e.phase == phase]
-    return [(e.module, e.operation, e.cause) for e in events for _ in range(e.count)]
+    return [(e.module, e.operation, e.cause) for e in flow.events for _ in range(e.count)]

@@ -10,9 +10,9 @@ from prepare.stages.flow.find_remedy import find_remedy
 from small_nets import facts
 
 
-def remedy(model, x, present=(), *, backward=False):
-    flow = predict(model, x, backward=backward)
-    return find_remedy(model, x, flow, present, backward=backward)
+def remedy(model, x, present=()):
+    flow = predict(model, x)
+    return find_remedy(model, x, flow, present)
 
 
 def last(model, rank=3):
@@ -97,8 +97,3 @@ def test_nothing_is_advised_that_removes_no_break():
     assert remedy(last(Purposeful()), video()) is None
     assert remedy(normed(), video(), ["repair_layout"]) is None
     assert remedy(nn.Conv3d(3, 8, 3), torch.randn(1, 3, 5, 5, 5)) is None
-
-
-def test_breaks_of_gradients_count():
-    model = normed()
-    assert remedy(model.train(), video(), backward=True).steps == ("repair_layout",)

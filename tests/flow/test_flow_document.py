@@ -10,7 +10,7 @@ import pytest
 from torch import nn
 
 from flow_checks import Net, cl
-from made import blocks, copied, event, flow_of, hostile_flow, module, show
+from made import blocks, copied, flow_of, hostile_flow, module, show
 from page_reader import READABLE, TEMPLATES, contrast
 from prepare.app.report.pages.section import section_body
 from prepare.core.document import ReportContext
@@ -22,11 +22,11 @@ from prepare.stages.flow.records import Remedy
 
 def test_a_flow_round_trips_through_its_file_byte_by_byte(tmp_path):
     net = Net(lambda net, x: net.norm(x), norm=nn.InstanceNorm2d(4))
-    flow = observe(net, cl(2, 4, 8, 8), backward=True)
+    flow = observe(net, cl(2, 4, 8, 8))
     paths = [tmp_path / name for name in ("a.json", "b.json", "c.json")]
     flow.save(paths[0])
     Flow.load(paths[0]).save(paths[1])
-    observe(net, cl(2, 4, 8, 8), backward=True).save(paths[2])
+    observe(net, cl(2, 4, 8, 8)).save(paths[2])
     assert Flow.load(paths[0]) == flow
     assert len({path.read_bytes() for path in paths}) == 1
     data = json.loads(paths[0].read_text())
@@ -71,17 +71,6 @@ def test_the_sentence_gives_breaks_cost_and_remedy():
     assert flow_sentence(predict(Net(lambda net, x: x), cl(2, 4, 8, 8))) == (
         "no breaks, 0 bytes copied per forward"
     )
-
-
-def test_places_of_both_directions_are_counted_as_the_remedy_counts():
-    found = flow_of(
-        [module("n", kind="InstanceNorm3d")],
-        [event("n", count=3), event("n", count=4, phase="backward")],
-    )
-    remedy = Remedy(steps=("repair_layout",), breaks=0, copied_bytes=0)
-    (answer,) = flow_document(ReportContext(found={"flow": replace(found, remedy=remedy)})).answers
-    assert answer.line.startswith("LOST at 3 places and 4 in backward (3 InstanceNorm3d)")
-    assert "(keeps the layout at 7 of 7 places)" in flow_sentence(replace(found, remedy=remedy))
 
 
 def test_a_contiguous_model_is_told_that_nothing_was_asked_for(tmp_path, capsys):

@@ -1,7 +1,6 @@
 """Test on networks that the predicted flow equals the observed one."""
 
 import itertools
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -12,14 +11,14 @@ from flow_checks import cl
 from flow_nets import KNOWN_DIFFERENCES, NETS, example_of, network
 from prepare.errors import ConfigError, RefusedError
 from prepare.pipeline import Pipeline
-from prepare.stages.flow import Flow, observe, predict
+from prepare.stages.flow import observe, predict
 from prepare.stages.flow.follow import WITHOUT_CUDNN
 
 
-def differences(name: str, *, backward: bool = False) -> list[str]:
+def differences(name: str) -> list[str]:
     """Return the parts in which the predicted and the observed flow of a network differ."""
     model, example = network(name), example_of(name)
-    flows = [flow_of(model, example, backward=backward) for flow_of in (predict, observe)]
+    flows = [flow_of(model, example) for flow_of in (predict, observe)]
     assert flows[0].status == "ok", flows[0].reason
     parts = ("events", "copies", "convolutions", "notes")
     return [part for part in parts if getattr(flows[0], part) != getattr(flows[1], part)]
@@ -54,10 +53,10 @@ def test_a_repaired_network_has_no_break(name, batch):
     model = pipeline.apply(network(name), strict=False)
     example = example_of(name)
     args = tuple(pipeline.format(tensor[:batch]) for tensor in example.args)
-    flows = [flow_of(model, args, backward=True) for flow_of in (predict, observe)]
+    flows = [flow_of(model, args) for flow_of in (predict, observe)]
     for flow in flows:
         assert flow.status == "ok", flow.reason
-        assert (flow.summary["breaks"], flow.summary["backward"]["breaks"]) == (0, 0)
+        assert flow.summary["breaks"] == 0
     assert flows[0].copies == flows[1].copies
     assert flows[0].convolutions == flows[1].convolutions
 
@@ -74,7 +73,7 @@ def test_padding_is_predicted_as_it_is(padding, memory_format):
     if memory_format == "channels_last":
         model.to(memory_format=formats[rank + 2])
     example = torch.randn(2, 3, *(6, 7, 8)[:rank], requires_grad=True)
-    flows = [follow(model, example, backward=True) for follow in (predict, observe)]
+    flows = [follow(model, example) for follow in (predict, observe)]
     assert flows[0].events == flows[1].events
     assert flows[0].copies == flows[1].copies
     assert flows[0].convolutions == flows[1].convolutions
@@ -94,23 +93,6 @@ def test_every_network_is_predicted_or_listed_as_different(name):
     assert differences(name) == list(KNOWN_DIFFERENCES.get(name, ()))
 
 
-def gradient_events(flow: Flow) -> Counter:
-    counts = Counter()
-    for event in flow.events:
-        if event.phase == "backward":
-            counts[event.kind, event.module] += event.count
-    return counts
-
-
-@pytest.mark.parametrize("name", ["monai_unet3d", "nnunet_plain2d", "resnet2d"])
-def test_breaks_of_gradients_are_predicted(name):
-    model, example = network(name), example_of(name)
-    lost = [
-        gradient_events(flow_of(model, example, backward=True)) for flow_of in (predict, observe)
-    ]
-    assert lost[0] == lost[1]
-
-
 def made_of_kernels(device: str = "cpu") -> nn.Module:
     with torch.device(device):
         parts = [nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.Conv2d(8, 8, 3), nn.ReflectionPad2d(1)]
@@ -118,13 +100,12 @@ def made_of_kernels(device: str = "cpu") -> nn.Module:
     return net.to(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize("backward", [False, True])
-def test_a_model_on_the_meta_device_is_predicted_for_the_cpu(backward):
+def test_a_model_on_the_meta_device_is_predicted_for_the_cpu():
     image = cl(2, 3, 16, 16)
     for example in (image, image.to("meta")):
-        flow = predict(made_of_kernels("meta"), example, backward=backward)
+        flow = predict(made_of_kernels("meta"), example)
         assert flow.notes == ("predicted for the CPU: the model is on the meta device",)
-        expected = predict(made_of_kernels(), image, backward=backward)
+        expected = predict(made_of_kernels(), image)
         assert replace(flow, notes=()) == expected
         assert flow.device == "cpu"
 
@@ -133,11 +114,10 @@ def test_a_model_on_the_meta_device_is_predicted_for_the_cpu(backward):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_gpu_that_is_not_here_is_predicted_by_rules(device):
     model, image = made_of_kernels(device), cl(2, 3, 16, 16)
-    flow = predict(model, image, device="cuda", backward=True)
+    flow = predict(model, image, device="cuda")
     assert flow.device == "cuda"
     assert flow.notes[0].startswith("predicted for a CUDA that is not here: ")
-    breaks = [(each.module, each.phase) for each in flow.events if each.kind == "break"]
-    assert [name for name, phase in breaks if phase == "forward"] == ["1", "3"]
+    assert [each.module for each in flow.events] == ["1", "3"]
     assert {row.backend for row in flow.convolutions} == {"Cudnn"}
     assert flow.summary["in_layout"] == 3
     double = predict(model.double(), image.double(), device="cuda")
@@ -169,7 +149,7 @@ def test_a_prediction_does_not_depend_on_those_before():
     try:
         for threads in (1, 2, 1, 2):
             torch.set_num_threads(threads)
-            flow = predict(model, torch.randn(2, 4, 4, 4, 4), backward=True)
+            flow = predict(model, torch.randn(2, 4, 4, 4, 4))
             flows.append((flow.summary, flow.convolutions))
     finally:
         torch.set_num_threads(1)

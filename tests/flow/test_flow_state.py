@@ -41,9 +41,8 @@ class Busy(nn.Module):
 
 
 @BOTH
-@pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
-def test_the_model_example_and_random_state_are_restored(flow_of, backward, fails):
+def test_the_model_example_and_random_state_are_restored(flow_of, fails):
     net, x = converted(Busy()).train(), cl(2, 4, 8, 8)
     net.fails = fails
     for hook in (net.conv.register_forward_hook, net.norm.register_forward_pre_hook):
@@ -54,7 +53,7 @@ def test_the_model_example_and_random_state_are_restored(flow_of, backward, fail
     grads = {name: id(p.grad) for name, p in net.named_parameters()}
     world = set(vars(nn.modules.module)["_global_forward_hooks"])
     try:
-        flow_of(net, x, backward=backward)
+        flow_of(net, x)
     except ModelError as error:
         assert fails
         assert "halfway" in str(error)

@@ -110,10 +110,10 @@ def test_the_answers_stand_in_the_first_lines(go):
     words = ("flow=predict", "verify=short", "bench=short", "bench.seconds=0.2")
     _, said = go("memfmt=channels_last", *words)
     title, *rows = said.out.splitlines()
+    assert len(rows) < 10
     assert title == "Sequential on cpu, channels_last: 2 of 2 convolutions converted"
     labels = [row[2:10].strip() for row in rows]
     assert [label for label in labels if label not in ("", "note")] == ANSWERS
-    assert "note" in labels or len(rows) == len(ANSWERS)
 
 
 MEASURED = ("memfmt=channels_last", "flow=predict", "verify=short")

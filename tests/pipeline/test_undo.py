@@ -204,7 +204,7 @@ CALLS = {
         model, known_issues="ignore"
     ),
     "audit": audit,
-    "predict": lambda model: predict(model, torch.zeros(2, 3, 8, 8), backward=True),
+    "predict": lambda model: predict(model, torch.zeros(2, 3, 8, 8)),
     "observe": lambda model: observe(model, torch.zeros(2, 3, 8, 8)),
     "apply": lambda model: Pipeline.from_config({"fuse_conv_bn": {}}).apply(model),
 }

@@ -18,7 +18,7 @@ from prepare.app.report.sentences import verified_text
 from prepare.audit import Audit
 from prepare.core.utils.numbers import part_of_tolerance, share_text
 from prepare.core.utils.wording import command_line_words
-from prepare.stages.flow.causes import layout_causes, named, source_name
+from prepare.stages.flow.document import layout_causes, named, source_name
 from prepare.stages.flow.records import Copy, Event, Remedy
 from prepare.stages.verify.document import error_text, verdict_sentence
 from prepare.stages.verify.stage import VerifyStage
@@ -26,8 +26,8 @@ from prepare.stages.verify.stage import VerifyStage
 RUN = Results(name="run", audit=Audit([], {"convolutions": {}}))
 
 
-def event(name, kind, cause, *, what="break", size=0) -> Event:
-    return made.event(name, what, type=kind, operation=f"aten.{cause}", bytes=size, cause=cause)
+def event(name, kind, cause, *, size=0) -> Event:
+    return made.event(name, type=kind, operation=f"aten.{cause}", bytes=size, cause=cause)
 
 
 def copied(name, operation, size) -> Copy:
@@ -242,9 +242,7 @@ def test_a_cause_is_named_by_class_and_operator(kind, operator, name):
 def test_bytes_are_grouped_by_the_cause_that_made_the_copy():
     events = (
         event("a", "InstanceNorm3d", "instance_norm"),
-        event("b", "Conv3d", "convolution", what="regain"),
         event("", "Net", "cat"),
-        event("c", "Conv3d", "convolution", what="regain"),
     )
     copies = (
         copied("a", "instance_norm", 10),
@@ -254,12 +252,13 @@ def test_bytes_are_grouped_by_the_cause_that_made_the_copy():
     )
     flow = replace(made.flow(), events=events, copies=copies)
     causes = layout_causes(flow)
-    assert [(c.name, c.count, c.copied, c.regained) for c in causes] == [
-        ("InstanceNorm3d", 1, 10, 20),
-        ("cat in Net", 1, 0, 5),
-        ("clone in X", 0, 7, 0),
+    assert [(c.name, c.count, c.copied) for c in causes] == [
+        ("InstanceNorm3d", 1, 10),
+        ("cat in Net", 1, 0),
+        ("clone in X", 0, 7),
+        ("convolution in X", 0, 25),
     ]
-    assert sum(c.copied + c.regained for c in causes) == flow.summary["copied_bytes"]
+    assert sum(c.copied for c in causes) == flow.summary["copied_bytes"]
     assert named(causes) == "1 InstanceNorm3d, 1 cat in Net"
 
 
@@ -302,7 +301,7 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     )
     assert advised(RUN) == ("Verify it before you use it", "leave out verify=none")
     all_of_it = {"verify": made.verification(), "bench": made.bench(), "flow": made.flow(0)}
-    assert advised(having(**all_of_it)) == ("Use the recipe", "in training code, or by the command")
+    assert advised(having(**all_of_it)) == ("Use the recipe", "in your code")
 
 
 def test_a_layout_that_no_convolution_returned_is_not_advised():

@@ -37,11 +37,6 @@ def test_the_code_of_a_page_runs_for_a_model_in_training_mode(words, tmp_path, m
     assert model.training == (words == ["+steps.repair_layout={}"])
 
 
-def test_a_plan_of_an_older_version_gives_the_plain_code():
-    assert "pipeline.apply(model) " in training_code({"steps": {}})
-    assert "pipeline.apply(model) " in training_code(None)
-
-
 def test_the_code_of_a_job_under_autocast_runs_its_forward_in_one():
     names = {"model": torch.nn.Linear(2, 2), "batch": torch.ones(1, 2)}
     code = training_code({"steps": {"device": {"device": "cpu"}}}, "bfloat16")

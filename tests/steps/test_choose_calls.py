@@ -19,8 +19,8 @@ from prepare.steps.keeping.choose_calls import choose_calls, cost_of
 from small_nets import facts
 
 
-def chosen(model, x=None, *, backward=False):
-    return choose_calls(model, video() if x is None else x, backward=backward)
+def chosen(model, x=None):
+    return choose_calls(model, video() if x is None else x)
 
 
 def test_the_calls_at_the_breaks_are_chosen_and_remove_them():
@@ -33,7 +33,7 @@ def test_the_calls_at_the_breaks_are_chosen_and_remove_them():
 def test_choosing_changes_nothing():
     model = chunked()
     before = facts(model)
-    chosen(model, backward=True)
+    chosen(model)
     assert facts(model) == before
 
 

@@ -116,17 +116,15 @@ def module(name: str, kind: str = "Conv3d") -> Made:
     return Made(name, kind)
 
 
-def event(name: str, kind: str = "break", **more) -> Event:
+def event(name: str, **more) -> Event:
     operation, cause = "aten.clone", "instance_norm"
-    if kind == "regain":
-        operation, cause = "aten.convolution", "convolution"
-    return Event(**{"kind": kind, "phase": "forward", "module": name, "type": "InstanceNorm3d", "operation": operation,
+    return Event(**{"module": name, "type": "InstanceNorm3d", "operation": operation,
                  "operand": "self channels_last_3d", "shape": (2, 8, 4, 4, 4), "before": (512, 1, 128, 32, 8),
                  "after": (512, 64, 16, 4, 1), "bytes": 4096 * more.get("count", 1), "source": "", "cause": cause, "count": 1} | more)  # fmt: skip
 
 
 def copied(name: str, size: int = 4096, **more) -> Copy:
-    return Copy(**{"module": name, "type": "InstanceNorm3d", "operation": "aten.clone", "bytes": size, "phase": "forward",
+    return Copy(**{"module": name, "type": "InstanceNorm3d", "operation": "aten.clone", "bytes": size,
                 "why": "instance_norm", "count": 1} | more)  # fmt: skip
 
 
@@ -158,7 +156,7 @@ def blocks(count: int, *, broken: int | None = None) -> Flow:
             module(f"{name}.relu", "ReLU"),
         ]
         if number < broken:
-            events += [event(f"{name}.norm"), event(f"{name}.conv", "regain")]
+            events.append(event(f"{name}.norm"))
             copies.append(copied(f"{name}.norm"))
     return flow_of(modules, events, copies, notes=("a note",))
 

@@ -61,7 +61,7 @@ def told(model: nn.Module, given: object, **options: object) -> list[str]:
 
 def test_a_loss_has_its_line_its_bytes_and_the_step_that_keeps_it():
     found, advice = told(prepared(Net()), batch())
-    assert found.startswith("forward: clone (")
+    assert found.startswith("clone (")
     assert f"{line()}) " in found
     assert "64.0 KiB" in found  # 2 samples of 8 channels of 32 x 32 float32
     assert '"keep_layout": {}' in advice
@@ -117,18 +117,6 @@ def test_a_loss_in_several_calls_is_one_line_with_their_number():
     assert "steps" not in advice
     assert "128.0 KiB" in found
     assert "2 calls" in found
-
-
-def test_a_model_in_training_mode_is_judged_with_its_gradients():
-    class Backward(Net):
-        def forward(self, x):
-            x = self.first(x)
-            x.register_hook(torch.Tensor.contiguous)
-            return self.last(x)
-
-    model = prepared(Backward(loses=False))
-    with torch.enable_grad():
-        assert [row.partition(":")[0] for row in told(model.train(), batch())][:1] == ["backward"]
 
 
 def test_a_forward_that_cannot_be_predicted_does_not_pass():

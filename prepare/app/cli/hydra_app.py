@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -36,7 +35,7 @@ from prepare.app.sweep.leader import Leader
 from prepare.app.sweep.manifest import SweepManifest, identity_of, number_duplicates
 from prepare.app.sweep.worker import run_in_sweep, shares_cores
 from prepare.core.utils.folders import conf_dir, hold_folder, new_folder
-from prepare.core.utils.machine import program
+from prepare.core.utils.machine import command_line
 from prepare.core.utils.packages import check_torch
 from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.text import line, plural
@@ -161,8 +160,7 @@ class Checks(Callback):
                 wrong = f"another run is writing to {shown_folder(folder)}"
                 remedy = "wait for it, or choose another folder"
                 raise ConfigError("hydra.run.dir", wrong, remedy)
-            used = [] if config.overwrite else used_folder(folder)
-            raise_problems(ConfigError, used)
+            raise_problems(ConfigError, [] if config.overwrite else used_folder(folder))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
@@ -180,7 +178,7 @@ class Checks(Callback):
                 Path(config.hydra.sweep.dir).resolve(),
                 rows=rows,
                 identities=number_duplicates(map(_identity, composed)),
-                command=f"{program()} {shlex.join(sys.argv[1:])}",
+                command=command_line(sys.argv[1:]),
                 resume=config.resume,
                 overwrite=config.overwrite,
             )

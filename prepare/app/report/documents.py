@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.report.sentences import by_remedy, changes_text, convolution_weights
+from prepare.app.report.sentences import by_remedy, changes_text, convolution_weights, elsewhere
 from prepare.core.document import (
     FASTER,
     NEXT,
@@ -81,7 +81,7 @@ def shown_of(run: Results, folder: str = "") -> ReportContext:
         has_example=run.has_example,
         overrides=run.overrides,
         folder=folder,
-        method=run.model.partition(".")[2] or "forward",
+        elsewhere=elsewhere(run),
     )
 
 

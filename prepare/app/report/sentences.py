@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.figures import CONVOLUTIONS, interval_of
 from prepare.audit import STATUSES, Audit, AuditRow
@@ -16,6 +17,9 @@ from prepare.core.utils.numbers import (
     tolerance_text,
 )
 from prepare.core.utils.text import counts, plural, size
+
+if TYPE_CHECKING:
+    from prepare.app.job.results import Results
 
 # The statuses of a tensor that nothing has changed.
 _NOT_SHOWN = ("device", "input_format")
@@ -132,6 +136,21 @@ def convolution_weights(rows: Iterable[AuditRow]) -> list[AuditRow]:
     """Return the weights of convolutions, in the order of the model."""
     weights = (row for row in rows if row.tensor == "weight" and row.shape is not None)
     return [row for row in weights if len(row.shape or ()) in (4, 5)]
+
+
+def elsewhere(run: Results) -> str:
+    """Return the end of a sentence: `; 1 repaired to a matrix product`, `; 13 not called by decode`."""
+    flow, method = run.found.get("flow"), run.model.partition(".")[2] or "forward"
+    if flow is None or run.audit is None:
+        return ""
+    ran, found = {row.module for row in flow.convolutions}, Counter[str]()
+    for row in convolution_weights(run.audit.rows):
+        if row.module not in ran:
+            repaired = row.type.startswith("Keeping") and prod((row.shape or ())[2:]) == 1
+            as_what = "" if row.operation.startswith("conv") else row.operation
+            what = f"run as {as_what}" if as_what else f"not called by {method}"
+            found["repaired to a matrix product" if repaired else what] += 1
+    return "".join(f"; {n} {what}" for what, n in found.items())
 
 
 def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:

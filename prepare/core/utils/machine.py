@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
@@ -94,13 +95,17 @@ def environment() -> dict[str, Any]:
     }
 
 
+def command_line(words: Iterable[str]) -> str:
+    """Return a command as the user of this process types it: `python run.py WORDS`, or `prepare WORDS`."""
+    return f"{program()} {shlex.join(words)}".rstrip()
+
+
 def program() -> str:
     """Return the words with which the user starts this command line: `python run.py`, or `prepare`."""
     path = Path(sys.argv[0])
     if path.parts[-2:] == ("prepare", "__main__.py"):
         return "python -m prepare"
-    is_script = path.suffix == ".py" and path.name != "__main__.py"
-    return "python run.py" if is_script else "prepare"
+    return "prepare" if path.suffix != ".py" or path.name == "__main__.py" else "python run.py"
 
 
 def accelerator() -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -31,8 +31,7 @@ class CallSite:
     """One call of an operation: the module, its class and the code that called it.
 
     `function` is the function of torch.nn.functional that called the operation, if any. `reported`: a
-    break was reported for this call. `in_repaired`: the operation ran inside a repaired module, which is
-    followed as one operation, so the inner operation is not an event.
+    break was reported for this call.
     """
 
     module: str
@@ -44,16 +43,11 @@ class CallSite:
     operand: str = ""
     before: tuple[int, ...] = ()
     reported: bool = False
-    in_repaired: bool = False
 
     def place(self) -> dict[str, Any]:
         """Return what a record says of the place."""
         at = {"module": self.module, "type": self.type}
         return at | {"operation": self.operation, "source": self.source}
-
-    def copy(self) -> CallSite:
-        """Return the same call site for another event, not reported yet."""
-        return replace(self, reported=False)
 
 
 class ModuleStack:
@@ -82,9 +76,6 @@ class ModuleStack:
     def __exit__(self, *raised: object) -> None:
         for handle in self._handles:
             handle.remove()
-
-    def __bool__(self) -> bool:
-        return bool(self._running)
 
     def name(self, module: nn.Module) -> str | None:
         """Return the dotted name of a module of this model, or None for any other module."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from math import prod
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from prepare.core.document import (
     LAYOUT,
@@ -26,8 +26,7 @@ from prepare.core.document import (
 from prepare.core.utils.numbers import doubt
 from prepare.core.utils.text import capitalized, plural, printable, size, times
 from prepare.core.utils.wording import step, words
-from prepare.stages.flow.causes import breaks_text, event_name, layout_causes, named
-from prepare.stages.flow.records import NOT_ASKED, Event, Flow
+from prepare.stages.flow.records import NOT_ASKED, Flow
 
 if TYPE_CHECKING:
     from prepare.stages.bench.records import Comparison
@@ -36,6 +35,60 @@ if TYPE_CHECKING:
 _NAMED, _NOTES = 3, 50
 # The name for operators outside all submodules.
 _ROOT = "the model itself"
+
+
+@dataclass(slots=True)
+class LayoutCause:
+    """A class of modules and the operator in it that loses the layout, over one forward.
+
+    `count` is the number of breaks, `copied` the bytes that are copied there, `first` the first module.
+    """
+
+    name: str
+    count: int = 0
+    copied: int = 0
+    first: str = ""
+
+
+def source_name(kind: str, operator: str) -> str:
+    """Return the name of a cause: `InstanceNorm2d`, or `cat in UNetDecoder` if the class does not say it."""
+    said = operator.replace("_", "").replace("convolution", "conv").lower() in kind.lower()
+    return printable(kind if said or not operator else f"{operator} in {kind}")
+
+
+def layout_causes(flow: Flow) -> list[LayoutCause]:
+    """Return the causes of breaks, the most frequent first; a copy at no break has a `count` of 0."""
+    causes: dict[str, LayoutCause] = {}
+    broken_at: dict[tuple[str, str], str] = {}
+    for event in flow.events:
+        name = source_name(event.type, event.cause)
+        broken_at[event.module, event.operation] = name
+        causes.setdefault(name, LayoutCause(name, first=event.module)).count += event.count
+    for copy in flow.copies:
+        own = source_name(copy.type, copy.operation.rpartition(".")[2])
+        name = broken_at.get((copy.module, copy.operation), own)
+        causes.setdefault(name, LayoutCause(name, first=copy.module)).copied += copy.bytes
+    return sorted(causes.values(), key=lambda cause: (-cause.count, cause.name))
+
+
+def breaks_text(causes: Iterable[LayoutCause]) -> str:
+    """Return `13 breaks, all InstanceNorm3d`, or `16 breaks (13 InstanceNorm3d, 3 cat in UNet3d)`."""
+    causes = [cause for cause in causes if cause.count]
+    total = sum(cause.count for cause in causes)
+    if not total:
+        return "no breaks"
+    if len(causes) == 1:
+        return f"{plural(total, 'break')}, {'all ' if total > 1 else ''}{causes[0].name}"
+    return f"{plural(total, 'break')} ({named(causes)})"
+
+
+def named(causes: Iterable[LayoutCause]) -> str:
+    """Return `13 InstanceNorm3d, 3 cat in UNet3d`, at most three and the number of the others."""
+    causes = [cause for cause in causes if cause.count]
+    texts = [f"{cause.count:,} {cause.name}" for cause in causes[:_NAMED]]
+    if len(causes) > _NAMED:
+        texts.append(f"{sum(cause.count for cause in causes[_NAMED:]):,} more")
+    return ", ".join(texts)
 
 
 def flow_document(shown: ReportContext) -> Document | None:
@@ -53,87 +106,64 @@ def flow_document(shown: ReportContext) -> Document | None:
         place=60,
         line=flow_sentence(flow),
         head=f"layout ({flow.mode})",
-        answers=(_answer(flow, before, _elsewhere(flow, shown)),),
+        answers=(_answer(flow, before, shown.elsewhere),),
         advice=tuple(_advice(flow, before, shown.found.get("bench"))),
-        parts=lambda: (
-            *_in_terminal(flow),
-            *_on_page(flow, before),
-        ),
+        parts=lambda: (*_in_terminal(flow), *_on_page(flow, before)),
     )
 
 
 def flow_sentence(flow: Flow) -> str:
     """Return one sentence: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward; add ...`."""
-    remedy = layout_remedy(flow) if flow.status == "ok" else ""
-    return breaks_sentence(flow) + (f"; {remedy}" if remedy else "")
-
-
-def breaks_sentence(flow: Flow) -> str:
-    """Return one sentence without the remedy: `13 breaks, all InstanceNorm3d, 4.3 MiB copied per forward`."""
     if flow.status != "ok":
         return f"{doubt(flow.status)}: {printable(flow.reason)}"
-    summary = flow.summary
+    causes, summary = layout_causes(flow), flow.summary
     copied = f"{size(summary['copied_bytes'])} copied per forward"
-    causes = layout_causes(flow)
     if summary["copied_bytes"] and not summary["breaks"]:
         # A copy without a break: the layout is the same before and after the operation.
         copied += f" inside {', '.join(cause.name for cause in causes[:_NAMED] if cause.copied)}"
     is_vacuous = NOT_ASKED in flow.notes and not summary["breaks"]
-    parts = [NOT_ASKED if is_vacuous else breaks_text(causes), copied]
-    backward = summary["backward"]
-    if backward["breaks"] or backward["copied_bytes"]:
-        parts.append(f"{breaks_text(layout_causes(flow, 'backward'))} in backward")
-        parts.append(f"{size(backward['copied_bytes'])} copied per backward")
-    return ", ".join(parts)
+    found = f"{NOT_ASKED if is_vacuous else breaks_text(causes)}, {copied}"
+    return "; ".join(filter(None, (found, layout_remedy(flow))))
 
 
 def layout_remedy(flow: Flow) -> str:
     """Return `add +steps.repair_layout={} (keeps the layout at 12 of 13 places)`; empty without a remedy."""
     if flow.remedy is None:
         return ""
-    total = flow.summary["breaks"] + flow.summary["backward"]["breaks"]
+    total = flow.summary["breaks"]
     steps = words(cli=" ", python=", ").join(map(step, flow.remedy.steps))
     kept = f"{total - flow.remedy.breaks:,} of {plural(total, 'place')}"
     return f"add {steps} (keeps the layout at {kept})"
 
 
 def _answer(flow: Flow, before: Flow | None, elsewhere: str = "") -> Answer:
-    kind, answer, remark = _verdict(flow, before)
-    if kind == "good" and elsewhere:
-        remark += f"; {elsewhere}"
+    kind, answer, remark = _verdict(flow, before, elsewhere)
     sentence = f"Layout {answer[0].lower()}{answer[1:]}"
     if not answer.startswith("Lost"):
         return Answer(LAYOUT, kind, answer, remark, sentence=sentence)
     causes, _, rest = remark.partition("; ")
-    lost = [event for event in flow.events if event.kind == "break"]
-    if len(lost) == lost[0].count == 1 and lost[0].source:
-        answer = answer.replace("1 place", printable(lost[0].source))
+    first, *more = flow.events
+    if first.count == 1 and first.source and not more:
+        answer = answer.replace("1 place", printable(first.source))
     line = f"LOST{answer[4:]} ({causes})" + (f": {rest}" if rest else "")
     return Answer(LAYOUT, kind, answer, remark, sentence=sentence, line=line)
 
 
-def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
+def _verdict(flow: Flow, before: Flow | None, rest: str) -> tuple[str, str, str]:
     """Return the kind, the answer and the remark."""
     summary = flow.summary
     if flow.status != "ok":
         return "warn", UNCLEAR, flow.reason
-    outputs = _outputs(flow)
     if summary["breaks"]:
         remark = f"{named(layout_causes(flow))}; {size(summary['copied_bytes'])} copied per forward"
         if others := summary["convolutions"] - summary["in_layout"]:
             of = plural(summary["convolutions"], "convolution")
-            remark += (
-                f"; {others:,} of {of} {'returns' if others == 1 else 'return'} another layout"
-            )
-        back = summary["backward"]["breaks"]
-        also = f" and {back:,} in backward" if back else ""
-        return "bad", f"Lost at {plural(summary['breaks'], 'place')}{also}", remark
-    if summary["backward"]["breaks"]:
-        remark = named(layout_causes(flow, "backward"))
-        lost = plural(summary["backward"]["breaks"], "place")
-        return "bad", f"Lost at {lost} in backward", remark
+            verb = "returns" if others == 1 else "return"
+            remark += f"; {others:,} of {of} {verb} another layout"
+        return "bad", f"Lost at {plural(summary['breaks'], 'place')}", remark
     if set(flow.wanted.values()) <= {"contiguous"}:
         return "plain", "Contiguous", "channels-last was not requested"
+    outputs = _outputs(flow) + rest
     if before is not None and before.summary["breaks"]:
         outputs += f"; lost at {plural(before.summary['breaks'], 'place')} without the repairs"
     return ("bad", NEVER_TAKEN, outputs) if _is_never_kept(flow) else ("good", "Kept", outputs)
@@ -177,20 +207,6 @@ def _outputs(flow: Flow) -> str:
     return f"{counted} {plural(of, 'convolution')} {'returns' if of == 1 else 'return'} {formats}"
 
 
-def _elsewhere(flow: Flow, shown: ReportContext) -> str:
-    """Return where the others are: `1 repaired to a matrix product`, `13 not called by decode`."""
-    ran = {row.module for row in flow.convolutions}
-    found: Counter[str] = Counter()
-    for row in shown.audit.rows if shown.audit is not None else ():
-        shape = row.shape or ()
-        if row.tensor == "weight" and len(shape) in (4, 5) and row.module not in ran:
-            repaired = row.type.startswith("Keeping") and prod(shape[2:]) == 1
-            as_what = "" if row.operation.startswith("conv") else row.operation
-            what = f"run as {as_what}" if as_what else f"not called by {shown.method}"
-            found["repaired to a matrix product" if repaired else what] += 1
-    return ", ".join(f"{n} {what}" for what, n in found.items())
-
-
 def _in_terminal(flow: Flow) -> Iterator[Part]:
     summary = flow.summary
     yield Text(text=f"wanted: {_wanted(flow)}", where="terminal")
@@ -200,21 +216,18 @@ def _in_terminal(flow: Flow) -> Iterator[Part]:
         called = plural(summary["convolutions"], "convolution")
         text = f"{summary['in_layout']} of {called} returned it ({backends})"
         yield Text(text=text, where="terminal")
-    breaks = sorted((e for e in flow.events if e.kind == "break"), key=lambda e: -e.bytes)
-    yield Table(
-        label="Breaks",
-        columns=columns("lost in name, by text, at text, times number, size text"),
-        rows=list(map(_break, breaks)),
-        noun="place",
-        where="terminal",
-    )
+    yield _breaks(flow, "terminal")
 
 
-def _break(event: Event) -> tuple[str, str, str, int, str]:
-    cause = event_name(event) + ("" if event.phase == "forward" else ", backward")
-    operand = event.operand.rpartition("; ")[2] if "; " in event.operand else ""
-    place = ", ".join(filter(None, (event.source, operand)))
-    return event.module or _ROOT, cause, place, event.count, size(event.bytes)
+def _breaks(flow: Flow, where: Literal["terminal", "page"]) -> Table:
+    rows = []
+    for event in sorted(flow.events, key=lambda event: -event.bytes):
+        decides = event.operand.rpartition("; ")[2] if "; " in event.operand else ""
+        place = ", ".join(filter(None, (event.source, decides)))
+        cause = source_name(event.type, event.cause)
+        rows.append((event.module or _ROOT, cause, place, event.count, size(event.bytes)))
+    titles = columns("lost in name, by text, at text, times number, size text")
+    return Table(label="Breaks", columns=titles, rows=rows, noun="place", where=where)
 
 
 def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
@@ -224,19 +237,9 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
     for label, each in figures:
         text = flow_sentence(each)
         yield Text(text=f"{label}: {text}" if label else capitalized(text), where="page")
-    titles = columns(
-        "Lost by head, Lost text, Copied there number, To bring it back number, First in code"
-    )
+    titles = columns("Lost by head, Lost text, Copied there number, First in code")
     rows = [row for label, each in figures for row in _causes(each, label)]
     yield Table(label="Causes", columns=titles, rows=rows, where="page")
-    if before:
-        yield Table(
-            label="Before and after",
-            columns=columns("Per forward head, Before number, After number"),
-            rows=_compared(before, flow),
-            form="narrow",
-            where="page",
-        )
     how = "predicted without computing" if flow.mode == "predict" else "observed in a forward"
     how += f", for {flow.device}" if flow.device else ""
     text = f"Requested: {_wanted(flow)}; {how}. Bytes are those of one forward."
@@ -246,7 +249,7 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
         more = plural(len(notes) - _NOTES, "more note")
         notes = [*notes[:_NOTES], f"{more}; flow.json has them all."]
     yield Items(texts=tuple(notes), kind="note")
-    yield _events(flow, before)
+    yield _breaks(flow, "page")
     yield _copies(flow)
     yield _convolutions(flow)
 
@@ -255,54 +258,17 @@ def _wanted(flow: Flow) -> str:
     return ", ".join(f"{name} for {rank}-d tensors" for rank, name in flow.wanted.items())
 
 
-def _causes(flow: Flow, label: str) -> Iterator[tuple[str, str, str, str, str]]:
-    """Yield cause, how often, bytes at the breaks, bytes to bring the layout back, and first module."""
-    for phase in ("forward", "backward"):
-        when = label.lower(), "" if phase == "forward" else phase
-        for cause in layout_causes(flow, phase):
-            name = ", ".join(filter(None, (cause.name, *when)))
-            lost = times(cause.count) if cause.count else "copied only"
-            copied, regained = (size(n) if n else "" for n in (cause.copied, cause.regained))
-            yield name, lost, copied, regained, cause.first or _ROOT
-
-
-def _compared(before: Flow, after: Flow) -> list[tuple[str, str, str]]:
-    def figures(flow: Flow) -> list[str]:
-        summary = flow.summary
-        convolutions = f"{summary['in_layout']:,} of {summary['convolutions']:,}"
-        events = [f"{summary['breaks']:,}", f"{summary['regains']:,}"]
-        return [*events, size(summary["copied_bytes"]), convolutions]
-
-    titles = ["Layout lost", "Regained", "Copied per forward", "Convolutions in the layout"]
-    return list(zip(titles, figures(before), figures(after), strict=True))
-
-
-def _events(flow: Flow, before: Flow | None) -> Folded:
-    titles = (
-        "Event word, Phase text, Module name, Type text, Operation code, Cause text, Times number, "
-        "Output number, Shape number, Operands prose, Called at text"
-    )
-    kinds = {"break": "lost", "regain": "regained"}
-    listed = [(kinds.get(e.kind, e.kind), e) for e in flow.events]
-    if before is not None:
-        lost = {(e.module, e.source, e.operation) for e in flow.events if e.kind == "break"}
-        breaks = [e for e in before.events if e.kind == "break"]
-        kept = [e for e in breaks if (e.module, e.source, e.operation) not in lost]
-        listed += [("kept by the steps", e) for e in kept]
-    rows = [
-        (
-            *(kind, e.phase, e.module or _ROOT, e.type, e.operation, e.cause),
-            *(f"{e.count:,}", size(e.bytes), e.shape, e.operand, e.source),
-        )
-        for kind, e in listed
-    ]
-    return _folded("Layout lost, regained or kept", titles, rows)
+def _causes(flow: Flow, label: str) -> Iterator[tuple[str, str, str, str]]:
+    for cause in layout_causes(flow):
+        name = ", ".join(filter(None, (cause.name, label.lower())))
+        lost = times(cause.count) if cause.count else "copied only"
+        yield name, lost, size(cause.copied) if cause.copied else "", cause.first or _ROOT
 
 
 def _copies(flow: Flow) -> Folded:
-    titles = "Module name, Type text, Operation code, Times number, Bytes number, Cause prose, Phase text"
+    titles = "Module name, Type text, Operation code, Times number, Bytes number, Cause prose"
     rows = [
-        (c.module or _ROOT, c.type, c.operation, f"{c.count:,}", size(c.bytes), c.why, c.phase)
+        (c.module or _ROOT, c.type, c.operation, f"{c.count:,}", size(c.bytes), c.why)
         for c in sorted(flow.copies, key=lambda copy: -copy.bytes)
     ]
     return _folded("Copied because of layouts", titles, rows)
@@ -316,14 +282,9 @@ def _convolutions(flow: Flow) -> Folded:
         (c.module or _ROOT, c.type, c.input, c.weight, c.output, c.backend, f"{c.calls:,}")
         for c in flow.convolutions
     ]
-    modules: dict[str, set[str]] = {}
-    for row in flow.convolutions:
-        modules.setdefault(row.backend or "an unknown kernel", set()).add(row.module)
-    ranked = sorted(modules, key=lambda name: -len(modules[name]))
-    by = ", ".join(f"{len(modules[name]):,} by {name}" for name in ranked[:4])
-    return _folded("Layouts and kernel of each convolution", titles, rows, f"Convolutions: {by}")
+    return _folded("Layouts and kernel of each convolution", titles, rows)
 
 
-def _folded(label: str, titles: str, rows: list[tuple], fold: str = "") -> Folded:
+def _folded(label: str, titles: str, rows: list[tuple]) -> Folded:
     table = Table(label=label, columns=columns(titles), rows=rows, file="flow.json")
-    return Folded(title=fold or f"{label}: {plural(len(rows), 'place')}", parts=(table,))
+    return Folded(title=f"{label}: {plural(len(rows), 'place')}", parts=(table,))

@@ -17,18 +17,14 @@ from prepare.errors import ConfigError, RefusedError
 from prepare.stages.flow.torch_operators import cudnn_format, is_convolution
 
 _VIEWS = ("aten::view", "aten::_unsafe_view")
-# On a CPU the first output of these operators has the format of the input, the argument at this index.
-_IN_FORMAT_OF = {
-    "aten::native_group_norm": 0,
-    "aten::replication_pad2d": 0,  # in torch 2.5
-    "aten::reflection_pad2d": 0,
-    "aten::replication_pad3d": 0,
-    "aten::reflection_pad3d": 0,
-    "aten::replication_pad2d_backward": 1,
-    "aten::reflection_pad2d_backward": 1,
-    "aten::replication_pad3d_backward": 1,
-    "aten::reflection_pad3d_backward": 1,
-}
+# On a CPU the first output of these operators has the format of the input.
+_IN_FORMAT_OF_INPUT = (
+    "aten::native_group_norm",
+    "aten::replication_pad2d",  # in torch 2.5
+    "aten::reflection_pad2d",
+    "aten::replication_pad3d",
+    "aten::reflection_pad3d",
+)
 # On CUDA the outputs of these operators are contiguous for any input, by torch's shape functions.
 _CONTIGUOUS_ON_CUDA = (
     "aten::native_group_norm",
@@ -119,34 +115,20 @@ def correct_strides(operator_name: str, args: tuple, output: Any, *, as_cuda: bo
     strides of the format. With `as_cuda` they give contiguous tensors, and convolutions the format of cuDNN.
     """
     if as_cuda and is_convolution(operator_name.removeprefix("aten::")):
-        return _in_format_of_cudnn(operator_name, args, output)
+        return output.contiguous(memory_format=cudnn_format(*args[:2]))
+    if isinstance(output, tuple):  # of a norm, whose first output is the activation
+        first = correct_strides(operator_name, args, output[0], as_cuda=as_cuda)
+        return output if first is output[0] else (first, *output[1:])
     if as_cuda and operator_name in _CONTIGUOUS_ON_CUDA:
-        return (
-            (output[0].contiguous(), *output[1:])
-            if isinstance(output, tuple)
-            else output.contiguous()
-        )
-    if not as_cuda and operator_name in _IN_FORMAT_OF:
-        source = args[_IN_FORMAT_OF[operator_name]]
-        if isinstance(output, tuple):
-            return _in_format_of(source, output[0]), *output[1:]
-        return _in_format_of(source, output)
+        return output.contiguous()
+    if not as_cuda and operator_name in _IN_FORMAT_OF_INPUT:
+        return _in_format_of(args[0], output)
     if operator_name not in _VIEWS or not isinstance(output, FakeTensor) or 1 not in output.shape:
         return output
     real_stride = _view_stride(args[0], output.shape)
     if real_stride == output.stride():
         return output
     return output.as_strided(output.shape, real_stride, output.storage_offset())
-
-
-def _in_format_of_cudnn(operator_name: str, args: tuple, output: Any) -> Any:
-    """Return the output of a convolution, or its gradients, in the format that cuDNN chooses."""
-    is_backward = operator_name.endswith("_backward")
-    chosen = cudnn_format(*(args[1:3] if is_backward else args[:2]))
-    if not is_backward:
-        return output.contiguous(memory_format=chosen)
-    gradients = (g if g is None else g.contiguous(memory_format=chosen) for g in output[:2])
-    return *gradients, *output[2:]
 
 
 def _in_format_of(source: Tensor, output: Any) -> Any:

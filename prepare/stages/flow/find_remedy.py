@@ -42,26 +42,20 @@ def find_remedy(
     example: Any,
     flow: Flow,
     present: Iterable[str],
-    *,
-    backward: bool,
     amp: Amp = "none",
 ) -> Remedy | None:
     """Return the steps beside those `present` that remove breaks from the flow of a model; None if none does.
 
     The best one is added until no other removes a break. `model` is not changed.
     """
-
-    def attempt(before: _Attempt, name: str) -> _Attempt | None:
-        return _attempt(before, name, example, backward, amp)
-
     added: list[str] = []
     missing = [name for name in _STEPS if name not in set(present)]
     best = _Attempt("", model, flow)
     while missing and best.breaks:
-        attempts = [each for name in missing if (each := attempt(best, name))]
+        attempts = [each for name in missing if (each := _attempt(best, name, example, amp))]
         if "keep_layout" in added:
             # Another step may uncover calls, or make some needless.
-            anew = [(each, attempt(each, "keep_layout")) for each in attempts]
+            anew = [(each, _attempt(each, "keep_layout", example, amp)) for each in attempts]
             attempts += [calls._replace(step=each.step) for each, calls in anew if calls]
         better = [each for each in attempts if each.breaks < best.breaks]
         if not better:
@@ -75,16 +69,10 @@ def find_remedy(
     return Remedy(steps=tuple(added), breaks=breaks, copied_bytes=copied)
 
 
-def _attempt(
-    before: _Attempt,
-    step: str,
-    example: Any,
-    backward: bool,  # noqa: FBT001
-    amp: Amp,
-) -> _Attempt | None:
+def _attempt(before: _Attempt, step: str, example: Any, amp: Amp) -> _Attempt | None:
     """Return the model with this step and its flow; None if the step changes nothing there."""
     if step == "keep_layout":
-        chosen = choose_calls(before.model, example, backward=backward, amp=amp)
+        chosen = choose_calls(before.model, example, amp=amp)
         return _Attempt(step, kept(before.model, chosen.names), chosen.after)
     wanted: Mapping[int, str] = _FORMATS.get(step, {})
     is_wanted = any(before.flow.wanted.get(rank) == name for rank, name in wanted.items())
@@ -100,5 +88,5 @@ def _attempt(
     except PrepareError:
         return None
     both = {**before.flow.wanted, **wanted}
-    flow = predict(tree, example, backward=backward, wanted=both, amp=amp)
+    flow = predict(tree, example, wanted=both, amp=amp)
     return _Attempt(step, tree, flow) if flow.status == "ok" else None

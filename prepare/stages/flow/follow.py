@@ -29,11 +29,10 @@ from prepare.core.utils.process_state import interruptible
 from prepare.errors import RefusedError
 from prepare.stages.flow.call_sites import CallSite, ModuleStack
 from prepare.stages.flow.fake_tensors import Target, explain_failure
-from prepare.stages.flow.flow_builder import FlowBuilder
 from prepare.stages.flow.layout_states import LayoutStates
 from prepare.stages.flow.layouts import choose_target_layouts
 from prepare.stages.flow.operator_watcher import OperatorWatcher, is_followed
-from prepare.stages.flow.records import NOT_ASKED, Flow
+from prepare.stages.flow.records import NOT_ASKED, Flow, FlowBuilder
 
 # pytorch#184013
 WITHOUT_CUDNN = (
@@ -46,7 +45,6 @@ def predict(
     model: nn.Module,
     example: Any,
     *,
-    backward: bool = False,
     wanted: Mapping[int, str] | str | None = None,
     amp: Amp = "none",
     device: torch.device | str | None = None,
@@ -56,7 +54,6 @@ def predict(
     Args:
         model: in training or evaluation mode; it is not changed.
         example: a tensor, a tuple of positional or a mapping of named arguments, or an Example.
-        backward: also follow the gradients of the sum of all outputs.
         wanted: a format, or `{4: "channels_last", 5: "channels_last_3d"}`; by default the layouts of the
             model's convolution weights, see `prepare.stages.flow.layouts`. If none is in channels-last, there
             is no break to find, and a note says that nothing was asked for.
@@ -66,7 +63,7 @@ def predict(
 
     If forward needs a value, or an operation cannot run without data, the flow has the status
     `cannot predict`, the reason, and the events up to that point. torch's shape functions are wrong for a
-    few operations (in backward ReLU6); for these only `observe` is right.
+    few operations; for these only `observe` is right.
     The result holds for the current number of threads: with a single one, torch 2.13 runs 1x1x1
     convolutions of float32 on its reference path, which returns a contiguous tensor.
 
@@ -94,11 +91,11 @@ def predict(
                 return fake.from_tensor(tensor, static_shapes=True)
             return target.stand_in(fake, tensor)
 
-        _follow(model, example, watcher, (stand_in, stand_in), backward=backward, amp=amp)
+        _follow(model, example, watcher, (stand_in, stand_in), amp)
         return watcher.flow("predict")
 
     try:
-        return run() if backward else without_gradients(run)
+        return without_gradients(run)
     except Exception as error:  # the model's code may raise anything on tensors without data
         watcher = watched[-1]
         if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
@@ -110,19 +107,18 @@ def observe(
     model: nn.Module,
     example: Any,
     *,
-    backward: bool = False,
     wanted: Mapping[int, str] | str | None = None,
     amp: Amp = "none",
 ) -> Flow:
     """Observe the flow of one real forward; the arguments are those of `predict`.
 
-    Gradients are enabled only with `backward`, and for a forward that differentiates. The model, the example
+    Gradients are enabled only for a forward that differentiates. The model, the example
     and all global state are as before afterwards, see `prepare.core.forward.unchanged`.
 
     Raises:
         ConfigError: `wanted` does not name a layout.
         RefusedError: `amp` is unknown, or a lazy module has no parameters yet.
-        ModelError: the forward or backward raised; names the innermost module.
+        ModelError: the forward raised; names the innermost module.
     """
     amp, watched = read_amp(amp), list[OperatorWatcher]()
     layouts = choose_target_layouts(model, wanted)
@@ -132,11 +128,11 @@ def observe(
     def run() -> Flow:
         present = device_of([model], tensors_in(example))
         watched.append(watcher := _watcher(model, layouts, present, asked=wanted is not None))
-        _follow(model, example, watcher, (real_stand_in, copy_of), backward=backward, amp=amp)
+        _follow(model, example, watcher, (real_stand_in, copy_of), amp)
         return watcher.flow("observe")
 
     try:
-        return run() if backward else without_gradients(run)
+        return without_gradients(run)
     except Exception as error:
         is_ours = watched[-1].internal_error is not None
         if is_ours or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
@@ -158,8 +154,6 @@ def _follow(
     example: Any,
     watcher: OperatorWatcher,
     stand_ins: tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]],
-    *,
-    backward: bool,
     amp: str,
 ) -> None:
     """Call the model with stand-ins for its tensors and for those of the example, and watch."""
@@ -170,42 +164,23 @@ def _follow(
         for tensor in (*model.parameters(), *model.buffers(), *state.stand_ins.values()):
             watcher.states.register(tensor, "weight", "a parameter")
         args, kwargs = tree_map_only(Tensor, stand_ins[1], given)
-        with watcher.stack:
-            _run(model, args, kwargs, watcher, backward=backward, amp=amp)
-
-
-def _run(
-    model: nn.Module,
-    args: Any,
-    kwargs: Any,
-    watcher: OperatorWatcher,
-    *,
-    backward: bool,
-    amp: str,
-) -> None:
-    given, states = list(tensors_in([*args, *kwargs.values()])), watcher.states
-    for tensor in given:
-        states.register(tensor, "unknown", "the input")
-    # The FakeTensorMode is below the watcher: it computes what the watcher dispatches.
-    fake = watcher.fake or contextlib.nullcontext()
-    # A forward without data is quick, and torch's own code is not safe from an interrupt there.
-    call = _at_once if watcher.fake else interruptible
-    enabled = backward or torch.is_grad_enabled()
-    with torch.inference_mode(mode=False), torch.set_grad_enabled(enabled), fake:
-        with watcher, autocast(amp, device_of([model], given)):
-            output = call(model, *args, **kwargs)
-        if not backward:
-            return
-        roots = [tensor for tensor in tensors_in(output) if tensor.requires_grad]
-        if not roots:
-            watcher.builder.add_note("no output requires a gradient, so no backward was followed")
-            return
-        gradients = [torch.ones_like(root) for root in roots]
-        for gradient in gradients:
-            state = "in_layout" if states.is_in_layout(gradient) else "unknown"
-            states.register(gradient, state, "the loss", backward=True)
-        with watcher:  # torch.autograd.grad does not work here: reentrant checkpoints refuse it
-            call(torch.autograd.backward, roots, gradients)
+        tensors = list(tensors_in([*args, *kwargs.values()]))
+        for tensor in tensors:
+            watcher.states.register(tensor, "unknown", "the input")
+        # The FakeTensorMode is below the watcher: it computes what the watcher dispatches.
+        fake = watcher.fake or contextlib.nullcontext()
+        # A forward without data is quick, and torch's own code is not safe from an interrupt there.
+        call = _at_once if watcher.fake else interruptible
+        enabled, cast = torch.is_grad_enabled(), autocast(amp, device_of([model], tensors))
+        with (
+            watcher.stack,
+            torch.inference_mode(mode=False),
+            torch.set_grad_enabled(enabled),
+            fake,
+            watcher,
+            cast,
+        ):
+            call(model, *args, **kwargs)
 
 
 def _at_once(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:

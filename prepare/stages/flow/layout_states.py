@@ -1,4 +1,4 @@
-"""Follow each activation from operation to operation, and report where it leaves or regains the layout.
+"""Follow each activation from operation to operation, and report where it leaves the layout.
 
 Each storage has a *state*:
 
@@ -15,8 +15,8 @@ a break only when a layout-sensitive operator (a convolution, a norm, a pool) co
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
@@ -26,17 +26,13 @@ from prepare.stages.flow.layouts import (
     is_in_layout,
     is_in_other_layout,
 )
-from prepare.stages.flow.torch_operators import (
-    cause_of,
-    is_layout_sensitive,
-    returns_parameter_gradient,
-)
+from prepare.stages.flow.torch_operators import cause_of, is_layout_sensitive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from prepare.stages.flow.call_sites import CallSite
-    from prepare.stages.flow.flow_builder import FlowBuilder
+    from prepare.stages.flow.records import FlowBuilder
 
 
 @dataclass(slots=True)
@@ -49,13 +45,11 @@ class StorageState:
 
     weak: StorageWeakRef
     state: str = "unknown"
-    backward: bool = False
     source: str = ""
     left_at: CallSite | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Operand:
+class Operand(NamedTuple):
     """A tensor argument of an operation, the name of the argument, and the state of its storage."""
 
     label: str
@@ -66,21 +60,12 @@ class Operand:
     def state(self) -> str:
         return self.storage.state if self.storage else "unknown"
 
-    @property
-    def left_at(self) -> CallSite | None:
-        return self.storage.left_at if self.storage else None
 
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """One operation that ran.
-
-    `phase` is `forward`, `backward`, or `again` (a checkpointed segment that runs a second time).
-    """
+class Operation(NamedTuple):
+    """One operation that ran."""
 
     name: str
     site: CallSite
-    phase: str = "forward"
     backend: str = ""
     is_view: bool = False
 
@@ -101,42 +86,32 @@ class LayoutStates:
         key = _key(tensor)
         return None if key is None else self._storages.get(key)
 
-    def register(self, tensor: Tensor, state: str, source: str, *, backward: bool = False) -> None:
-        """Set the state of a tensor that is not an output: a parameter, an input, the loss's gradient."""
+    def register(self, tensor: Tensor, state: str, source: str) -> None:
+        """Set the state of a tensor that is not an output: a parameter, or an input."""
         key = _key(tensor)
         if key is not None and key not in self._storages:
             weak = StorageWeakRef(tensor.untyped_storage())
-            self._storages[key] = StorageState(weak, state, backward, source)
+            self._storages[key] = StorageState(weak, state, source)
 
     def is_in_layout(self, tensor: Tensor) -> bool:
         """Return True if a tensor is in the wanted layout, and in no other."""
         return is_in_layout(tensor, self.wanted)
 
-    def follow(
-        self, operation: Operation, operands: list[Operand], outputs: list[tuple[int, Tensor]]
-    ) -> None:
-        """Update the states after an operation; `outputs` are its outputs with their indices."""
-        if operation.phase == "backward":  # follow gradients only, not tensors saved by forward
-            operands = [
-                operand for operand in operands if operand.storage and operand.storage.backward
-            ]
+    def follow(self, operation: Operation, operands: list[Operand], outputs: list[Tensor]) -> None:
+        """Update the states after an operation."""
         is_sensitive = is_layout_sensitive(operation.name)
         # The operands that may determine the layout of the outputs.
         acting = [operand for operand in operands if is_sensitive or operand.state != "weight"]
         in_layout = [operand for operand in acting if self._counts_as_in_layout(operand)]
         if is_sensitive:
             self._check_sensitive(operation, acting, in_layout)
-        for index, output in outputs:
+        for output in outputs:
             storage = self.of(output)
             if operation.is_view and storage:
                 if acting:
                     self._follow_view(operation, storage, acting[0].tensor, output)
             elif not acting:
                 self._set_state(operation, output, "weight" if operands else "unknown")
-            elif operation.phase == "backward" and returns_parameter_gradient(
-                operation.name, index
-            ):
-                self._set_state(operation, output, "weight")
             else:
                 self._follow_output(operation, acting, in_layout, output)
 
@@ -145,13 +120,14 @@ class LayoutStates:
     ) -> None:
         """Report operands that left a temporary reshape in another layout, and odd strides."""
         for operand in acting:
-            storage, site = operand.storage, operand.left_at
+            storage = operand.storage
+            site = storage.left_at if storage else None
             if storage is None or site is None or storage.state not in ("in_layout", "reshaped"):
                 continue
             if not in_layout and self._is_in_other_layout(operand.tensor):
                 if not site.reported:
                     site.operand = f"returns as {describe_layout(operand.tensor)}"
-                    self._add_event("break", operation, site, operand.tensor)
+                    self.builder.add_event(site, operand.tensor)
                 site.reported, storage.state = True, "lost"
         for operand in in_layout:
             if has_odd_strides(operand.tensor):
@@ -172,8 +148,6 @@ class LayoutStates:
             and self.is_in_layout(view)
             and not has_odd_strides(view)
         ):
-            if storage.state == "lost" and not self.is_in_layout(source):
-                self._add_regain(operation, source, view)
             storage.state, storage.left_at = "in_layout", None
 
     def _follow_output(
@@ -186,9 +160,6 @@ class LayoutStates:
         states = {operand.state for operand in acting}
         in_other = [operand for operand in acting if self._is_in_other_layout(operand.tensor)]
         if self.is_in_layout(output):
-            was_lost = "lost" in states or any(item.state == "unknown" for item in in_other)
-            if not in_layout and was_lost:
-                self._add_regain(operation, (in_other or acting)[0].tensor, output)
             self._set_state(operation, output, "in_layout")
         elif in_layout and self._is_in_other_layout(output):
             site = operation.site
@@ -196,25 +167,17 @@ class LayoutStates:
             site.operand = self._describe_operands(acting, in_other)
             is_odd = any(has_odd_strides(operand.tensor) for operand in in_layout)
             site.cause = "odd_stride" if is_odd else operation.cause
-            self._add_event("break", operation, site, output)
+            self.builder.add_event(site, output)
             self._set_state(operation, output, "lost")
         elif in_layout or states & {"in_layout", "reshaped"}:
             left_at = None
             if self._is_in_other_layout(output):
-                earlier = (operand.left_at for operand in in_other if operand.left_at)
-                left_at = next(earlier, None) or _site_of(operation, acting[0].tensor)
+                earlier = (each.storage.left_at for each in in_other if each.storage)
+                left_at = next(filter(None, earlier), None)
+                left_at = left_at or _site_of(operation, acting[0].tensor)
             self._set_state(operation, output, "reshaped", left_at)
         else:
             self._set_state(operation, output, "lost" if "lost" in states else "unknown")
-
-    def _add_regain(self, operation: Operation, source: Tensor, output: Tensor) -> None:
-        site = _site_of(operation, source)
-        site.operand = f"the input is {describe_layout(source)}"
-        self._add_event("regain", operation, site, output)
-
-    def _add_event(self, kind: str, operation: Operation, site: CallSite, tensor: Tensor) -> None:
-        if operation.phase != "again":  # its events were counted in forward
-            self.builder.add_event(kind, operation.phase, site, tensor)
 
     def _set_state(
         self, operation: Operation, output: Tensor, state: str, left_at: CallSite | None = None
@@ -222,26 +185,19 @@ class LayoutStates:
         key = _key(output)
         if key is None:
             return
-        storage = self._storages.get(key)
-        if storage is None:
-            storage = StorageState(StorageWeakRef(output.untyped_storage()))
-            self._storages[key] = storage
+        if key not in self._storages:
+            self._storages[key] = StorageState(StorageWeakRef(output.untyped_storage()))
+        storage, site = self._storages[key], operation.site
         storage.state, storage.left_at = state, left_at
-        storage.backward = operation.phase == "backward"
-        storage.source = (
-            f"{operation.site.module or operation.site.type}: {operation.site.operation}"
-        )
+        storage.source = f"{site.module or site.type}: {site.operation}"
 
     def _describe_operands(self, acting: list[Operand], in_other: list[Operand]) -> str:
         """Return `self channels_last, other contiguous (from up.0: aten.convolution); other decides`."""
-        followed = [operand for operand in acting if operand.tensor.dim() in self.wanted]
         parts = []
-        for operand in followed[:4]:
+        for operand in [each for each in acting if each.tensor.dim() in self.wanted][:4]:
             origin = operand.storage.source if operand.storage and operand in in_other else ""
             source = f" (from {origin})" if origin else ""
             parts.append(f"{operand.label} {describe_layout(operand.tensor)}{source}")
-        if len(followed) > 4:
-            parts.append(f"{len(followed) - 4} more")
         return ", ".join(parts) + (f"; {in_other[0].label} decides" if in_other else "")
 
     def _note_odd_strides(self, operation: Operation, operand: Operand) -> None:
@@ -250,8 +206,6 @@ class LayoutStates:
             f"aten.{operation.name} has strides {list(operand.tensor.stride())}, which can be read as "
             f"{self.wanted[operand.tensor.dim()]}, but torch's kernels read them as contiguous"
         )
-        if operation.name.endswith("batch_norm_backward"):
-            text += "; torch is known to compute wrong gradients there"
         self.builder.add_note(text)
 
     def _counts_as_in_layout(self, operand: Operand) -> bool:
@@ -264,9 +218,8 @@ class LayoutStates:
 
 
 def _site_of(operation: Operation, source: Tensor) -> CallSite:
-    site = operation.site.copy()
-    site.before, site.cause = source.stride(), operation.cause
-    return site
+    changes: Any = {"before": source.stride(), "cause": operation.cause, "reported": False}
+    return replace(operation.site, **changes)
 
 
 def _key(tensor: Tensor) -> int | None:

@@ -146,15 +146,13 @@ def _checked(wanted: Mapping[int, str] | str) -> dict[int, str]:
             raise ConfigError("wanted", f"{wanted!r} is not a format", choose(wanted, FORMATS))
         return {rank: known for rank in RANKS if takes(known, rank)}
     read: dict[int, str] = {}
-    for rank, name in wanted.items():
+    for rank, name in sorted(wanted.items()):
         if rank not in RANKS:
-            raise ConfigError(
-                "wanted", f"{rank!r} is not a rank that can be followed", "use 4 or 5"
-            )
+            wrong = f"{rank!r} is not a rank that can be followed"
+            raise ConfigError("wanted", wrong, "use 4 or 5")
         allowed = [word for word in FORMATS if takes(word, rank)]
         if (known := meant(name, allowed)) is None:
-            raise ConfigError(
-                f"wanted.{rank}", f"{name!r} is not a format", choose(str(name), allowed)
-            )
+            remedy = choose(str(name), allowed)
+            raise ConfigError(f"wanted.{rank}", f"{name!r} is not a format", remedy)
         read[rank] = known
-    return dict(sorted(read.items()))
+    return read

@@ -1,4 +1,4 @@
-"""A dispatch mode that records each operation of a forward and backward."""
+"""A dispatch mode that records each operation of a forward."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from prepare.stages.flow.call_sites import CallSite, ModuleStack
 from prepare.stages.flow.fake_tensors import correct_strides
 from prepare.stages.flow.layout_states import LayoutStates, Operand, Operation
 from prepare.stages.flow.layouts import describe_layout, dimension_order, layout_of
@@ -27,8 +26,8 @@ from prepare.stages.flow.torch_operators import (
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from prepare.stages.flow.flow_builder import FlowBuilder
-    from prepare.stages.flow.records import Flow
+    from prepare.stages.flow.call_sites import CallSite, ModuleStack
+    from prepare.stages.flow.records import Flow, FlowBuilder
 
 
 # Operators of these namespaces take every layout.
@@ -54,8 +53,6 @@ class OperatorWatcher(TorchDispatchMode):
         self.as_cuda = False
         self.fake: FakeTensorMode | None = None
         self.internal_error: Exception | None = None
-        # The call sites of forward, by the autograd sequence number that the backward refers to.
-        self._forward_sites: dict[int, CallSite] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -70,7 +67,8 @@ class OperatorWatcher(TorchDispatchMode):
             self.fake.cache_enabled = not is_convolution(func._schema.name.partition("::")[2])
         output = func(*args, **kwargs)
         output = correct_strides(func._schema.name, args, output, as_cuda=self.as_cuda)
-        if not self.in_compiled:
+        # Not what a backward inside of forward computes, as that of a force field.
+        if not self.in_compiled and torch._C._current_autograd_node() is None:
             try:
                 self._record(func, args, kwargs, output)
             except Exception as error:
@@ -85,31 +83,24 @@ class OperatorWatcher(TorchDispatchMode):
     def follow_module(self, site: CallSite, inputs: list[Tensor], outputs: list[Tensor]) -> None:
         """Follow a compiled or repaired module as one operation."""
         operands = [Operand(f"input {i}", t, self.states.of(t)) for i, t in enumerate(inputs)]
-        self.states.follow(Operation("compile", site), operands, list(enumerate(outputs)))
+        self.states.follow(Operation("compile", site), operands, outputs)
 
     def _record(self, func: OpOverload, args: Any, kwargs: Any, output: Any) -> None:
         name = func._schema.name.partition("::")[2]
         arguments = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
-        node = torch._C._current_autograd_node()
-        # Grad mode is off in backward, except in a checkpointed segment that runs again.
-        again = node is not None and torch.is_grad_enabled()
-        phase = "forward" if node is None else "again" if again else "backward"
-        site = self._site(node)
+        site = self.stack.call_site()
         site.operation = f"aten.{name}"
-        if phase != "backward":
-            site.in_repaired = self.in_repaired
-            self._forward_sites.setdefault(torch.autograd._get_sequence_nr() - 1, site)
         backend, memory_format = self._backend(arguments) if is_convolution(name) else ("", None)
-        if backend and phase == "forward":
+        if backend:
             tensors = arguments["input"], arguments["weight"], output
-            self.builder.add_convolution(site, tensors, backend)
-        operation = Operation(name, site, phase, backend, _is_view(func))
+            self.builder.add_convolution(site, map(layout_of, tensors), backend)
+        operation = Operation(name, site, backend, _is_view(func))
         for operand, tensor, layout in hidden_copies(name, arguments, memory_format):
             why = f"{operand} is {describe_layout(tensor)}, and the kernel works on {layout}"
-            self._add_copy(operation, tensor, why)
+            self.builder.add_copy(site, tensor, why)
         if name in ("clone", "_to_copy"):
             self._record_reordering(operation, arguments["self"], output)
-        if site.in_repaired:
+        if self.in_repaired:  # the module is followed as one operation
             return
         operands = [
             Operand(label, tensor, self.states.of(tensor))
@@ -118,7 +109,7 @@ class OperatorWatcher(TorchDispatchMode):
         ]
         if func.namespace not in _ANY_LAYOUT or name == "as_strided":
             self._note_kernel(func, operands)
-        self.states.follow(operation, operands, list(_tensor_outputs(output)))
+        self.states.follow(operation, operands, _tensor_outputs(output))
 
     def _backend(self, arguments: dict[str, Any]) -> tuple[str, torch.memory_format | None]:
         if self.as_cuda and arguments["input"].dim() in (4, 5):
@@ -132,23 +123,13 @@ class OperatorWatcher(TorchDispatchMode):
                 text = f"{func.name()} is given {operand.label} in {layout}: {KERNEL_NOTE}"
                 self.builder.add_note(text)
 
-    def _site(self, node: Any) -> CallSite:
-        """Return the call site of this operation; in backward, that of its forward operation."""
-        if node is None or (self.stack and torch.is_grad_enabled()):
-            return self.stack.call_site()
-        site = self._forward_sites.get(node._sequence_nr())
-        return site.copy() if site else CallSite("", self.stack.root)
-
     def _record_reordering(self, operation: Operation, source: Tensor, output: Tensor) -> None:
         """Count a copy that only changed the order of the elements."""
         if is_followed(source) and is_followed(output) and _is_reordered(source, output):
             why = f"{describe_layout(source)} to {describe_layout(output)}"
             cause = operation.cause
-            self._add_copy(operation, output, why if cause == "clone" else f"{cause}: {why}")
-
-    def _add_copy(self, operation: Operation, tensor: Tensor, why: str) -> None:
-        phase = "forward" if operation.phase == "forward" else "backward"
-        self.builder.add_copy(phase, operation.site, tensor, why)
+            why = why if cause == "clone" else f"{cause}: {why}"
+            self.builder.add_copy(operation.site, output, why)
 
 
 def is_followed(value: Any) -> bool:
@@ -185,10 +166,9 @@ def _tensor_arguments(arguments: dict[str, Any]) -> Iterator[tuple[str, Tensor]]
                     yield f"{name}[{index}]", item
 
 
-def _tensor_outputs(output: Any) -> Iterator[tuple[int, Tensor]]:
-    for index, value in enumerate(output if isinstance(output, list | tuple) else [output]):
-        if is_followed(value):
-            yield index, value
+def _tensor_outputs(output: Any) -> list[Tensor]:
+    values = output if isinstance(output, list | tuple) else [output]
+    return [value for value in values if is_followed(value)]
 
 
 def _is_reordered(source: Tensor, output: Tensor) -> bool:

@@ -67,14 +67,12 @@ class FlowStage(Stage):
             follow: Any = flow.predict if self.level == "predict" else flow.observe
             if self.level == "predict" and _is_for_absent_cuda(work):
                 follow = partial(flow.predict, device="cuda")
-            record = follow(work.model, work.formatted, backward=work.training, amp=work.amp)
+            record = follow(work.model, work.formatted, amp=work.amp)
             if not work.pipeline.steps:
                 return {"flow": record}
             records = {"flow": _with_remedy(work, record)}
             if bare := _without_repairs(work):
-                backward = work.model.training
-                before = flow.predict(bare, work.formatted, backward=backward, amp=work.amp)
-                records["flow_before"] = before
+                records["flow_before"] = flow.predict(bare, work.formatted, amp=work.amp)
         return records
 
     @classmethod
@@ -87,7 +85,6 @@ class FlowStage(Stage):
             "flow": flow.status,
             "layout_asked": not {*flow.wanted.values()} <= {"contiguous"},
             "layout_breaks": summary["breaks"],
-            "layout_regains": summary["regains"],
             "copied_bytes": summary["copied_bytes"],
             "convolutions_called": summary["convolutions"],
             "convolutions_kept": summary["in_layout"],
@@ -138,15 +135,14 @@ def _with_remedy(work: StageContext, flow: Flow) -> Flow:
     from prepare.stages.flow.find_remedy import find_remedy
 
     bare = _bare(work, "runtime")  # a compiled model calls the original
-    options: Any = {"backward": work.training, "amp": work.amp}
-    remedy = find_remedy(bare, work.formatted, flow, work.pipeline.steps, **options)
+    remedy = find_remedy(bare, work.formatted, flow, work.pipeline.steps, work.amp)
     return replace(flow, remedy=remedy)
 
 
 def _without_repairs(work: StageContext) -> nn.Module | None:
     """Return a copy of the model without repairs and rewritten calls; None if it has neither."""
     structure = [step for step in work.pipeline.steps.values() if step.phase == "structure"]
-    if not any(step.only_layouts and step.can_undo() for step in structure):
+    if not any(step.only_layouts for step in structure):
         return None
     return _bare(work, "structure", "runtime")
 

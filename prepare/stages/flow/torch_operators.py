@@ -12,16 +12,12 @@ from torch._prims_common import suggest_memory_format
 # The inputs that an operator makes contiguous inside its kernel, where no dispatch shows it. Read from
 # the nested profiler events of torch 2.13 on CPU; a test compares the table with the profiler.
 _MADE_CONTIGUOUS = {
-    "_softmax": ("self",),
-    "_log_softmax": ("self",),
-    "native_layer_norm": ("input",),
-    "avg_pool3d": ("self",),
-    "im2col": ("self",),
-    "index_select": ("self",),
-    "_softmax_backward_data": ("grad_output", "output"),
-    "_log_softmax_backward_data": ("grad_output", "output"),
-    "native_layer_norm_backward": ("grad_out", "input"),
-    "avg_pool3d_backward": ("grad_output",),
+    "_softmax": "self",
+    "_log_softmax": "self",
+    "native_layer_norm": "input",
+    "avg_pool3d": "self",
+    "im2col": "self",
+    "index_select": "self",
 }
 _CAUSES = {
     "_softmax": "softmax",
@@ -51,9 +47,6 @@ CAUSES = frozenset({*_FUNCTIONS, *_CAUSES.values(), *_CAUSE_IS_NAME, "convolutio
           "conv2d_reference", "conv3d_reference", *(word for _, word in _CAUSES_BY_PART)})  # fmt: skip
 # Operators whose speed or output layout depends on the layout of their inputs.
 _SENSITIVE = ("convolution", "batch_norm", "group_norm", "pool", "upsample", "grid_sampler")
-# The first output of these operators is the gradient of an activation; the others are those of parameters.
-_FIRST_ONLY = ("convolution_backward", "native_batch_norm_backward", "native_group_norm_backward",
-               "native_layer_norm_backward", "_prelu_kernel_backward")  # fmt: skip
 # These operators use the shape or device of a tensor, and none of its values.
 _FACTORIES = ("new_empty", "new_zeros", "new_ones", "new_full", "new_empty_strided", "empty_like",
               "zeros_like", "ones_like", "full_like", "rand_like", "randn_like")  # fmt: skip
@@ -71,18 +64,13 @@ def takes_values(name: str, operand: str) -> bool:
 
 
 def is_convolution(name: str) -> bool:
-    """Return True if the operator is torch's general convolution, forward or backward."""
-    return name in ("convolution", "_convolution", "convolution_backward")
-
-
-def returns_parameter_gradient(name: str, index: int) -> bool:
-    """Return True if the output of an operator at `index` is the gradient of a parameter."""
-    return index > 0 and name in _FIRST_ONLY
+    """Return True if the operator is torch's general convolution."""
+    return name in ("convolution", "_convolution")
 
 
 def cause_of(name: str, function: str, module_type: str, backend: str = "") -> str:
     """Return one word for the cause of an event: from the function that was called, or the operator."""
-    name = name.removesuffix("_backward").rstrip("_")
+    name = name.rstrip("_")
     if function in _FUNCTIONS:
         return function
     if "InstanceNorm" in module_type:
@@ -118,8 +106,6 @@ def backend_of(arguments: Mapping[str, Any]) -> tuple[str, torch.memory_format |
     if tensors[0].dim() not in (4, 5):
         return "", None
     options = {name: arguments[name] for name in names} | {"bias": arguments.get("bias")}
-    if "bias_sizes" in arguments:
-        options["bias_sizes"] = arguments["bias_sizes"]
     try:
         backend = torch._C._select_conv_backend(*tensors, **options)
         name = backend.name
@@ -135,15 +121,11 @@ def hidden_copies(
 ) -> Iterator[tuple[str, Tensor, str]]:
     """Yield each copy made inside a kernel: the operand's name, the tensor, and the layout of the copy."""
     if is_convolution(name):
-        if memory_format is None:
-            return
-        layout = str(memory_format).removeprefix("torch.").removesuffix("_format")
-        for operand in ("grad_output", "input", "weight"):
-            tensor = arguments.get(operand)
-            if tensor is not None and not tensor.is_contiguous(memory_format=memory_format):
-                yield operand, tensor, layout
-        return
-    for operand in _MADE_CONTIGUOUS.get(name, ()):
+        operands, layout = ["input", "weight"], memory_format
+    else:
+        operands = [_MADE_CONTIGUOUS[name]] if name in _MADE_CONTIGUOUS else []
+        layout = torch.contiguous_format
+    for operand in operands if layout is not None else ():
         tensor = arguments[operand]
-        if tensor.dim() in (4, 5) and not tensor.is_contiguous():
-            yield operand, tensor, "contiguous"
+        if tensor.dim() in (4, 5) and not tensor.is_contiguous(memory_format=layout):
+            yield operand, tensor, str(layout).removeprefix("torch.").removesuffix("_format")

@@ -55,11 +55,10 @@ def _without(shown: ReportContext) -> Document | None:
     """Return the document of a run that was to be verified, and was not."""
     if not shown.had("verify"):
         return None
-    answer, remark = parts.NOT_MEASURED, shown.without("verify")
+    remark, sentence = shown.without("verify"), "Results not measured"
+    missing = Answer(parts.RIGHT, "plain", parts.NOT_MEASURED, remark, sentence=sentence)
     if shown.unchanged:
-        answer, remark = "Unchanged", parts.UNCHANGED
-    sentence = "" if shown.unchanged else "Results not measured"
-    missing = Answer(parts.RIGHT, "plain", answer, remark, sentence=sentence)
+        missing = Answer(parts.RIGHT, "plain", "Unchanged", parts.UNCHANGED)
     return Document(name="verify", place=40, answers=(missing,))
 
 
@@ -119,16 +118,11 @@ def _hidden(verification: Verification) -> str:
     least, _ = verification.sensitivity("gradients") or (0.0, "")
     if least <= _HIDDEN:
         return ""
-    dtype = verification.amp if verification.amp != "none" else _coarsest(verification)
+    own = (check.dtype for check in verification.checks if check.dtype.endswith("float16"))
     once = words(cli="run once with precision=float32", python="verify it once in float32")
     if verification.amp != "none":
         once = words(cli="run once with amp=none", python="verify it once without autocast")
-    return f"gradients cannot be judged in {dtype}: {once}"
-
-
-def _coarsest(verification: Verification) -> str:
-    dtypes = {check.dtype for check in verification.checks}
-    return next((name for name in ("bfloat16", "float16") if name in dtypes), "these types")
+    return f"gradients cannot be judged in {next(own, verification.amp)}: {once}"
 
 
 def _percent(part: float) -> str:
@@ -166,8 +160,7 @@ def _answer(verification: Verification) -> Answer:
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
         elif verification.mode == "train" and _hidden(verification):
             kind, answer, sentence = "warn", "Outputs right", "Outputs right"
-            remark = _hidden(verification)
-            line = f"outputs right; {remark}"
+            line = f"outputs right; {(remark := _hidden(verification))}"
     return Answer(parts.RIGHT, kind, answer, remark, sentence=sentence, line=line)
 
 
@@ -180,8 +173,7 @@ def _advice(verification: Verification) -> Iterator[parts.Advice]:
         answer = f"Raise {limit}" if limit else "Verify it with verify=full"
         yield parts.Advice(30, "warn", answer)
     elif verification.mode == "train" and (remark := _hidden(verification)):
-        answer = f"Judge the gradients: {remark.partition(': ')[2]}"
-        yield parts.Advice(72, "warn", answer)
+        yield parts.Advice(72, "warn", f"Judge the gradients: {remark.partition(': ')[2]}")
 
 
 def _parts(verification: Verification) -> Iterator[Part]:

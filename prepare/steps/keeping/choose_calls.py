@@ -38,9 +38,7 @@ class ChosenCalls:
         return tuple(call.name for call in self.calls)
 
 
-def choose_calls(
-    model: nn.Module, example: Any, *, backward: bool, amp: Amp = "none"
-) -> ChosenCalls:
+def choose_calls(model: nn.Module, example: Any, *, amp: Amp = "none") -> ChosenCalls:
     """Return the calls to replace in a model that is prepared but for this step; changes nothing.
 
     These are the calls that would return another layout than torch. Those that may be there on purpose
@@ -48,7 +46,7 @@ def choose_calls(
     """
     bare = copy_tree(model)  # shares the tensors, which predict does not change
     STEPS[_STEP].undo(bare)
-    before = predict(bare, example, backward=backward, amp=amp)
+    before = predict(bare, example, amp=amp)
     choice = ChosenCalls((), before, before)
     if before.status != "ok" or cost_of(before) == (0, 0):
         return choice
@@ -60,13 +58,13 @@ def choose_calls(
         views = [c for c in calls if c.operator == "view" and _method_of(c) in made]
         chosen = {call.name: call for call in (*acting, *views)}
         tree, wanted = kept(bare, chosen), before.wanted
-        after = predict(tree, example, backward=backward, wanted=wanted, amp=amp)
+        after = predict(tree, example, wanted=wanted, amp=amp)
         return ChosenCalls(tuple(chosen.values()), before, after)
 
     for words in (SAFE, {call.operator for call in calls}):
         allowed = [call for call in calls if call.operator in words]
         with recording() as seen:
-            predict(kept(bare, [c.name for c in allowed]), example, backward=backward, amp=amp)
+            predict(kept(bare, [c.name for c in allowed]), example, amp=amp)
         # The same code may stand in a method twice.
         acting = list({call.name: call for call in allowed if _is_seen(call, seen)}.values())
         found = choice_of(acting)
@@ -97,9 +95,8 @@ def _is_worse(flow: Flow, other: Flow) -> bool:
 
 
 def cost_of(flow: Flow) -> tuple[int, int]:
-    """Return the copied bytes and the breaks of a flow, in forward and backward."""
-    total, backward = flow.summary, flow.summary["backward"]
-    return (total["copied_bytes"] + backward["copied_bytes"], total["breaks"] + backward["breaks"])
+    """Return the copied bytes and the breaks of a flow."""
+    return flow.summary["copied_bytes"], flow.summary["breaks"]
 
 
 def _is_seen(call: CodeCall, seen: Iterable[tuple[Any, str, int]]) -> bool:

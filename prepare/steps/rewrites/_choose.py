@@ -123,28 +123,6 @@ def choose_rewrites(
     return choice
 
 
-def unserved_calls(
-    model: nn.Module,
-    example: Any,
-    wanted: Mapping[str, Rewrite],
-    *,
-    backward: bool,
-    amp: Amp,
-) -> list[tuple[str, str]]:
-    """Return the modules of which a call of `example` does not run the rewrite, and why."""
-    calls, _ = _record(model, example, wanted, backward=backward, amp=amp)
-    found = []
-    for name, rewrite in wanted.items():
-        module = _copied(model.get_submodule(name), rewrite, {})
-        for call in calls.get(name, ()):
-            with torch.no_grad(), autocast(amp, call.x.device):
-                if module.served(call.x, module.weight, module.bias) is None:
-                    sizes = call.x.shape[2:]
-                    found.append((name, f"{rewrite.name}: {rewrite.unserved(module, sizes)}"))
-                    break
-    return found
-
-
 def _record(
     model: nn.Module, example: Any, names: Mapping[str, Any], *, backward: bool, amp: Amp
 ) -> tuple[dict[str, list[_Recorded]], float]:

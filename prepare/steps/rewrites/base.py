@@ -69,10 +69,6 @@ class Rewrite(SwapClass):
         super().__init__(name, swaps)
         self.identity, self.phrase, self.never_loses = identity, phrase, never_loses
 
-    def unserved(self, module: Any, sizes: Sequence[int]) -> str:
-        """Return why a call of `module` with these spatial sizes runs torch's own code."""
-        raise NotImplementedError
-
     def mismatch(self, module: Any) -> str:
         """Return what of the structure of a convolution this rewrite is not for; empty if it fits."""
         raise NotImplementedError

@@ -1,6 +1,5 @@
 """The rewrite of convolutions whose kernel is their stride: patch embeddings run as one product."""
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -51,9 +50,6 @@ class KernelIsStride(Rewrite):
         return plain_reason(module) or (
             "" if prod(module.kernel_size) > 1 else "kernel is one pixel"
         )
-
-    def unserved(self, module: Any, sizes: Sequence[int]) -> str:
-        return f"{tuple(sizes)} is not a multiple of the kernel {module.kernel_size}"
 
 
 REWRITE = KernelIsStride(

@@ -1,6 +1,5 @@
 """The rewrite of 3-d convolutions that are flat in time or in space: as a 2-d convolution."""
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -71,9 +70,6 @@ class _Flat(Rewrite):
             return f"padding {module.padding} is not 0 where the kernel is flat"
         mode = module.padding_mode
         return "" if mode == "zeros" else f"padding_mode {mode} is not zeros"
-
-    def unserved(self, module: Any, sizes: Sequence[int]) -> str:
-        return "it has no batch, or no data"
 
 
 REWRITE = _Flat(

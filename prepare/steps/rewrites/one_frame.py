@@ -1,6 +1,5 @@
 """The rewrite of causal 3-d convolutions on one frame: the 2-d convolution of the tap that meets data."""
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -62,9 +61,6 @@ class _Causal(Rewrite):
         if prod(module.kernel_size[1:]) == 1 < prod(module.stride[1:]):
             return f"stride {module.stride} is not 1 where the kernel is one pixel"
         return "" if module.dilation[0] == 1 else f"dilation {module.dilation} is not 1 in time"
-
-    def unserved(self, module: Any, sizes: Sequence[int]) -> str:
-        return f"{tuple(sizes)} gives several frames, or several frames have data"
 
 
 REWRITE = _Causal(

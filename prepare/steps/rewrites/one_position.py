@@ -1,8 +1,5 @@
 """The rewrite of convolutions whose kernel is as large as their input: a product with a view of it."""
 
-from collections.abc import Sequence
-from typing import Any
-
 from torch import Tensor, nn
 
 from prepare.steps.rewrites.base import Rewrite
@@ -28,12 +25,7 @@ class OnePositionConv3d(OnePosition, nn.Conv3d):
     """torch's Conv3d on inputs as large as its kernel, as a product."""
 
 
-class _KernelIsInput(KernelIsStride):
-    def unserved(self, module: Any, sizes: Sequence[int]) -> str:
-        return f"{tuple(sizes)} is not the kernel {module.kernel_size}"
-
-
-REWRITE: Rewrite = _KernelIsInput(
+REWRITE: Rewrite = KernelIsStride(
     "one_position",
     {nn.Conv2d: OnePositionConv2d, nn.Conv3d: OnePositionConv3d},
     identity="y[n, o, 0] = b[o] + sum over c, i of w[o, c, i] * x[n, c, i]",

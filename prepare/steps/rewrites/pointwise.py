@@ -1,6 +1,5 @@
 """The rewrite of convolutions of one pixel with stride 1: a product over the channels."""
 
-from collections.abc import Sequence
 from math import prod
 from typing import Any
 
@@ -54,9 +53,6 @@ class _OnePixel(Rewrite):
         if prod(module.stride) > 1:
             return f"stride {module.stride} is not 1"
         return plain_reason(module)
-
-    def unserved(self, module: Any, sizes: Sequence[int]) -> str:
-        return "it has no batch, or no data"
 
 
 REWRITE = _OnePixel(
