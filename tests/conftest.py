@@ -14,7 +14,6 @@ import pytest
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import torch
 
-from hydra_cache import use_hydra_cache
 from prepare.core.utils.packages import switch_off_telemetry
 from prepare.registry import STEPS, register
 
@@ -44,12 +43,6 @@ collect_ignore = ["example_plugin", "example_stage"]
 def pytest_xdist_auto_num_workers():
     """Return one process more than there are cores: many tests wait for processes that they start."""
     return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else os.cpu_count()
-
-
-def pytest_configure(config):
-    """Compose each configuration anew in the full counts, as for a user."""
-    if "not slow" in config.option.markexpr:
-        use_hydra_cache()
 
 
 def pytest_collection_finish():

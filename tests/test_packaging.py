@@ -12,14 +12,12 @@ from email.parser import BytesParser
 from importlib import metadata
 from pathlib import Path
 
-import hydra
 import pytest
 import yaml
 from packaging.requirements import Requirement
 
 from other_application import THEIRS
 from paths import CONF
-from prepare.app.cli import main as cli
 from prepare.app.cli.configuration import BASE
 from prepare.app.job import record
 
@@ -278,17 +276,6 @@ def test_the_command_line_says_in_one_line_which_extra_it_needs(tmp_path, absent
     assert f" {absent};" in line
     assert line.endswith("'torch-prepare[cli]'")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_hydra_that_does_not_start_on_this_python_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "version_info", (3, 14, 0, "final", 0))
-    monkeypatch.setattr(hydra, "__version__", "1.3.8")
-    assert cli.run(["model=unet2d"]) == 2
-    assert capsys.readouterr().err == (
-        "Hydra 1.3.8 does not start on Python 3.14; "
-        "pip install --pre 'hydra-core>=1.4.0rc3', or use an older Python\n"
-    )
 
 
 def test_commands_that_need_no_extra_work_without_its_packages(tmp_path):

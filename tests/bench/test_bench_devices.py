@@ -1,4 +1,4 @@
-"""A bench on CUDA: events time one GPU, the wall clock several."""
+"""A bench on GPUs: the wall clock, from one synchronisation to the next."""
 
 from types import SimpleNamespace
 
@@ -10,40 +10,6 @@ from prepare.stages.bench.variant import Variant
 
 BATCH = torch.ones(4, 3)
 CLOCKS = (lambda: 0.0, lambda: 0.0)
-
-
-def test_cuda_is_timed_by_events_between_synchronisations(monkeypatch):
-    happened = []
-
-    class Event:
-        def __init__(self, *, enable_timing):
-            self.timing = enable_timing
-
-        def record(self):
-            happened.append("record")
-
-        def elapsed_time(self, end):
-            assert self.timing
-            assert end is not self
-            return 30.0
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "device", lambda device: torch.no_grad())
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: happened.append("idle"))
-    variant = Variant(
-        "a",
-        lambda x: happened.append("call"),
-        formatter=None,
-        train=False,
-        amp="none",
-        clocks=CLOCKS,
-    )
-    variant._devices.add(torch.device("cuda"))
-    variant.calls, samples = 3, []
-    variant.sample(BATCH, samples)
-    assert samples[0].wall == pytest.approx(0.01)  # 30 ms, three calls
-    assert variant.timer == "CUDA events"
-    assert happened == ["idle", "record", "call", "call", "call", "record", "idle"]
 
 
 class TwoGpus(nn.Module):
@@ -61,7 +27,7 @@ def two_gpus(monkeypatch, clock):
     module.calls = 0
     monkeypatch.setattr(torch.cuda, "synchronize", happened.append)
     clocks = (lambda: clock(happened), lambda: 0.0)
-    return module, Variant("a", module, formatter=None, train=False, amp="none", clocks=clocks)
+    return module, Variant("a", module, None, train=False, amp="none", clocks=clocks)
 
 
 def test_a_model_on_two_gpus_is_timed_until_both_are_done(monkeypatch):
@@ -77,5 +43,4 @@ def test_a_model_on_two_gpus_is_timed_until_both_are_done(monkeypatch):
     variant.sample(BATCH, samples)
     assert samples[0].wall == pytest.approx(0.1)
     assert module.calls == 5
-    assert variant.timer == "wall clock"
     assert not variant.is_on_cpu

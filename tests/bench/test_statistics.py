@@ -57,10 +57,10 @@ def looked(monkeypatch, cases, factor, rounds):
         clock, (base, again, other) = Clock(), machine(order, 2 * rounds, (1.0, 1.0, factor))
         both = [each for pair in zip(base, again, strict=True) for each in pair]
         variants = {
-            name: clock.takes(iter([1.0] * 3 + times).__next__)
+            name: clock.takes(iter([1.0] * 2 + times).__next__)
             for name, times in {"base": both, "other": other}.items()
         }
-        how = {"budget": 6 + rounds * (2 + factor), "precision": None}
+        how = {"budget": 4 + rounds * (2 + factor), "precision": None}
         found.append(compare(variants, torch.ones(1), _clock=clock, **how))
     return found
 

@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from commands import NET, SMALL
 from prepare.app.cli.commands import COMMANDS
 from prepare.app.job.settings import key_names
 from prepare.registry import STEPS
 from prepare.stages.registry import tasks
+from words import NET, SMALL
 
 GROUPS = ("model", "device", "precision", "memfmt", "input")
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import sample_nets
-from commands import NET, SMALL
 from prepare.app.cli import main as cli
 from prepare.app.job.outcome import failure
+from words import NET, SMALL
 
 
 def at(function, part):

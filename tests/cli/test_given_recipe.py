@@ -5,8 +5,8 @@ import json
 import pytest
 import yaml
 
-from commands import NET, SMALL
 from prepare.pipeline import Pipeline
+from words import NET, SMALL
 
 QUICK = (NET, SMALL, "+model.depth=2", "verify=none")
 RECIPE = {

@@ -21,7 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 import prepare.frameworks.hydra
-from commands import composing
 from paths import CONF
 from prepare.app.cli.configuration import choices_in
 from prepare.app.job.build_model import listed_targets
@@ -30,6 +29,7 @@ from prepare.errors import ConfigError
 from prepare.frameworks._recipe import NetworkRecipe, child_network
 from prepare.pipeline import Pipeline
 from small_nets import small_2d
+from words import composing
 
 ROOT = CONF.parent
 PROJECT = Path(__file__).parent / "hydra_project"

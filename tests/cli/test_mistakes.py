@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from commands import UNET3D
 from paths import RUN
+from words import UNET3D
 
 NO_CONV2D = (
     "steps.conv2d_memory_format: UNet3d has no Conv2d and 8 Conv3d; "

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 import prepare
-from commands import composing
 from paths import CONF
 from prepare import checkpoint
 from prepare.app.cli.configuration import problems_of
@@ -20,6 +19,7 @@ from prepare.app.job.settings import ADDED_GROUP, group_names
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.stages import bench, tune, verify
+from words import composing
 
 PACKAGE = Path(prepare.__file__).parent
 NAMED = re.compile(r"(?<![\w.$-])[+~]?([a-z_]+(?:[./][A-Za-z_]+)*)=(?!=)")

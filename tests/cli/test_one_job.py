@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from commands import NET, SMALL, UNET3D
 from paths import RUN
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from run_faults import WRITTEN
 from sample_nets import Net
+from words import NET, SMALL, UNET3D
 
 FILES = {*WRITTEN, "prepare.log", ".hydra"}
 

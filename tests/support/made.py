@@ -18,6 +18,7 @@ from prepare.app.sweep.manifest import SweepManifest
 from prepare.audit import Audit, AuditRow
 from prepare.audit import audit as audit_of
 from prepare.core.document import ReportContext
+from prepare.errors import Problem
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Comparison, Control, VariantResult
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow
@@ -181,7 +182,9 @@ def write_record(folder: Path, flow: Flow | None = None) -> Path:
     plan = pipeline.plan(model, known_issues="ignore")
     pipeline.apply(model, known_issues="ignore")
     record.clear()
-    record.write_plan(replace(plan, warnings=["InstanceNorm3d: copies; add a step"]).to_dict())
+    record.write_plan(
+        replace(plan, warnings=[Problem("InstanceNorm3d", "copies", "add a step")]).to_dict()
+    )
     record.write_prepared(pipeline, audit_of(model, plan=plan))
     seen = {"given": "(2, 1)", "gave": "(2, 2)", "convolutions": [{"format": "channels_last_3d", "gave": 2, "of": 3, "ambiguous": 1}]}  # fmt: skip
     choices = {"model": "small_3d", "memfmt": "channels_last_3d", "input": None}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -24,14 +23,10 @@ def require_packages(*packages: str) -> None:
     """Raise ConfigError if a package of the command line is missing, or too old for this Python."""
     for package in packages:
         try:
-            module = importlib.import_module(package)
+            importlib.import_module(package)
         except ImportError as error:
             remedy = "install the extra: pip install 'torch-prepare[cli]'"
             raise ConfigError("", f"the command line needs {error.name}", remedy) from error
-        if package == "hydra" and sys.version_info >= (3, 14) and module.__version__ < "1.4":
-            wrong = f"Hydra {module.__version__} does not start on Python 3.14"
-            remedy = "pip install --pre 'hydra-core>=1.4.0rc3', or use an older Python"
-            raise ConfigError("", wrong, remedy)
 
 
 def _steps(argv: list[str]) -> int:
@@ -112,10 +107,10 @@ def show_versions() -> int:
 
 def show_help(argv: list[str]) -> int:
     """Print the page of --help, or of one topic: `--help model`."""
-    from prepare.app.cli.help import first_page, topic_page
+    from prepare.app.cli.help import page, topic_page
 
     topics = [word for word in split_words(argv)[0] if "=" not in word]
-    texts = [topic_page(topic, _width()) for topic in topics] or [first_page(_width())]
+    texts = [topic_page(topic, _width()) for topic in topics] or [page("help_first.txt", _width())]
     for text in texts:
         line(text)
     tell(help="\n".join(texts))

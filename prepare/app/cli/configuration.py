@@ -19,12 +19,12 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from prepare import recipe
 from prepare.app.cli.words import first_sentence, options_of, refused
-from prepare.app.job.settings import GROUPS, NO_MODEL, group_names, read_settings
+from prepare.app.job.settings import GROUPS, group_names, read_settings
 from prepare.core.utils.folders import conf_dir, own_name, run_name
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
@@ -41,7 +41,6 @@ _REPLACE: dict[str, Any] = {} if BASE else {"replace": True}
 # Overrides that change how a sweep runs and not its results: they are not part of a name.
 _NOT_NAMED = ("isolate=", "resume=", "overwrite=")
 _RECIPE = "recipe="
-_NO_VALUE = "has no value yet (???)"
 
 
 def slug(overrides: Iterable[str]) -> str:
@@ -118,56 +117,39 @@ def _steps_of(path: str, words: Sequence[str]) -> dict[str, Any]:
 
 
 def resolved(config: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
-    """Return the configuration as plain data, and a problem for each value that cannot be resolved."""
+    """Return the configuration as plain data, without keys that cannot be resolved, and their problems."""
+    plain: dict[str, Any] = {}
     problems: list[Problem] = []
-
-    def read(node: DictConfig | ListConfig, key: Any) -> Any:
+    for key in (str(key) for key in config if key != "hydra"):
         try:
-            value = node[key]
+            value = config[key]
+            if OmegaConf.is_config(value):
+                value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
+            plain[key] = value
         except OmegaConfBaseException as error:
-            where, written = node._get_full_key(key), as_composed(node, key)
-            wrong, remedy = first_sentence(str(error)), f"it is {written}"
-            if written == "???":
-                wrong, remedy = _NO_VALUE, f"set {where}=VALUE"
-            problems.append(Problem(where, wrong, remedy))
-            return None
-        if isinstance(value, DictConfig):
-            return {str(inner): read(value, inner) for inner in value}
-        if isinstance(value, ListConfig):
-            return [read(value, index) for index in range(len(value))]
-        return value
-
-    return {str(key): read(config, key) for key in config if key != "hydra"}, problems
+            where = error.full_key or key
+            remedy = f"set {where}=VALUE"
+            problems.append(Problem(where, first_sentence(str(error)), remedy))
+    return plain, problems
 
 
 def problems_of(config: DictConfig) -> list[Problem]:
     """Return every problem of a composed configuration."""
     plain, problems = resolved(config)
-    # The message that no model is chosen says more.
-    problems = [p for p in problems if (p.where, p.wrong) != ("model._target_", _NO_VALUE)]
-    unresolved = [problem.where for problem in problems]
-    # What only the job knows (its number, its folder) has no value before it.
-    problems = [problem for problem in problems if "${hydra:" not in problem.remedy]
     for word in overrides_in(config.hydra):
         group, _, value = word.partition("=")
         if group in GROUPS and value.startswith("["):
             remedy = f"options: {', '.join(options_of(group))}"
             problems.append(Problem(group, f"takes one option, not {value}", remedy))
+    if problems:
+        # What only the job knows (its number, its folder) has no value before it, and is checked there.
+        return [p for p in problems if not re.search(r"HydraConfig|value: hydra\.", p.wrong)]
     models = [name for name in options_of("model") if name != "custom"]
     try:
         read_settings(plain, choices=choices_in(config.hydra), models=models)
     except ConfigError as error:
-        for problem in error.problems:
-            is_model = problem.wrong == NO_MODEL and "model._target_" in unresolved
-            if not (is_model or any(_follows(problem.where, where) for where in unresolved)):
-                problems.append(problem)
-    return problems
-
-
-def _follows(where: str, unresolved: str) -> bool:
-    """Return whether a problem may only follow from a value that could not be resolved."""
-    above, below = sorted((where, unresolved), key=len)
-    return below == above or below.startswith((f"{above}.", f"{above}["))
+        return [*error.problems]
+    return []
 
 
 def launcher_problems(about: DictConfig) -> Iterator[Problem]:
@@ -252,7 +234,7 @@ def as_written(override: Any) -> str:
     return re.sub(r"\$\\{.*?\\}", lambda match: match[0].replace("\\", ""), str(override))
 
 
-def as_composed(node: DictConfig | ListConfig, key: Any) -> Any:
+def as_composed(node: DictConfig, key: str) -> Any:
     """Return the unresolved value of a key as plain data."""
     plain: Any = OmegaConf.to_container(node, resolve=False)
     return plain[key]

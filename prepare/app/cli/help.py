@@ -29,34 +29,29 @@ _FROM_A_CHECKOUT = "python run.py"
 _KEY = 23
 
 
-def first_page(width: int) -> str:
-    """Return the page of --help, folded to `width` columns."""
-    groups = [(_written(group), listed(options_of(group))) for group in group_names()]
-    levels = (row for row in _stage_rows() if row[0].partition("=")[0] in level_names())
-    commands = (usage.partition("\n")[0].partition(" [")[0] for usage in USAGES.values())
-    return _filled(
-        "help_first.txt",
-        GROUPS="\n".join(_rows(groups, width, max(len(group) for group, _ in groups))),
+def page(name: str, width: int) -> str:
+    """Return the page of a template, folded to `width` columns: the first of --help, or the whole."""
+    groups = {_written(group): options_of(group) for group in group_names()}
+    launchers = {"hydra/launcher": ["basic", *options_of("launcher")]}
+    short = [(group, listed(options)) for group, options in groups.items()]
+    whole = [f"{group}: {', '.join(options)}" for group, options in (groups | launchers).items()]
+    levels = [row for row in _stage_rows() if row[0].partition("=")[0] in level_names()]
+    commands = [usage.partition("\n")[0].partition(" [")[0] for usage in USAGES.values()]
+    files = f"A run writes a folder: {', '.join(shown_files())}, prepare.log, .hydra/."
+    text = Template((conf_dir() / name).read_text(encoding="utf-8")).substitute(
+        GROUPS="\n".join(_rows(short, width, max(map(len, groups)))),
         TASKS="\n".join(_rows(_task_rows(), width)),
         LEVELS="\n".join(_rows(levels, width)),
-        COMMANDS=", ".join(commands),
-    )
-
-
-def whole_page(width: int) -> str:
-    """Return the page of `--help all`: every group, key, command and flag."""
-    groups = {_written(group): options_of(group) for group in group_names()}
-    groups["hydra/launcher"] = ["basic", *options_of("launcher")]
-    texts = [f"{group}: {', '.join(options)}" for group, options in groups.items()]
-    folded = (textwrap.fill(text, width, subsequent_indent="    ") for text in texts)
-    files = f"A run writes a folder: {', '.join(shown_files())}, prepare.log, .hydra/."
-    return _filled(
-        "help_all.txt",
-        APP_CONFIG_GROUPS="\n".join(folded) + "\n",
-        TASKS="\n".join(_rows(_task_rows(), width)),
         STAGES="\n".join(_rows(_stage_rows(), width)),
-        FILES=textwrap.fill(files, width),
+        COMMANDS=", ".join(commands),
+        APP_CONFIG_GROUPS="\n".join(_folded(text, width) for text in whole) + "\n",
+        FILES=_folded(files, width),
     )
+    return as_called(text.rstrip())
+
+
+def _folded(text: str, width: int) -> str:
+    return textwrap.fill(text, width, subsequent_indent="    ")
 
 
 def topic_page(topic: str, width: int) -> str:
@@ -66,7 +61,7 @@ def topic_page(topic: str, width: int) -> str:
         ConfigError: there is nothing of that name.
     """
     if topic in ("all", "steps"):
-        return whole_page(width) if topic == "all" else steps_text()
+        return page("help_all.txt", width) if topic == "all" else steps_text()
     parts = [*_group(topic, width), *_keys(topic, width)]
     if topic in STEPS:
         parts += _step(topic)
@@ -98,16 +93,11 @@ def _keys(topic: str, width: int) -> Iterator[str]:
     """Yield the rows of the whole page on a key and the keys below it, or a task."""
     key = re.compile(rf"  (task={re.escape(topic)} |{re.escape(topic)}[.=])")
     shown = False
-    for row in whole_page(width).splitlines():
+    for row in page("help_all.txt", width).splitlines():
         # The lines of a row that follow the first begin in the column of its text.
         shown = bool(key.match(row)) or (shown and row.startswith("      "))
         if shown:
             yield row
-
-
-def _filled(name: str, **parts: str) -> str:
-    text = (conf_dir() / name).read_text(encoding="utf-8")
-    return as_called(Template(text).substitute(parts).rstrip())
 
 
 def steps_text(names: Iterable[str] = ()) -> str:

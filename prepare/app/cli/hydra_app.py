@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import secrets
 import sys
-import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -22,13 +22,13 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from prepare.app.cli import configuration
-from prepare.app.cli.answer import is_quiet, print_problems, tell
+from prepare.app.cli.answer import is_quiet, tell
 from prepare.app.cli.configuration import BASE, choices_in, overrides_in, resolved
 from prepare.app.cli.words import refused
 from prepare.app.job.execute import JobSpec, run_job
-from prepare.app.job.outcome import FAILED, INTERRUPTED, WRONG
+from prepare.app.job.outcome import INTERRUPTED
 from prepare.app.job.record import Job, used_folder
-from prepare.app.report.terminal.console import announce, stage
+from prepare.app.report.terminal.console import stage
 from prepare.app.report.terminal.run import RunOutput, shown_folder
 from prepare.app.report.terminal.sweep_progress import SweepProgress
 from prepare.app.sweep.leader import Leader
@@ -39,19 +39,20 @@ from prepare.core.utils.machine import command_line
 from prepare.core.utils.packages import check_torch
 from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.text import line, plural
-from prepare.errors import ConfigError, PrepareError, raise_problems
+from prepare.errors import ConfigError, raise_problems
 
 _NAMED = re.compile(r"(?:_target_|class)\s*[:=]\s*([\w.]+)")
 
 
 @dataclass
 class CommandState:
-    """The state of one command line: whether a task began, the folder it holds, the sweep it leads."""
+    """The state of one command line: whether a task began, its folder, the sweep it leads, what ended it."""
 
     began: bool = False
     held: ExitStack = field(default_factory=ExitStack)
     leader: Leader | None = None
     progress: SweepProgress | None = None
+    error: Exception | None = None
 
 
 # None in the worker of a launcher.
@@ -79,7 +80,7 @@ def task(config: DictConfig) -> None:
 
 def _run_single(spec: JobSpec) -> NoReturn:
     output = RunOutput(spec.folder)
-    shown: Any = {} if is_quiet() else {"stage": stage, "announce": announce}
+    shown: Any = {} if is_quiet() else {"stage": stage}
     outcome = run_job(spec, show=output.show, **shown)
     output.end(outcome)
     result = asdict(outcome.result)
@@ -126,16 +127,15 @@ def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
 
 
 def _logging(about: DictConfig) -> dict[str, Any] | None:
-    """Return Hydra's configuration of the logs for another process, as for `logging.config`."""
+    """Return Hydra's configuration of the logs for another process, with the levels of this one."""
     plain: Any = OmegaConf.to_container(about.job_logging, resolve=True)
-    if plain is None or plain.get("root") is None:
+    if not plain or not plain.get("root"):
         return None
-    verbose: Any = about.verbose
-    if verbose is True:
-        plain["root"]["level"] = "DEBUG"
-    elif verbose:
-        for name in [verbose] if isinstance(verbose, str) else verbose:
-            plain.setdefault("loggers", {}).setdefault(name, {})["level"] = "DEBUG"
+    # Those of hydra.verbose.
+    for name in re.findall(r"[\w.]+", str(about.verbose)):
+        level = logging.getLogger(name).level
+        plain.setdefault("loggers", {}).setdefault(name, {})["level"] = level
+    plain["root"]["level"] = logging.getLogger().level
     return plain
 
 
@@ -144,7 +144,7 @@ class Checks(Callback):
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if the configuration or the folder is wrong; hold the folder until the end."""
-        with _exit_on_errors(config):
+        with _ending_on_errors() as state:
             HydraConfig.instance().set_config(config)  # for ${hydra:...}
             raise_problems(ConfigError, configuration.problems_of(config))
             if config.resume:
@@ -155,7 +155,6 @@ class Checks(Callback):
                 folder = new_folder(folder)
                 with read_write(config.hydra):
                     config.hydra.run.dir = str(folder)
-            state = STATE.get() or CommandState()
             if not state.held.enter_context(hold_folder(folder)):
                 wrong = f"another run is writing to {shown_folder(folder)}"
                 remedy = "wait for it, or choose another folder"
@@ -164,7 +163,7 @@ class Checks(Callback):
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
-        with _exit_on_errors(config):
+        with _ending_on_errors() as state:
             check_torch()  # the processes of the rows import it
             raise_problems(ConfigError, configuration.launcher_problems(config.hydra))
             rows = configuration.rows_of(config)
@@ -173,7 +172,6 @@ class Checks(Callback):
             if config.resume and "${prepare_unique" in folder:
                 remedy = "give the folder of the sweep as hydra.sweep.dir=FOLDER"
                 raise ConfigError("resume", "a new folder has nothing to resume", remedy)
-            state = STATE.get() or CommandState()
             state.leader = leader = Leader(
                 Path(config.hydra.sweep.dir).resolve(),
                 rows=rows,
@@ -195,16 +193,14 @@ def _identity(config: DictConfig) -> str:
 
 
 @contextmanager
-def _exit_on_errors(config: DictConfig) -> Iterator[None]:
-    """Exit on an error: Hydra turns an exception of a callback into a warning and continues."""
+def _ending_on_errors() -> Iterator[CommandState]:
+    """Give the state, and end the command on an error: Hydra turns one of a callback into a warning."""
+    state = STATE.get() or CommandState()
     try:
-        yield
-    except PrepareError as error:
-        print_problems(error.problems)
-        raise SystemExit(WRONG if isinstance(error, ConfigError) else FAILED) from None
+        yield state
     except OmegaConfBaseException as error:  # a folder of Hydra that cannot be resolved
-        print_problems([refused(error, overrides_in(config.hydra))])
-        raise SystemExit(WRONG) from None
-    except Exception:
-        traceback.print_exc()
-        raise SystemExit(FAILED) from None
+        state.error = ConfigError.of([refused(error, [])])
+    except Exception as error:
+        state.error = error
+    if state.error is not None:
+        raise SystemExit

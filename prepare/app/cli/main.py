@@ -119,6 +119,8 @@ def _through_hydra(argv: list[str]) -> int:
             hydra_app.launch()
             code = DONE
         except SystemExit as stop:
+            if state.error is not None:
+                raise state.error from None
             code = stop.code if isinstance(stop.code, int) else int(bool(stop.code))
             if {"--cfg", "-c"} & {*flags} and code == FAILED:
                 code = WRONG  # Hydra has printed what it cannot show

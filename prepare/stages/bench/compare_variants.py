@@ -24,9 +24,9 @@ from prepare.stages.bench import statistics
 from prepare.stages.bench.model_state import check_independent, set_mode
 from prepare.stages.bench.records import PROCESSOR, Comparison, Control, VariantResult
 from prepare.stages.bench.statistics import Estimate, Rounds
-from prepare.stages.bench.variant import Call, Clock, Times, Variant, batch_size, make_pool
+from prepare.stages.bench.variant import Call, Clock, Times, Variant, make_pool
 
-_MAX_ROUNDS = 1000
+_MAX_ROUNDS, _CONFIDENCE = 1000, 0.95
 # The rounds after which a comparison may stop, each with its part of the error; the end has the rest. To look
 # again and again finds a difference by chance sooner or later. Eight ratios are the fewest that have an
 # interval at the confidence of one look.
@@ -42,11 +42,6 @@ _OVERTIME = 4
 _WARM_BELOW = 0.05
 # The process's own time is worth something if the system counts it this finely.
 _FINE = time.get_clock_info("process_time").resolution <= 1e-6
-_REMEDIES = {
-    "budget": "give seconds, as in 20",
-    "precision": "give a fraction of the ratio, as in 0.02",
-    "confidence": "give a probability, as in 0.95",
-}
 
 
 def compare(
@@ -58,7 +53,6 @@ def compare(
     budget: float = 20.0,
     longest: float | None = None,
     precision: float | None = 0.02,
-    confidence: float = 0.95,
     format: Mapping[str, Callable[[Any], Any]] | None = None,  # noqa: A002
     amp: Amp = "none",
     seed: int = 0,
@@ -73,13 +67,14 @@ def compare(
     (see `prepare.stages.bench.statistics`) and an A/A control, in which the baseline runs twice per round. A
     variant is `faster` or `slower` if the interval excludes 1 and the ratio is beyond the noise that the
     control shows. There is `no difference` if the whole interval is within 3 % of 1; anything else is
-    `unclear`, for a `reason`. All intervals hold together with `confidence`.
+    `unclear`, for a `reason`. All intervals hold together with 95 %.
 
     It may stop after 8, 16, 32, ... rounds, and after a second: when every verdict is clear, and every
     interval within `precision`. The looks share the error.
 
     On a CPU each timing has two clocks. The verdict follows the wall clock, and on a busy machine the
-    processor time of this process, in which other programs do not count. On CUDA, events measure the time.
+    processor time of this process, in which other programs do not count. On a GPU it is the wall clock, from
+    one synchronisation to the next.
 
     Each timing gets a fresh input, copied and formatted before the clock starts. If a call of the
     baseline is shorter than 5 ms, a timing averages several calls of every variant; if it is shorter than
@@ -97,12 +92,11 @@ def compare(
         train: if True, time zero_grad, forward and backward in training mode, with random gradients of
             the outputs; otherwise the forward in evaluation mode without gradients.
         budget: seconds for everything. The 8 rounds that an interval needs may take four times as long.
-            Three calls of each variant and one round always run.
+            Two or three calls of each variant and one round always run.
         longest: seconds for these 8 rounds instead; if three rounds do not fit into them, that is a
             RefusedError.
         precision: stop only when every interval is within ± this fraction of its ratio. With None, a clear
             verdict is enough, and it stops too when the budget will not make one clear.
-        confidence: the probability with which all intervals hold.
         format: `Pipeline.format` for each variant that needs formatted inputs.
         amp: run the forward of every variant under `torch.autocast` to this dtype. With `none`, an
             autocast region around this call has no effect.
@@ -122,7 +116,7 @@ def compare(
         "budget": budget,
         "longest": longest,
         "precision": precision,
-        "confidence": confidence,
+        "confidence": _CONFIDENCE,
         "seed": seed,
         "amp": read_amp(amp),
     }
@@ -131,17 +125,8 @@ def compare(
     check_independent(variants)
     # A simulated clock counts for both.
     processor = _processor or (time.process_time if _clock is time.perf_counter else _clock)
-    timed = {
-        name: Variant(
-            name,
-            call,
-            formatter=formats.get(name),
-            train=train,
-            amp=options["amp"],
-            clocks=(_clock, processor),
-        )
-        for name, call in variants.items()
-    }
+    make = partial(Variant, train=train, amp=options["amp"], clocks=(_clock, processor))
+    timed = {name: make(name, call, formats.get(name)) for name, call in variants.items()}
     models = {id(model): model for variant in timed.values() for model in variant.modules}
     session = _Timing(timed, str(baseline), options, progress, Rounds(_clock, seed))
     with held_interrupts(), ExitStack() as stack:
@@ -164,10 +149,13 @@ def _problems(
         if name not in names:
             remedy = choose(str(name), names, noun="variants")
             yield Problem(key, f"{name!r} is not a variant", remedy)
-    for key, remedy in _REMEDIES.items():
-        value, limit = options[key], math.inf if key == "budget" else 1
+    for key, limit, example in (
+        ("budget", math.inf, "seconds, as in 20"),
+        ("precision", 1, "0.02"),
+    ):
+        value = options[key]
         if value is not None and not 0 < value < limit:
-            yield Problem(key, f"{value!r} is not between 0 and {limit}", remedy)
+            yield Problem(key, f"{value!r} is not between 0 and {limit}", f"give {example}")
 
 
 class _Timing:
@@ -186,7 +174,7 @@ class _Timing:
         self.budget, self.precision = float(options["budget"]), options["precision"]
         self.longest = max(self.budget, options["longest"] or _OVERTIME * self.budget)
         # That of each interval; until the end, of one that has not looked before.
-        self.confidence = statistics.bonferroni(options["confidence"], len(variants) - 1)
+        self.confidence = statistics.bonferroni(_CONFIDENCE, len(variants) - 1)
         self.is_settled, self.looked, self.by_processor = False, 0.0, False
         self.watch, self.conditions = MachineWatch(), dict[str, Any]()
 
@@ -195,7 +183,7 @@ class _Timing:
         where = environment()
         for name, variant in self.variants.items():
             self.progress(f"warming up {name}")
-            self._guarded(variant, partial(variant.warm_up, pool[0], self.longest / _FEWEST))
+            self._guarded(variant, partial(variant.warm_up, pool[0]))
         self._check_time()
         began = self.rounds.seconds()
         for variant in self.variants.values():
@@ -210,7 +198,7 @@ class _Timing:
         if not self.is_settled:
             self._choose_clock()
             self.confidence = self._spending(1 - self.looked)
-        return self._result(where, batch_size(pool[0]))
+        return self._result(where)
 
     def _players(self) -> list[tuple[Variant, list[Times]]]:
         """Return who takes a turn in a round, and where its times go: the baseline twice."""
@@ -295,16 +283,15 @@ class _Timing:
         ratios = statistics.ratios(self._times(samples), self._times(self.base.samples))
         return statistics.estimate(ratios * again, confidence)
 
-    def _result(self, where: dict[str, Any], items: int | None) -> Comparison:
+    def _result(self, where: dict[str, Any]) -> Comparison:
         control = None
         if not self.base.reason:
-            control = Control.of(self._ratio(self.control, self.confidence))
+            aa = self._ratio(self.control, self.confidence)
+            control = Control(ratio=aa.value, interval=aa.interval, noise=statistics.noise(aa))
         settings = {
             **self.options,
             "confidence_of_each": self.confidence,
-            "batch_size": items,
-            "untimed_call_first": self.base.warm,
-            "timer": PROCESSOR if self.by_processor else self.base.timer,
+            "timer": PROCESSOR if self.by_processor else "wall clock",
             **self.conditions,
         }
         return Comparison(

@@ -26,8 +26,7 @@ def bench_document(shown: parts.ReportContext) -> Document | None:
         if not shown.had("bench"):
             return None
         remark = UNCHANGED if shown.unchanged else shown.without("bench")
-        sentence = "Speed not measured"
-        missing = Answer(FASTER, "plain", NOT_MEASURED, remark, sentence=sentence)
+        missing = Answer(FASTER, "plain", NOT_MEASURED, remark, sentence="Speed not measured")
         return Document(name="bench", place=50, answers=(missing,))
     if found.baseline != UNPREPARED:
         return _of_variants(found)
@@ -80,9 +79,8 @@ def speed_sentence(found: Comparison) -> str:
 def _speed(found: Comparison, confidence: float | None) -> str:
     """Return the verdict on the prepared model with its times, and with a confidence their interval."""
     row, time = found.headline, found.prepared_seconds
-    return numbers.speed_text(
-        row.verdict, row.ratio, row.ratio_interval, time=time, confidence=confidence
-    )
+    figures = row.verdict, row.ratio, row.ratio_interval
+    return numbers.speed_text(*figures, time=time, confidence=confidence)
 
 
 def _answer(found: Comparison, *, wrong: bool) -> Answer:
@@ -109,15 +107,14 @@ def _answer(found: Comparison, *, wrong: bool) -> Answer:
 
 def _advice(found: Comparison) -> Iterator[Advice]:
     row = found.headline
-    advice = {
-        "slower": (60, "bad", "Leave the model unprepared", "it is slower"),
-        "unclear": (70, "warn", "Time it longer with bench=full", "best on an idle machine"),
-        "no difference": (75, "plain", "Leave the model unprepared", "it is not faster"),
-        "not compared": (75, "warn", "Time it before you use it", printable(row.reason)),
-        "failed": (75, "warn", "Time it before you use it", printable(row.reason)),
-    }.get(row.verdict)
-    if advice:
-        yield Advice(*advice)
+    if row.verdict in ("slower", "no difference"):
+        rank, kind = (60, "bad") if row.verdict == "slower" else (75, "plain")
+        why = "it is slower" if kind == "bad" else "it is not faster"
+        yield Advice(rank, kind, "Leave the model unprepared", why)
+    elif row.verdict == "unclear":
+        yield Advice(70, "warn", "Time it longer with bench=full", "best on an idle machine")
+    elif row.verdict != "faster":
+        yield Advice(75, "warn", "Time it before you use it", printable(row.reason))
 
 
 def _on_page(found: Comparison, *, wrong: bool) -> Iterator[parts.Part]:
@@ -127,11 +124,7 @@ def _on_page(found: Comparison, *, wrong: bool) -> Iterator[parts.Part]:
     if found.rows:
         bars = tuple(_bar(row, wrong=wrong) for row in found.rows)
         yield parts.Charts(charts=(parts.Bars(title=f"Time of one {found.what}", rows=bars),))
-    note = (
-        "A whisker is the interval of the median. The speed is the median over rounds in which both models "
-        "ran, so it may differ from that of the two medians."
-    )
-    yield parts.Folded(title="All figures", parts=(_table(found), Text(text=note, kind="note")))
+    yield parts.Folded(title="All figures", parts=(_table(found),))
     yield parts.Items(texts=tuple(_notes(found)), kind="note", where="page")
 
 
@@ -172,12 +165,8 @@ def _notes(found: Comparison) -> Iterator[str]:
         if found.aa:
             noise = numbers.noise_text(found.noise) or "too few rounds for an interval"
             control = f"the baseline against itself: {noise}"
-        how = (
-            f"{plural(found.repeats, 'round')} in {numbers.seconds(found.seconds)}",
-            f"{plural(int(settings.get('batch_size') or 0), 'sample')} a call",
-            plural(int(settings.get("threads") or 0), "thread"),
-            str(settings.get("timer", "")),
-        )
-        yield f"{', '.join(filter(None, how))}; {control}"
+        rounds = f"{plural(found.repeats, 'round')} in {numbers.seconds(found.seconds)}"
+        threads = plural(int(settings.get("threads") or 0), "thread")
+        yield f"{rounds}, {threads}, {settings.get('timer') or 'wall clock'}; {control}"
     yield from (f"{row.name}: {row.reason}" for row in found.rows if row.reason)
     yield from found.notes

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from types import CellType
+from types import CellType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
 
 from prepare.core.model.tensors import is_plain, lazy_parameter, named_tensors
 from prepare.errors import RefusedError
+
+_SHARED = "preparing one changes the other"
+_SEPARATE = (
+    "build the model once for each, or copy.deepcopy it before it is prepared; "
+    "to call one model in two ways, give a function for each"
+)
 
 
 def modules_in(call: Callable[..., Any], *, depth: int = 3) -> list[nn.Module]:
@@ -22,7 +26,8 @@ def modules_in(call: Callable[..., Any], *, depth: int = 3) -> list[nn.Module]:
     modules = {
         id(module): module
         for value in _references(call)
-        if isinstance(value, nn.Module) or (depth and _is_code(value))
+        if isinstance(value, nn.Module)
+        or (depth and isinstance(value, partial | MethodType | FunctionType))
         for module in modules_in(value, depth=depth - 1)
     }
     return list(modules.values())
@@ -44,42 +49,33 @@ def check_independent(variants: Mapping[str, Any]) -> None:
         for path, key in _identities(model):
             owner, owner_path = owners.setdefault(key, (name, path))
             if owner != name:
-                raise _sharing_error(owner, name, owner_path)
+                shared = f"share the tensor {owner_path}" if owner_path else "are the same model"
+                raise RefusedError(
+                    f"variants {owner!r} and {name!r}", f"they {shared}: {_SHARED}", _SEPARATE
+                )
 
 
 def set_mode(model: nn.Module, *, train: bool) -> None:
     """Set training or evaluation mode; with `train`, a model in training mode keeps its frozen submodules."""
-    if train and model.training:
-        return
-    # The mode of an exported program is fixed, and setting it raises.
-    with contextlib.suppress(NotImplementedError):
+    if not (train and model.training):
         model.train(train)
 
 
 def _references(call: Any) -> list[Any]:
     """Return the values that a callable refers to, and the items of lists and tuples among them."""
+    values = [*getattr(call, "__dict__", {}).values()]
     if isinstance(call, partial):
-        values = [call.func, *call.args, *call.keywords.values()]
-    elif inspect.ismethod(call):
+        values += [call.func, *call.args, *call.keywords.values()]
+    elif isinstance(call, MethodType):
         owner = call.__self__
-        values = [owner] if isinstance(owner, nn.Module) else [call.__func__, *_attributes(owner)]
-    elif inspect.isfunction(call):
+        values = [owner] if isinstance(owner, nn.Module) else [call.__func__, *vars(owner).values()]
+    elif isinstance(call, FunctionType):
         # The cell of a name that is not assigned yet is empty, and equals another empty cell.
-        cells = [cell.cell_contents for cell in call.__closure__ or () if cell != CellType()]
+        values += [cell.cell_contents for cell in call.__closure__ or () if cell != CellType()]
         names = (name for name in call.__code__.co_names if name in call.__globals__)
-        values = [*cells, *(call.__globals__[name] for name in names)]
-    else:
-        values = _attributes(call)
+        values += [call.__globals__[name] for name in names]
     lists = (value for value in values if isinstance(value, list | tuple))
     return [*values, *(item for value in lists for item in value)]
-
-
-def _attributes(value: Any) -> list[Any]:
-    return list(getattr(value, "__dict__", {}).values())
-
-
-def _is_code(value: Any) -> bool:
-    return isinstance(value, partial) or inspect.ismethod(value) or inspect.isfunction(value)
 
 
 def _identities(model: nn.Module) -> Iterator[tuple[str, object]]:
@@ -89,13 +85,3 @@ def _identities(model: nn.Module) -> Iterator[tuple[str, object]]:
         tensor = place.tensor
         memory = tensor.untyped_storage().data_ptr() if is_plain(tensor) else 0
         yield place.path, (str(tensor.device), memory) if memory else id(tensor)
-
-
-def _sharing_error(first: str, second: str, path: str) -> RefusedError:
-    shared = f"share the tensor {path}" if path else "are the same model"
-    return RefusedError(
-        f"variants {first!r} and {second!r}",
-        f"they {shared}: preparing one changes the other",
-        "build the model once for each, or copy.deepcopy it before it is prepared; "
-        "to call one model in two ways, give a function for each",
-    )

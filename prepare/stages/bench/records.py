@@ -9,7 +9,6 @@ from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_va
 from prepare.core.utils.machine import busy_sentence, check_environment, disturbance
 from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
 from prepare.errors import BenchError
-from prepare.stages.bench import statistics
 
 # The names of the two variants that a job times, and what it times.
 UNPREPARED, PREPARED = "unprepared", "prepared"
@@ -28,7 +27,7 @@ VERDICTS = (
 # The settings that reports read.
 _SETTINGS = {
     "train": bool | None,
-    **dict.fromkeys(("threads", "batch_size", "cores_available"), int | None),
+    **dict.fromkeys(("threads", "cores_available"), int | None),
     **dict.fromkeys(("confidence", "others", "load_before"), float | None),
     **dict.fromkeys(("amp", "timer"), str | None),
 }
@@ -71,11 +70,6 @@ class Control:
     ratio: float
     interval: Interval
     noise: float | None
-
-    @classmethod
-    def of(cls, ratio: statistics.Estimate) -> Control:
-        """Return the control with this ratio."""
-        return cls(ratio=ratio.value, interval=ratio.interval, noise=statistics.noise(ratio))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)

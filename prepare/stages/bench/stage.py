@@ -36,20 +36,13 @@ class BenchStage(Stage):
 
         return {"bench.json": Comparison}
 
-    @property
-    def budget(self) -> float:
-        """The seconds of one comparison; 0 if nothing is timed."""
-        if self.level == "none":
+    def longest(self, work: StageContext) -> float:
+        if self.level == "none" or work.reference is None or isinstance(work.reference, str):
             return 0.0
         from prepare.stages.bench.time_prepared import BUDGET
 
-        return self.seconds or BUDGET[self.level]
-
-    def longest(self, work: StageContext) -> float:
-        if work.reference is None or isinstance(work.reference, str):
-            return 0.0
         # Three calls of each of two models, and three rounds of three, if those are slow.
-        return max(self.budget, 15 * work.step_seconds()) if self.budget else 0.0
+        return max(self.seconds or BUDGET[self.level], 15 * work.step_seconds())
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None:
@@ -123,22 +116,23 @@ def _figures(found: Comparison) -> dict[str, Any]:
         "time_ratio_high": finite(high),
         "prepared_seconds": finite(found.prepared_seconds),
         "timed_reason": row.reason,
-        "timed_where": _where(found) if found.rows else "",
+        "timed_where": _where(found),
         "busy": disturbed_times(found.settings, found.noise),
     }
     if found.rows:
-        values["unprepared_seconds"] = finite(found.row(found.baseline).seconds)
-        values["rounds"] = found.repeats
+        seconds = found.row(found.baseline).seconds
+        values |= {"unprepared_seconds": finite(seconds), "rounds": found.repeats}
     return values
 
 
 def _where(found: Comparison) -> str:
     """Describe the machine, what torch uses of it, and the device of the baseline."""
-    env, settings = found.environment, found.settings
-    device = found.row(found.baseline).device
+    if not found.rows:
+        return ""
+    env, amp = found.environment, found.settings.get("amp", "none")
     parts = [env.get("cpu"), env.get("platform"), *(env.get("devices") or [])]
-    parts += [f"torch {env.get('torch')}", f"{settings.get('threads')} threads"]
+    parts += [f"torch {env.get('torch')}", f"{found.settings.get('threads')} threads"]
     # Each row is compared with the unprepared model under the same autocast.
-    amp = settings.get("amp", "none")
-    parts.append("" if amp == "none" else f"autocast to {amp}")
-    return "; ".join(str(part) for part in [*parts, f"baseline on {device}"] if part)
+    parts += ["" if amp == "none" else f"autocast to {amp}"]
+    parts.append(f"baseline on {found.row(found.baseline).device}")
+    return "; ".join(str(part) for part in parts if part)

@@ -83,9 +83,8 @@ def time_models(
             )
         except Exception as error:
             reason = _expected(error)
-    passed = time.perf_counter() - start
-    settings = {"train": train}
-    return Comparison(rows=(), seconds=passed, settings=settings, environment={}, reason=reason)
+    seconds, settings = time.perf_counter() - start, {"train": train}
+    return Comparison(rows=(), seconds=seconds, settings=settings, environment={}, reason=reason)
 
 
 def _expected(error: Exception) -> str:

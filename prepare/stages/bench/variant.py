@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ Clock = Callable[[], float]
 Call = Callable[..., Any]
 _MAX_INPUTS, _MIN_INPUTS, _MAX_BYTES = 8, 2, 2**28
 # Seconds: shorter calls are timed several in a row, or the clock's own resolution would show.
-_MIN_TIMING, _MAX_CALLS = 0.005, 1000
+_MIN_TIMING, _MAX_CALLS, _LONG = 0.005, 1000, 0.3
 
 
 class Times(NamedTuple):
@@ -48,8 +47,8 @@ class Variant:
         self,
         name: str,
         call: Call,
-        *,
         formatter: Callable[[Any], Any] | None,
+        *,
         train: bool,
         amp: str,
         clocks: tuple[Clock, Clock],
@@ -79,20 +78,10 @@ class Variant:
         """Return whether no tensor of it is on another device."""
         return all(device.type == "cpu" for device in self._devices)
 
-    @property
-    def _has_events(self) -> bool:
-        """Return whether CUDA events time it: those of one GPU do not see the end of another's work."""
-        return [device.type for device in self._devices if device.type != "cpu"] == ["cuda"]
-
-    @property
-    def timer(self) -> str:
-        """The name of what times its calls."""
-        return "CUDA events" if self._has_events else "wall clock"
-
-    def warm_up(self, batch: Any, longest: float) -> None:
+    def warm_up(self, batch: Any) -> None:
         """Make three calls: compilers, searches and memory pools are done then; two if they take long."""
         for number in range(3):
-            if number < 2 or self.call_seconds < longest:
+            if number < 2 or self.call_seconds < _LONG:
                 self.call_seconds = self._timed(batch, 1).wall
             self.first_seconds = self.first_seconds or self.call_seconds
         self.calls = math.ceil(_MIN_TIMING / max(self.call_seconds, _MIN_TIMING / _MAX_CALLS))
@@ -111,31 +100,15 @@ class Variant:
             if warm:
                 self._step(args, kwargs)
             with paused_collector():
-                return self._clocked(partial(self._step, args, kwargs), calls)
+                wait_for(self._devices)
+                before = [clock() for clock in self._clocks]
+                for _ in range(calls):
+                    self._step(args, kwargs)
+                wait_for(self._devices)
+                after = [clock() for clock in self._clocks]
+            return Times(*((b - a) / calls for a, b in zip(before, after, strict=True)))
         finally:
             self._clear()
-
-    def _clocked(self, work: Callable[[], object], calls: int) -> Times:
-        """Return the mean times of `calls` calls, on CUDA by the clock of the device: the host runs ahead."""
-        gpu = next((each for each in self._devices if each.type == "cuda"), None)
-        events: list[Any] = []
-        with torch.cuda.device(gpu) if self._has_events else nullcontext():
-            if self._has_events:
-                events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
-            wait_for(self._devices)
-            before = [clock() for clock in self._clocks]
-            for event in events[:1]:
-                event.record()
-            for _ in range(calls):
-                work()
-            for event in events[1:]:
-                event.record()
-            wait_for(self._devices)
-            after = [clock() for clock in self._clocks]
-        wall, processor = (end - start for start, end in zip(before, after, strict=True))
-        if events:
-            wall = events[0].elapsed_time(events[1]) / 1000
-        return Times(wall / calls, processor / calls)
 
     def _clear(self) -> None:
         for parameter in self._parameters:
@@ -227,13 +200,6 @@ def make_pool(batch: Any, *, seed: int) -> list[Any]:
 def copy_batch(batch: Any) -> Any:
     """Copy every tensor of a batch: a model may write into its input."""
     return map_tensors(copy_of, batch)
-
-
-def batch_size(batch: Any) -> int | None:
-    """Return the first size of the first tensor, or None if there is no such tensor or size."""
-    args, kwargs = arguments(batch)
-    first = next(tensors_in([*args, *kwargs.values()]), None)
-    return None if first is None or first.dim() == 0 else first.shape[0]
 
 
 @torch.no_grad()

@@ -31,8 +31,8 @@ from prepare.stages.flow.records import NOT_ASKED, Flow
 if TYPE_CHECKING:
     from prepare.stages.bench.records import Comparison
 
-# A sentence names at most so many classes of modules, a page so many notes.
-_NAMED, _NOTES = 3, 50
+# A sentence names at most so many classes of modules.
+_NAMED = 3
 # The name for operators outside all submodules.
 _ROOT = "the model itself"
 
@@ -244,11 +244,8 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
     how += f", for {flow.device}" if flow.device else ""
     text = f"Requested: {_wanted(flow)}; {how}. Bytes are those of one forward."
     yield Text(text=text, kind="note", where="page")
-    notes = [note for note in flow.notes if note != NOT_ASKED]  # the sentence says it
-    if len(notes) > _NOTES:
-        more = plural(len(notes) - _NOTES, "more note")
-        notes = [*notes[:_NOTES], f"{more}; flow.json has them all."]
-    yield Items(texts=tuple(notes), kind="note")
+    notes = tuple(note for note in flow.notes if note != NOT_ASKED)  # the sentence says it
+    yield Items(texts=notes, kind="note")
     yield _breaks(flow, "page")
     yield _copies(flow)
     yield _convolutions(flow)

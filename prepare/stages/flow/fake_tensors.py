@@ -43,13 +43,12 @@ _ELSEWHERE = (
 )
 
 _NEEDS_VALUE = "needs the value of a tensor, as an if, a loop or .item() over data does"
-_NEEDS_SHAPE = "gives a tensor whose shape depends on the data"
 _NO_KERNEL = "cannot run without data"
 # Keyed by the name of the class, since torch has moved these classes between modules.
 _REASONS = {
     "DataDependentOutputException": _NEEDS_VALUE,
     "GuardOnDataDependentSymNode": _NEEDS_VALUE,
-    "DynamicOutputShapeException": _NEEDS_SHAPE,
+    "DynamicOutputShapeException": "gives a tensor whose shape depends on the data",
     "UnsupportedOperatorException": _NO_KERNEL,
     "UnsupportedFakeTensorException": _NO_KERNEL,
 }
@@ -88,11 +87,6 @@ class Target(NamedTuple):
             wrong = f"there is no {device} here, and its layouts are not known"
             raise RefusedError("device", wrong, "predict or observe where it is")
         return cls(device, _CPU, _ELSEWHERE)
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Return True if the device is not here."""
-        return self.device != self.runs_on
 
     def stand_in(self, fake: FakeTensorMode, tensor: Tensor) -> Tensor:
         """Return a fake tensor for `tensor`, on the device to run on if it is a plain tensor."""

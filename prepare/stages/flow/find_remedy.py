@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages.flow.follow import predict
 from prepare.stages.flow.records import Flow, Remedy
-from prepare.steps.keeping.choose_calls import choose_calls, cost_of, kept
 
 if TYPE_CHECKING:
     from torch import nn
@@ -25,24 +24,8 @@ _FORMATS = {
 _STEPS = ("repair_layout", "keep_layout", *_FORMATS)
 
 
-class _Attempt(NamedTuple):
-    """A model with one more step, and its flow."""
-
-    step: str
-    model: nn.Module
-    flow: Flow
-
-    @property
-    def breaks(self) -> int:
-        return cost_of(self.flow)[1]
-
-
 def find_remedy(
-    model: nn.Module,
-    example: Any,
-    flow: Flow,
-    present: Iterable[str],
-    amp: Amp = "none",
+    model: nn.Module, example: Any, flow: Flow, present: Iterable[str], amp: Amp = "none"
 ) -> Remedy | None:
     """Return the steps beside those `present` that remove breaks from the flow of a model; None if none does.
 
@@ -50,43 +33,42 @@ def find_remedy(
     """
     added: list[str] = []
     missing = [name for name in _STEPS if name not in set(present)]
-    best = _Attempt("", model, flow)
-    while missing and best.breaks:
-        attempts = [each for name in missing if (each := _attempt(best, name, example, amp))]
-        if "keep_layout" in added:
-            # Another step may uncover calls, or make some needless.
-            anew = [(each, _attempt(each, "keep_layout", example, amp)) for each in attempts]
-            attempts += [calls._replace(step=each.step) for each, calls in anew if calls]
-        better = [each for each in attempts if each.breaks < best.breaks]
-        if not better:
+    best = flow
+    while missing and best.summary["breaks"]:
+        tried = ((name, _flow_with([*added, name], model, example, flow, amp)) for name in missing)
+        flows = {name: found for name, found in tried if found}
+        name = min(flows, key=lambda name: flows[name].summary["breaks"], default="")
+        if not name or flows[name].summary["breaks"] >= best.summary["breaks"]:
             break
-        best = min(better, key=lambda each: each.breaks)
-        added.append(best.step)
-        missing.remove(best.step)
+        best = flows[name]
+        added.append(name)
+        missing.remove(name)
     if not added:
         return None
-    copied, breaks = cost_of(best.flow)
-    return Remedy(steps=tuple(added), breaks=breaks, copied_bytes=copied)
+    summary = best.summary
+    return Remedy(
+        steps=tuple(added), breaks=summary["breaks"], copied_bytes=summary["copied_bytes"]
+    )
 
 
-def _attempt(before: _Attempt, step: str, example: Any, amp: Amp) -> _Attempt | None:
-    """Return the model with this step and its flow; None if the step changes nothing there."""
-    if step == "keep_layout":
-        chosen = choose_calls(before.model, example, amp=amp)
-        return _Attempt(step, kept(before.model, chosen.names), chosen.after)
-    wanted: Mapping[int, str] = _FORMATS.get(step, {})
-    is_wanted = any(before.flow.wanted.get(rank) == name for rank, name in wanted.items())
+def _flow_with(
+    steps: list[str], model: nn.Module, example: Any, flow: Flow, amp: Amp
+) -> Flow | None:
+    """Return the flow of a copy with these steps; None if the last of them changes nothing there."""
+    wanted = {rank: name for step in steps for rank, name in _FORMATS.get(step, {}).items()}
+    own = _FORMATS.get(steps[-1], {})
     # With all convolutions contiguous, no layout was asked for.
-    if is_wanted or set(before.flow.wanted.values()) == {"contiguous"}:
+    is_wanted = any(flow.wanted.get(rank) == name for rank, name in own.items())
+    if is_wanted or set(flow.wanted.values()) == {"contiguous"}:
         return None
-    tree = copy_tree(before.model, clone_of if wanted else lambda tensor: tensor)
-    pipeline = Pipeline.from_config({step: {}})
+    tree = copy_tree(model, clone_of if wanted else lambda tensor: tensor)
+    pipeline, last = (Pipeline.from_config({key: {} for key in s}) for s in (steps, steps[-1:]))
     try:
-        if not pipeline.plan(tree, known_issues="ignore"):
+        # What keep_layout replaces depends on the example, which a plan does not have.
+        if steps[-1] != "keep_layout" and not last.plan(tree, known_issues="ignore"):
             return None
-        pipeline.apply(tree, known_issues="ignore")
+        pipeline.apply(tree, example=example, amp=amp, known_issues="ignore")
     except PrepareError:
         return None
-    both = {**before.flow.wanted, **wanted}
-    flow = predict(tree, example, wanted=both, amp=amp)
-    return _Attempt(step, tree, flow) if flow.status == "ok" else None
+    found = predict(tree, example, wanted={**flow.wanted, **wanted}, amp=amp)
+    return found if found.status == "ok" else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from prepare.core.utils.process_state import interruptible
 from prepare.errors import RefusedError
 from prepare.stages.flow.call_sites import CallSite, ModuleStack
 from prepare.stages.flow.fake_tensors import Target, explain_failure
-from prepare.stages.flow.layout_states import LayoutStates
+from prepare.stages.flow.layout_states import LayoutStates, Operand, Operation
 from prepare.stages.flow.layouts import choose_target_layouts
 from prepare.stages.flow.operator_watcher import OperatorWatcher, is_followed
 from prepare.stages.flow.records import NOT_ASKED, Flow, FlowBuilder
@@ -77,13 +78,15 @@ def predict(
 
     def run() -> Flow:
         watched.append(watcher := _watcher(model, layouts, target.device, asked=wanted is not None))
-        watcher.as_cuda = target.is_elsewhere
+        watcher.as_cuda = target.device != target.runs_on
         if target.note:
             watcher.builder.add_note(target.note)
         if target.device.type == "cuda" and not torch.backends.cudnn.enabled:
             watcher.builder.add_note(WITHOUT_CUDNN)
         if name := lazy_parameter(model):
-            return watcher.flow("predict", f"{name} has no shape yet; run one forward first")
+            return watcher.builder.build(
+                "predict", f"{name} has no shape yet; run one forward first"
+            )
         watcher.fake = fake = FakeTensorMode(allow_non_fake_inputs=True)
 
         def stand_in(tensor: Tensor) -> Tensor:
@@ -92,7 +95,7 @@ def predict(
             return target.stand_in(fake, tensor)
 
         _follow(model, example, watcher, (stand_in, stand_in), amp)
-        return watcher.flow("predict")
+        return watcher.builder.build("predict")
 
     try:
         return without_gradients(run)
@@ -100,7 +103,7 @@ def predict(
         watcher = watched[-1]
         if watcher.internal_error or isinstance(error, (MemoryError, torch.OutOfMemoryError)):
             raise
-        return watcher.flow("predict", explain_failure(model, error))
+        return watcher.builder.build("predict", explain_failure(model, error))
 
 
 def observe(
@@ -129,7 +132,7 @@ def observe(
         present = device_of([model], tensors_in(example))
         watched.append(watcher := _watcher(model, layouts, present, asked=wanted is not None))
         _follow(model, example, watcher, (real_stand_in, copy_of), amp)
-        return watcher.flow("observe")
+        return watcher.builder.build("observe")
 
     try:
         return without_gradients(run)
@@ -143,7 +146,7 @@ def observe(
 def _watcher(
     model: nn.Module, layouts: dict[int, str], device: torch.device, *, asked: bool
 ) -> OperatorWatcher:
-    builder = FlowBuilder(str(device))
+    builder = FlowBuilder(str(device), layouts)
     if not asked and set(layouts.values()) == {"contiguous"}:
         builder.add_note(NOT_ASKED)
     return OperatorWatcher(ModuleStack(model), LayoutStates(layouts, builder), builder)
@@ -170,25 +173,15 @@ def _follow(
         # The FakeTensorMode is below the watcher: it computes what the watcher dispatches.
         fake = watcher.fake or contextlib.nullcontext()
         # A forward without data is quick, and torch's own code is not safe from an interrupt there.
-        call = _at_once if watcher.fake else interruptible
+        call = model if watcher.fake else partial(interruptible, model)
         enabled, cast = torch.is_grad_enabled(), autocast(amp, device_of([model], tensors))
-        with (
-            watcher.stack,
-            torch.inference_mode(mode=False),
-            torch.set_grad_enabled(enabled),
-            fake,
-            watcher,
-            cast,
-        ):
-            call(model, *args, **kwargs)
-
-
-def _at_once(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-    return function(*args, **kwargs)
+        with watcher.stack, torch.inference_mode(mode=False), torch.set_grad_enabled(enabled):  # noqa: SIM117
+            with fake, watcher, cast:
+                call(*args, **kwargs)
 
 
 class _ModuleHooks:
-    """Records each module's output layouts, and follows a compiled or repaired module as one operation.
+    """Follows a compiled or repaired module as one operation.
 
     A call that has a known issue because of its size becomes a note.
     """
@@ -225,4 +218,6 @@ class _ModuleHooks:
             outputs = [tensor for tensor in tensors_in(output) if is_followed(tensor)]
             self.watcher.in_compiled = self.watcher.in_repaired = False
             self._opaque = None
-            self.watcher.follow_module(site, inputs, outputs)
+            states = self.watcher.states
+            operands = [Operand(f"input {i}", t, states.of(t)) for i, t in enumerate(inputs)]
+            states.follow(Operation("compile", site), operands, outputs)

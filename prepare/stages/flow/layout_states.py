@@ -20,12 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from prepare.stages.flow.layouts import (
-    describe_layout,
-    has_odd_strides,
-    is_in_layout,
-    is_in_other_layout,
-)
+from prepare.stages.flow.layouts import describe_layout, has_odd_strides, layout_of
 from prepare.stages.flow.torch_operators import cause_of, is_layout_sensitive
 
 if TYPE_CHECKING:
@@ -94,8 +89,8 @@ class LayoutStates:
             self._storages[key] = StorageState(weak, state, source)
 
     def is_in_layout(self, tensor: Tensor) -> bool:
-        """Return True if a tensor is in the wanted layout, and in no other."""
-        return is_in_layout(tensor, self.wanted)
+        """Return True if a tensor has the layout that is wanted for its rank, and no other."""
+        return layout_of(tensor) == self.wanted.get(tensor.dim())
 
     def follow(self, operation: Operation, operands: list[Operand], outputs: list[Tensor]) -> None:
         """Update the states after an operation."""
@@ -137,11 +132,8 @@ class LayoutStates:
         self, operation: Operation, storage: StorageState, source: Tensor, view: Tensor
     ) -> None:
         changed = (source.shape, source.stride()) != (view.shape, view.stride())
-        if (
-            storage.state in ("in_layout", "reshaped")
-            and self._is_in_other_layout(view)
-            and changed
-        ):
+        leaves = changed and self._is_in_other_layout(view)
+        if storage.state in ("in_layout", "reshaped") and leaves:
             storage.left_at = _site_of(operation, source)
         elif (
             storage.state in ("lost", "reshaped")
@@ -214,7 +206,8 @@ class LayoutStates:
         return self.is_in_layout(operand.tensor) and not by_chance
 
     def _is_in_other_layout(self, tensor: Tensor) -> bool:
-        return is_in_other_layout(tensor, self.wanted)
+        rank = tensor.dim()
+        return rank in self.wanted and layout_of(tensor) not in (self.wanted[rank], "ambiguous")
 
 
 def _site_of(operation: Operation, source: Tensor) -> CallSite:

@@ -61,17 +61,6 @@ def has_odd_strides(tensor: Tensor) -> bool:
     return stride[1] == 0
 
 
-def is_in_layout(tensor: Tensor, wanted: Mapping[int, str]) -> bool:
-    """Return True if a tensor has the layout that is wanted for its rank, and no other."""
-    return layout_of(tensor) == wanted.get(tensor.dim())
-
-
-def is_in_other_layout(tensor: Tensor, wanted: Mapping[int, str]) -> bool:
-    """Return True if a layout is wanted for the tensor's rank, and its strides do not fit that layout."""
-    rank = tensor.dim()
-    return rank in wanted and layout_of(tensor) not in (wanted[rank], "ambiguous")
-
-
 def describe_layout(tensor: Tensor) -> str:
     """Describe the layout of a tensor of any rank: `channels_last`, `contiguous with gaps`, `permuted`."""
     word = layout_of(tensor)
@@ -117,11 +106,8 @@ def choose_target_layouts(
     votes: dict[tuple[int, bool], Counter[str]] = {}
     for tensor in named_tensors(model):
         is_weight = tensor.name == "weight" or tensor.computes == "weight"
-        if (
-            is_weight
-            and isinstance(tensor.module, CONVOLUTIONS_2D_3D)
-            and is_strided(tensor.tensor)
-        ):
+        is_weight = is_weight and isinstance(tensor.module, CONVOLUTIONS_2D_3D)
+        if is_weight and is_strided(tensor.tensor):
             shape, stride = tuple(tensor.tensor.shape), tensor.tensor.stride()
             is_clear = len(satisfied(shape, stride)) < 2
             votes.setdefault((len(shape), is_clear), Counter()).update(_vote(shape, stride))

@@ -26,8 +26,8 @@ from prepare.stages.flow.torch_operators import (
 if TYPE_CHECKING:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from prepare.stages.flow.call_sites import CallSite, ModuleStack
-    from prepare.stages.flow.records import Flow, FlowBuilder
+    from prepare.stages.flow.call_sites import ModuleStack
+    from prepare.stages.flow.records import FlowBuilder
 
 
 # Operators of these namespaces take every layout.
@@ -75,15 +75,6 @@ class OperatorWatcher(TorchDispatchMode):
                 self.internal_error = error
                 raise
         return output
-
-    def flow(self, mode: str, reason: str = "") -> Flow:
-        """Return what was found; `reason` says why the forward could not be followed to its end."""
-        return self.builder.build(mode, self.states.wanted, reason)
-
-    def follow_module(self, site: CallSite, inputs: list[Tensor], outputs: list[Tensor]) -> None:
-        """Follow a compiled or repaired module as one operation."""
-        operands = [Operand(f"input {i}", t, self.states.of(t)) for i, t in enumerate(inputs)]
-        self.states.follow(Operation("compile", site), operands, outputs)
 
     def _record(self, func: OpOverload, args: Any, kwargs: Any, output: Any) -> None:
         name = func._schema.name.partition("::")[2]

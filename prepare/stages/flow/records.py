@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -139,8 +139,8 @@ class FlowBuilder:
     `device` is the device that the flow is for.
     """
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, device: str, wanted: dict[int, str]) -> None:
+        self.device, self.wanted = device, wanted
         # Each record without its totals, how often it was found, and the bytes of all together.
         self._counts: Counter[Any] = Counter()
         self._bytes: Counter[Any] = Counter()
@@ -171,13 +171,13 @@ class FlowBuilder:
         """Add a sentence for the user; a repeated sentence is kept once."""
         self._notes[text] = None
 
-    def build(self, mode: str, wanted: Mapping[int, str], reason: str = "") -> Flow:
+    def build(self, mode: str, reason: str = "") -> Flow:
         """Return the flow; `reason` says why the forward could not be followed to its end."""
         return Flow(
             mode=mode,
             status="cannot predict" if reason else "ok",
             reason=reason,
-            wanted=dict(wanted),
+            wanted=self.wanted,
             events=self._records(Event),
             copies=self._records(Copy),
             convolutions=self._records(Convolution),

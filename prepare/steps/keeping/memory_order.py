@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from prepare.core.model.transforms import is_transformed
-from prepare.steps.repairs.base import FORMATS, to_channels_last
+from prepare.steps.repairs.base import FORMATS, not_a_view, to_channels_last
 
 # torch's own classes of tensors that are nothing but tensors, and the modules of those of its tracers.
 _CLASSES = (Tensor, torch.nn.Parameter)
@@ -157,20 +157,4 @@ def own(found: Any, arguments: Iterable[Any]) -> Any:
     for each in arguments:
         if isinstance(each, Tensor) and found._base is (each._base if each._is_view() else each):
             return found
-    return _Own.apply(found) if found.requires_grad else found.detach()
-
-
-class _Own(torch.autograd.Function):
-    """The identity: autograd takes the output for a tensor of its own."""
-
-    @staticmethod
-    def forward(_: Any, x: Tensor) -> Tensor:
-        return x.detach()
-
-    @staticmethod
-    def backward(_: Any, grad: Tensor) -> Tensor:
-        return grad
-
-    @staticmethod
-    def jvp(_: Any, tangent: Tensor) -> Tensor:
-        return tangent.detach()
+    return not_a_view(found)

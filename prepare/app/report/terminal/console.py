@@ -13,7 +13,6 @@ from rich.console import Console
 from prepare.core.utils.text import output, printable
 
 if TYPE_CHECKING:
-    from rich.status import Status
     from rich.table import Table
 
 
@@ -29,21 +28,6 @@ def has_width(file: TextIO) -> bool:
     return file.isatty() or bool(os.environ.get("COLUMNS"))
 
 
-class _Spinner:
-    """The spinner of a terminal: the stage that runs, and how long the run may take."""
-
-    status: Status | None = None
-    text, limit = "", ""
-
-    def show(self, text: str) -> None:
-        self.text = text
-        if self.status is not None:
-            self.status.update(printable(f"{text} ({self.limit})" if self.limit else text))
-
-
-_SPINNER = _Spinner()
-
-
 @contextmanager
 def stage(what: str) -> Iterator[Callable[[str], None]]:
     """Show a spinner in a terminal until the stage ends, and nothing in a pipe.
@@ -54,16 +38,8 @@ def stage(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda _: None
         return
     # The spinner `line` is plain ASCII; others cannot be shown everywhere.
-    with console(errors=True).status("", spinner="line") as _SPINNER.status:
-        _SPINNER.show(what)
-        yield _SPINNER.show
-    _SPINNER.status = None
-
-
-def announce(limit: str) -> None:
-    """Show beside the spinner how long the run may take; nothing in a pipe."""
-    _SPINNER.limit = limit
-    _SPINNER.show(_SPINNER.text)
+    with console(errors=True).status(printable(what), spinner="line") as status:
+        yield lambda text: status.update(printable(text))
 
 
 def table_lines(table: Table, *, width: int | None = None) -> list[str]:

@@ -23,6 +23,7 @@ from prepare.app.report.sentences import (
     changes_text,
     declared_text,
     missed_notes,
+    problems_of,
     title_text,
 )
 from prepare.app.report.terminal.console import console, has_width
@@ -97,16 +98,18 @@ class RunOutput:
         missed = missed_notes(row for row in rows if row.status == "ineffective")
         notes = [*missed, *results.notes, *(note for each in documents for note in each.notes)]
         # A stage that follows a model without preparing it says itself what is slow there.
-        told = results.plan and (results.audit or not results.found)
-        warnings = results.plan["warnings"] if results.plan and told else []
-        plan = results.plan or {}
+        told = results.audit is not None or not results.found
+        warnings = problems_of(results.plan, "warnings") if told else []
         right = any(a.kind == "good" and a.question == RIGHT for d in documents for a in d.answers)
         if right and not is_training(results):  # what is an error in training only is on the page
-            warnings = [w for w in warnings if w not in (plan.get("training_errors") or ())]
+            errors = problems_of(results.plan, "training_errors")
+            warnings = [each for each in warnings if each not in errors]
         # A warning whose remedy is what to do anyway is on the page.
         words = {word for text in advised for word in text.split()}
-        warnings = [w for w in warnings if not {*_STEP.findall(w)} or {*_STEP.findall(w)} - words]
-        _show_first([f"warning: {text}" for text in warnings], notes)
+        steps = [{*_STEP.findall(each.remedy)} for each in warnings]
+        told_so = [bool(names) and names <= words for names in steps]
+        shown = [f"warning: {w}" for w, told in zip(warnings, told_so, strict=True) if not told]
+        _show_first(shown, notes)
         # Users copy the path, so do not wrap it.
         line(f"  {'details'.ljust(_LABEL)}  {printable(self._path('report.html'))}")
 
