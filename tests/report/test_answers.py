@@ -2,7 +2,7 @@
 
 import ast
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from prepare.app.report.sentences import verified_text
 from prepare.audit import Audit
 from prepare.core.utils.numbers import part_of_tolerance, share_text
 from prepare.core.utils.wording import command_line_words
+from prepare.errors import Problem
 from prepare.stages.flow.document import layout_causes, named, source_name
 from prepare.stages.flow.records import Copy, Event, Remedy
 from prepare.stages.verify.document import error_text, verdict_sentence
@@ -196,18 +197,23 @@ def test_a_failed_job_says_what_went_wrong():
 
 
 def test_an_error_in_user_code_names_its_line_and_the_stage():
-    error = "forward of Net: nets.py:8, in forward: NameError: name 'x' is not defined"
-    result = Result("failed", "error", error, "Traceback", done=["planning"], during="preparing")
+    error, where = (
+        "nets.py:8, in forward: NameError: name 'x' is not defined",
+        "nets.py:8, in forward",
+    )
+    ended = {"done": ["planning"], "during": "preparing", "place": where}
+    result = Result("failed", "error", error, "Traceback", **ended)
     assert found(Results(name="run", result=result)) == [
         ("bad", "An exception", "NameError: name 'x' is not defined"),
-        ("plain", "nets.py:8", "in forward"),
+        ("plain", "nets.py:8, in forward", ""),
         ("plain", "While preparing", "after 1 completed stage"),
         ("warn", "Correct that line", ""),
     ]
 
 
 def test_an_error_of_a_configuration_ends_with_its_remedy():
-    result = Result("failed", "configuration", "input: gives nothing; set input.shape")
+    problem = Problem("input", "gives nothing", "set input.shape")
+    result = Result("failed", "configuration", str(problem), problems=[problem])
     assert found(Results(name="run", result=result)) == [
         ("bad", "The configuration", "input: gives nothing"),
         ("warn", "Set input.shape", ""),
@@ -293,7 +299,7 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     assert advised(failed) == ("Time it before you use it", "there is no second model")
     plan = {
         "problems": [],
-        "warnings": ["a is slow; add the step it", "b is slow; add the step it"],
+        "warnings": [asdict(Problem(each, "is slow", "add the step it")) for each in "ab"],
     }
     assert advised(replace(no_effect, plan=plan)) == (
         "Add the step it",

@@ -97,7 +97,8 @@ def test_hostile_names_are_escaped_everywhere_on_the_page(ran, tmp_path):
     Audit([*before.rows, *rows_], before.summary | {"unregistered": HOSTILE}).save(ran / "audit.json")  # fmt: skip
     Record(ran).write_result(Result("failed", HOSTILE[0], "\n".join(HOSTILE), "\n".join(HOSTILE)))
     Record(ran).write_job(Job(None, None, HOSTILE, dict(zip(HOSTILE, HOSTILE, strict=True))))
-    data = json.loads((ran / "plan.json").read_text()) | {"problems": HOSTILE, "warnings": HOSTILE}
+    said = [{"where": "", "wrong": text, "remedy": text} for text in HOSTILE]
+    data = json.loads((ran / "plan.json").read_text()) | {"problems": said, "warnings": said}
     (ran / "plan.json").write_text(json.dumps(data))
     (ran / "recipe.yaml").write_bytes("\n".join(HOSTILE).encode("utf-8", "surrogatepass"))
     safe = Reader(run_page(write_record(tmp_path / "safe")))

@@ -29,7 +29,7 @@ from prepare.app.cli.words import refused
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.outcome import INTERRUPTED
 from prepare.app.job.record import Job, used_folder
-from prepare.app.report.terminal.console import announce, stage
+from prepare.app.report.terminal.console import stage
 from prepare.app.report.terminal.run import RunOutput, shown_folder
 from prepare.app.report.terminal.sweep_progress import SweepProgress
 from prepare.app.sweep.leader import Leader
@@ -80,7 +80,7 @@ def task(config: DictConfig) -> None:
 
 def _run_single(spec: JobSpec) -> NoReturn:
     output = RunOutput(spec.folder)
-    shown: Any = {} if is_quiet() else {"stage": stage, "announce": announce}
+    shown: Any = {} if is_quiet() else {"stage": stage}
     outcome = run_job(spec, show=output.show, **shown)
     output.end(outcome)
     result = asdict(outcome.result)

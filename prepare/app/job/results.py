@@ -12,7 +12,7 @@ from prepare.app.job.record import NOTHING_CHANGED, Job, Record, Result
 from prepare.audit import Audit
 from prepare.core.utils import files, json_records
 from prepare.core.utils.machine import check_environment, environment
-from prepare.errors import FileError, PrepareError
+from prepare.errors import FileError, PrepareError, Problem
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 _PLAN = json_records.Kind("prepare.plan", 1, "a plan", "a plan.json", FileError)
 _PLAN_TYPES = {
     "steps": dict[str, dict[str, Any]],
-    **dict.fromkeys(("problems", "warnings"), list[str]),
-    "training_errors": list[str] | None,
+    **dict.fromkeys(("problems", "warnings", "training_errors"), list[Problem]),
     "training_steps": dict[str, dict[str, Any]] | None,
 }
 _SUMMARY_TYPES = {

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.report.sentences import by_remedy, changes_text
+from prepare.app.report.sentences import by_remedy, changes_text, problems_of
 from prepare.core.document import (
     FASTER,
     NEXT,
@@ -20,6 +19,7 @@ from prepare.core.document import (
     ReportContext,
 )
 from prepare.core.utils.text import capitalized, first_line, plural
+from prepare.errors import Problem
 from prepare.stages.registry import ordered_stages, stages_of
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ _MEASURE = Advice(100, "warn", "Measure it before you use it")
 # What to do about an open answer to these questions.
 _VERBS = {RIGHT: "Verify it", FASTER: "Time it"}
 
-# The line of the user's code in front of an error: `my_nets.py:8, in forward: ValueError: ...`.
-_PLACE = re.compile(r"(?:^|.*?: )(?P<file>\S+:\d+)(?:, in (?P<function>[^\s:]+))?: (?P<rest>.*)")
 _WORDS = {
     "model": "The model raised",
     "step": "A step raised",
@@ -169,7 +167,7 @@ def advice(run: Results, documents: Iterable[Document]) -> Advice:
     found += [each for key, each in _DEFAULTS.items() if holds[key]]
     if run.unchanged and run.audit and (asked := run.audit.summary.get("format_steps")):
         found.append(_compared_with_contiguous(asked))
-    troubles = [*run.plan["problems"], *run.plan["warnings"]] if run.plan else []
+    troubles = problems_of(run.plan, "problems", "warnings")
     if remedy := next(filter(None, by_remedy(troubles)), ""):
         read = _DEFAULTS["problems"].answer
         found = [replace(a, answer=capitalized(remedy)) if a.answer == read else a for a in found]
@@ -202,23 +200,22 @@ def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
 
 def _failure_answers(result: Result) -> list[Answer]:
     """Return what went wrong; and where, when, and what to do, as far as they are known."""
-    line = first_line(result.error or "")
-    place = _PLACE.match(line)
-    wrong, separator, remedy = line.rpartition("; ")
-    # Errors of this package end with a remedy; those of other code may have a semicolon anywhere.
-    ours = bool(separator) and not place
+    problem = next(iter(result.problems), Problem("", first_line(result.error or "")))
     if result.status == "interrupted":
         advice = "Run the command again"
-    elif ours:
-        advice = capitalized(remedy) if remedy else ""
+    elif problem.remedy:
+        advice = capitalized(problem.remedy)
     elif result.reason == "oom":
         advice = "Use a smaller input or model"
     else:
-        advice = "Correct that line" if place else "Read the traceback"
-    text = place["rest"] if place else wrong if ours else line
-    answers = [("What went wrong?", "bad", failure_word(result), text)]
-    if place:
-        answers.append(("Where?", "plain", place["file"], _in(place["function"])))
+        advice = "Correct that line" if result.place else "Read the traceback"
+    if result.traceback is None and advice == "Read the traceback":
+        advice = ""  # an error of ours without a remedy
+    text = str(replace(problem, remedy=""))
+    text = text.replace(f"{result.place}: ", "", 1) if result.place else text
+    answers = [("What went wrong?", "bad", failure_word(result), first_line(text))]
+    if result.place:
+        answers.append(("Where?", "plain", result.place, ""))
     if result.during:
         done = f"after {plural(len(result.done), 'completed stage')}" if result.done else ""
         answers.append(("When?", "plain", f"While {result.during}", done))
@@ -231,7 +228,3 @@ def failure_word(result: Result) -> str:
     """Return the kind of failure in a few words: `The model raised`."""
     reason = (result.reason or result.status).replace("_", " ")
     return _WORDS.get(reason, capitalized(reason))
-
-
-def _in(function: str | None) -> str:
-    return f"in {function}" if function else ""

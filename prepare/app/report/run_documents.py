@@ -19,6 +19,7 @@ from prepare.app.report.sentences import (
     changes_text,
     is_judged,
     outputs_sentence,
+    problems_of,
 )
 from prepare.app.report.training_code import training_code as code_for_recipe
 from prepare.audit import STATUSES, Audit, AuditRow
@@ -101,11 +102,11 @@ def plan_parts(summary: Mapping[str, Any]) -> Iterator[Part]:
 def issues(plan: Mapping[str, Any]) -> Iterator[Items]:
     """Yield the known problems of a model on a device, grouped by their remedy."""
     for kind, key in (("wrong", "problems"), ("issues", "warnings")):
-        for remedy, texts in by_remedy(plan.get(key, [])).items():
+        for remedy, texts in by_remedy(problems_of(plan, key)).items():
             yield Items(texts=tuple(texts), title=remedy, kind=kind)
-    said = {*plan.get("problems", []), *plan.get("warnings", [])}
-    if later := [text for text in plan.get("training_errors") or [] if text not in said]:
-        yield Items(texts=tuple(later), title="In training", kind="issues", where="page")
+    said = problems_of(plan, "problems", "warnings")
+    if later := [each for each in problems_of(plan, "training_errors") if each not in said]:
+        yield Items(texts=tuple(map(str, later)), title="In training", kind="issues", where="page")
 
 
 def environment(values: Mapping[str, Any] | None) -> Iterator[Part]:

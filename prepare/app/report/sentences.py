@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from prepare.app.job.figures import CONVOLUTIONS, interval_of
@@ -16,6 +17,7 @@ from prepare.core.utils.numbers import (
     tolerance_text,
 )
 from prepare.core.utils.text import counts, plural, size
+from prepare.errors import Problem
 
 # A sentence names at most so many reasons.
 _NAMED = 3
@@ -146,12 +148,16 @@ def _first(options: Mapping[str, Any] | None) -> str:
     return value if isinstance(value, str) else ""
 
 
-def by_remedy(texts: Iterable[str]) -> dict[str, list[str]]:
-    """Return the texts by their remedy, which is what follows the last semicolon; empty for none."""
+def problems_of(plan: Mapping[str, Any] | None, *keys: str) -> list[Problem]:
+    """Return the problems under these keys of a `plan.json`."""
+    return [Problem(**each) for key in keys for each in (plan or {}).get(key) or ()]
+
+
+def by_remedy(problems: Iterable[Problem]) -> dict[str, list[str]]:
+    """Return the texts of problems by their remedy; empty for none."""
     groups: dict[str, list[str]] = {}
-    for text in texts:
-        wrong, _, remedy = text.rpartition("; ")
-        groups.setdefault(remedy if wrong else "", []).append(wrong or text)
+    for problem in problems:
+        groups.setdefault(problem.remedy, []).append(str(replace(problem, remedy="")))
     return groups
 
 

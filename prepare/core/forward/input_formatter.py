@@ -128,7 +128,7 @@ class WarnHook(NotScriptable):
         if any(_content(copy) != before for copy, before in getattr(args, "made", ())):
             warnings.warn(
                 f"{type(module).__name__}.forward wrote into an argument that input_format had copied; the "
-                "caller's is as it was: set attach=false, and give the model pipeline.format(batch)",
+                "caller's is as it was: drop attach, and give the model pipeline.format(batch)",
                 stacklevel=2,
             )
 

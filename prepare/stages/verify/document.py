@@ -19,7 +19,6 @@ _BLIND = 0.001
 # A sensitivity of more than this says nothing about the gradients.
 _HIDDEN = 0.1
 _NOISES = {"bfloat16": "bf16 noise", "float16": "fp16 noise"}
-_LIMITS = ("verify.seconds", "verify.memory")
 _SERIOUS = ("fail", "wrong", "cannot tell")
 _COLUMNS = parts.columns(
     "Status text, Compared text, Case text, Worst code, Error number, Tolerance number, "
@@ -43,7 +42,7 @@ def verify_document(shown: ReportContext) -> Document | None:
         title=parts.RIGHT,
         place=40,
         line=verify_sentence(verification),
-        head=f"verify ({verification.level})",
+        head="verify",
         answers=(_answer(verification),),
         advice=tuple(_advice(verification)),
         notes=(verification.advice,) if wrong and verification.advice else (),
@@ -167,8 +166,8 @@ def _advice(verification: Verification) -> Iterator[parts.Advice]:
         remark = "the report has probable causes and remedies" if verification.advice else ""
         yield parts.Advice(10, "bad", "Do not use it", remark)
     elif verification.status == "cannot tell":
-        limit = next((key for key in _LIMITS if f"raise {key}" in verification.reason), "")
-        answer = f"Raise {limit}" if limit else "Verify it with verify=full"
+        is_short = "raise verify.seconds" in verification.reason
+        answer = "Raise verify.seconds" if is_short else "Verify it on another batch"
         yield parts.Advice(30, "warn", answer)
     elif verification.mode == "train" and (remark := _hidden(verification)):
         once = words(cli="with precision=float32 amp=none", python="without half and autocast")

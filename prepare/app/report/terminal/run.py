@@ -16,6 +16,7 @@ from prepare.app.report.sentences import (
     changes_text,
     declared_text,
     missed_notes,
+    problems_of,
     title_text,
 )
 from prepare.app.report.terminal.console import console, has_width
@@ -88,9 +89,9 @@ class RunOutput:
         missed = missed_notes(row for row in rows if row.status == "ineffective")
         notes = [*missed, *results.notes, *(note for each in documents for note in each.notes)]
         # A stage that follows a model without preparing it says itself what is slow there.
-        told = results.plan and (results.audit or not results.found)
-        warnings = results.plan["warnings"] if results.plan and told else []
-        _show_first([f"warning: {text}" for text in warnings], notes)
+        told = results.audit is not None or not results.found
+        warnings = problems_of(results.plan, "warnings") if told else []
+        _show_first([f"warning: {problem}" for problem in warnings], notes)
         # Users copy the path, so do not wrap it.
         line(f"  {'details'.ljust(_LABEL)}  {printable(self._path('report.html'))}")
 
