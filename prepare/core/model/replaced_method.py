@@ -1,4 +1,4 @@
-"""What a step puts in place of a module's own code: a method, a class, or a hook that no script compiles."""
+"""Methods, classes and hooks that a step puts in place of a module's own code, and their pickles."""
 
 from __future__ import annotations
 
