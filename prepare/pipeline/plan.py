@@ -124,9 +124,9 @@ class Plan(Readable):
             "summary": self.summary(),
             "steps": self.steps,
             "actions": [asdict(action) for action in self.actions],
-            "problems": [str(problem) for error in self.errors for problem in error.problems],
-            "warnings": [str(warning) for warning in self.warnings],
-            "training_errors": [str(problem) for problem in self.training_errors],
+            "problems": [asdict(problem) for error in self.errors for problem in error.problems],
+            "warnings": [asdict(warning) for warning in self.warnings],
+            "training_errors": [asdict(problem) for problem in self.training_errors],
             "training_steps": self.training_steps,
             "tensors": [
                 tensor._asdict() | {"old": tensor.old._asdict(), "new": tensor.new._asdict()}

@@ -175,8 +175,10 @@ def test_files_that_no_run_has_written_are_not_replaced(conf, capsys, name):
     (conf.parent / "run").mkdir()
     (conf.parent / "run" / name).write_text("mine")
     assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 2
-    line = f"hydra.run.dir: the folder holds {name} without the result of a run; "
-    assert capsys.readouterr().err == line + "choose another folder, or add overwrite=true\n"
+    said = capsys.readouterr().err
+    assert said.startswith("hydra.run.dir: ")
+    assert name in said
+    assert "overwrite=true" in said
     assert [path.name for path in (conf.parent / "run").iterdir()] == [name]
     assert (conf.parent / "run" / name).read_text() == "mine"
     # As a run that was killed leaves it.
@@ -192,8 +194,9 @@ def test_an_earlier_run_is_replaced_only_with_overwrite(conf, capsys):
     before = files()
     for more in ([], ["hydra.run.dir=${hydra:job.name}", "hydra.job.name=run"]):
         assert cli.run([*words, "seed=3", *more]) == 2
-        line = "hydra.run.dir: the folder holds the record of another run; "
-        assert capsys.readouterr().err == line + "choose another folder, or add overwrite=true\n"
+        said = capsys.readouterr().err
+        assert said.startswith("hydra.run.dir: ")
+        assert "overwrite=true" in said
     after = files()
     assert {path for path in before if before[path] != after[path]} <= {
         *Path("run/.hydra").iterdir()

@@ -11,7 +11,7 @@ from issue_checks import FLAT, gradient, is_last, last, with_norm
 from prepare.app.report.run_documents import issues
 from prepare.core.model.known_issues import standing
 from prepare.core.utils.wording import command_line_words
-from prepare.errors import ConfigError, KnownIssueError, KnownIssueWarning
+from prepare.errors import ConfigError, KnownIssueError, KnownIssueWarning, Problem
 from prepare.pipeline import Pipeline
 
 REPAIRED = Pipeline.from_config({"conv2d_memory_format": {}, "repair_layout": {}})
@@ -100,7 +100,7 @@ def test_what_is_slow_is_a_warning_of_the_plan_that_names_the_repair():
     said = [str(warning) for warning in plan.warnings]
     assert any("AvgPool3d (1)" in one and 'add the step "repair_layout": {}' in one for one in said)
     assert not any("Conv3d" in one for one in said)  # slow at batch 1 only: no plan knows it
-    assert plan.to_dict()["warnings"] == said
+    assert [str(Problem(**each)) for each in plan.to_dict()["warnings"]] == said
 
 
 def test_issues_at_some_sizes_only_are_repaired_without_a_warning():

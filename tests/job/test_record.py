@@ -45,6 +45,8 @@ def test_a_result_holds_exactly_the_keys_that_others_may_rely_on(record):
         "during",
         "amp",
         "notes",
+        "problems",
+        "place",
     ]
     assert (data["format"], data["version"]) == ("prepare.result", 1)
     assert data["status"] in STATUSES
@@ -98,7 +100,7 @@ def test_everything_but_the_environment_is_the_same_in_two_records(tmp_path):
         plan = pipeline.plan(model)
         record = Record(tmp_path / name)
         record.clear()
-        record.write_plan(plan)
+        record.write_plan(plan.to_dict())
         record.write_prepared(pipeline, audit(pipeline.apply(model), plan=plan))
         assert Audit.load(record.folder / "audit.json").summary["convolutions"]["converted"] == 1
         folders.append(record.folder)

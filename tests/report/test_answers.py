@@ -2,7 +2,7 @@
 
 import ast
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from prepare.app.report.sentences import verified_text
 from prepare.audit import Audit
 from prepare.core.utils.numbers import part_of_tolerance, share_text
 from prepare.core.utils.wording import command_line_words
+from prepare.errors import Problem
 from prepare.stages.flow.document import layout_causes, named, source_name
 from prepare.stages.flow.records import Copy, Event, Remedy
 from prepare.stages.verify.document import error_text, verdict_sentence
@@ -196,18 +197,23 @@ def test_a_failed_job_says_what_went_wrong():
 
 
 def test_an_error_in_user_code_names_its_line_and_the_stage():
-    error = "forward of Net: nets.py:8, in forward: NameError: name 'x' is not defined"
-    result = Result("failed", "error", error, "Traceback", done=["planning"], during="preparing")
+    error, where = (
+        "nets.py:8, in forward: NameError: name 'x' is not defined",
+        "nets.py:8, in forward",
+    )
+    ended = {"done": ["planning"], "during": "preparing", "place": where}
+    result = Result("failed", "error", error, "Traceback", **ended)
     assert found(Results(name="run", result=result)) == [
         ("bad", "An exception", "NameError: name 'x' is not defined"),
-        ("plain", "nets.py:8", "in forward"),
+        ("plain", "nets.py:8, in forward", ""),
         ("plain", "While preparing", "after 1 completed stage"),
         ("warn", "Correct that line", ""),
     ]
 
 
 def test_an_error_of_a_configuration_ends_with_its_remedy():
-    result = Result("failed", "configuration", "input: gives nothing; set input.shape")
+    problem = Problem("input", "gives nothing", "set input.shape")
+    result = Result("failed", "configuration", str(problem), problems=[problem])
     assert found(Results(name="run", result=result)) == [
         ("bad", "The configuration", "input: gives nothing"),
         ("warn", "Set input.shape", ""),
@@ -281,7 +287,7 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     job = Job(None, None, [], {})
     assert advised(replace(RUN, job=job, has_example=False)) == (
         "Give an example input",
-        "as in input.shape=[2,3,64,64]",
+        "",
     )
     unclear = having(bench=made.bench(1.0, verdict="unclear"))
     assert advised(unclear) == ("Time it longer with bench=full", "best on an idle machine")
@@ -293,15 +299,15 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     assert advised(failed) == ("Time it before you use it", "there is no second model")
     plan = {
         "problems": [],
-        "warnings": ["a is slow; add the step it", "b is slow; add the step it"],
+        "warnings": [asdict(Problem(each, "is slow", "add the step it")) for each in "ab"],
     }
     assert advised(replace(no_effect, plan=plan)) == (
         "Add the step it",
         "some weights have another layout",
     )
-    assert advised(RUN) == ("Verify it before you use it", "without verify=none")
+    assert advised(RUN) == ("Verify it before you use it", "leave out verify=none")
     all_of_it = {"verify": made.verification(), "bench": made.bench(), "flow": made.flow(0)}
-    assert advised(having(**all_of_it)) == ("Use the recipe", "in training code, or by the command")
+    assert advised(having(**all_of_it)) == ("Use the recipe", "in your code")
 
 
 def test_a_layout_that_no_convolution_returned_is_not_advised():

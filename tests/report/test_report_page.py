@@ -31,14 +31,14 @@ def test_the_page_shows_the_record_of_a_job(ran):
     found = Reader(run_page(ran))
     summary = Audit.load(ran / "audit.json").summary
     for phrase in (
-        "python run.py model=small_3d memfmt=channels_last_3d '+model.x=[1, 2]'",
+        "prepare model=small_3d memfmt=channels_last_3d '+model.x=[1, 2]'",
         f"{summary['convolutions']['converted']} converted",
         "2 of 3 convolutions returned channels_last_3d (1 of these also satisfy another memory format)",
         "3 breaks, all InstanceNorm3d, 12.0 KiB copied per forward",
         "Add a step: InstanceNorm3d: copies",
         "half: keep: norms",
         "torch 2.13.0",
-        "report of a run 2025-01-02 03:04 python run.py",
+        "report of a run 2025-01-02 03:04 prepare",
         "Date 2025-01-02T03:04:05+00:00",
         "memory_format: channels_last_3d",
         'Pipeline.load("recipe.yaml"',
@@ -97,7 +97,8 @@ def test_hostile_names_are_escaped_everywhere_on_the_page(ran, tmp_path):
     Audit([*before.rows, *rows_], before.summary | {"unregistered": HOSTILE}).save(ran / "audit.json")  # fmt: skip
     Record(ran).write_result(Result("failed", HOSTILE[0], "\n".join(HOSTILE), "\n".join(HOSTILE)))
     Record(ran).write_job(Job(None, None, HOSTILE, dict(zip(HOSTILE, HOSTILE, strict=True))))
-    data = json.loads((ran / "plan.json").read_text()) | {"problems": HOSTILE, "warnings": HOSTILE}
+    said = [{"where": "", "wrong": text, "remedy": text} for text in HOSTILE]
+    data = json.loads((ran / "plan.json").read_text()) | {"problems": said, "warnings": said}
     (ran / "plan.json").write_text(json.dumps(data))
     (ran / "recipe.yaml").write_bytes("\n".join(HOSTILE).encode("utf-8", "surrogatepass"))
     safe = Reader(run_page(write_record(tmp_path / "safe")))

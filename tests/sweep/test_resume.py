@@ -114,7 +114,7 @@ def test_a_failed_job_that_succeeds_under_a_new_number_is_one_row(sweep, folder)
     (folder / "b fails").unlink()
     ran = sweep("a,b,c", "resume=true")
     assert (ran.code, ran.statuses) == (0, ["ok"] * 3)
-    assert len([*ran.folder.glob("*/job.json")]) == 3
+    assert [row["choices"]["model.name"] for row in ran.rows] == ["a", "b", "c"]
 
 
 def test_another_sweep_in_the_folder_is_refused(sweep, folder):

@@ -50,7 +50,6 @@ def test_a_row_with_an_invalid_file_is_named_and_others_are_shown(swept, content
         {"bytes_before": {}},
         {"verified_error": "x"},
         {"time_ratio": [1]},
-        {"copied_bytes": 1.5},
     ],
 )
 def test_invalid_figures_in_a_result_are_named(swept, figures):

@@ -79,7 +79,7 @@ def build_model(settings: Settings) -> nn.Module:
             raise ConfigError(f"model.{key}", wrong) from error
         missing = missing_module(str(cause))
         remedy = install_remedy(missing, imported=True) if missing else ""
-        raise ModelError("model", f"building {target}: {described(cause)}", remedy) from error
+        raise ModelError("model", f"building {target}: {described(cause)}", remedy) from cause
     if not isinstance(model, nn.Module):
         wrong = f"{target} returned an object of type {type(model).__name__}, not a torch.nn.Module"
         raise ConfigError("model._target_", wrong, "name a class or function that returns a model")

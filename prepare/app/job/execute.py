@@ -6,7 +6,7 @@ import logging.config
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,14 +88,12 @@ def run_job(
     *,
     stage: Progress = lambda _: nullcontext(),
     show: Show = lambda _: None,
-    announce: Callable[[str], None] = lambda _: None,
     begun: bool = False,
 ) -> Outcome:
     """Execute one job and write its record; never raises.
 
     `stage` is entered with a line on what begins, and may return a function that reports more. `show`
-    is called with the results so far: once the model is prepared, and after its verification; `announce`
-    with how long a slow job may take. `begun`
+    is called with the results so far: once the model is prepared, and after each of its stages. `begun`
     says that the caller has called `Record.begin`.
     """
     record, course, start = Record(spec.folder), _Course(), time.perf_counter()
@@ -115,9 +113,7 @@ def run_job(
         _log.debug("configuration: %s", settings)
         with isolated():
             import_plugins(settings.plugins)
-            results, work = run_stages(
-                settings, folder=spec.folder, progress=progress, show=show, announce=announce
-            )
+            results, work = run_stages(settings, folder=spec.folder, progress=progress, show=show)
             if results.audit is not None and not results.stopped:
                 work.notes += save(settings, work.model, work.pipeline, progress)
             with progress("writing the record"):

@@ -10,30 +10,26 @@ from prepare.core.utils import json_records
 # The statuses of convolutions that tables count.
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
 _TEXTS = "flow verified verified_what verified_reason timed timed_where timed_reason verdict busy"
-_COUNTS = (
-    "layout_breaks copied_bytes convolutions_called convolutions_kept convolutions_rewritten "
-    "verified_wrong bytes_before bytes_after"
-)
 _NUMBERS = (
-    "verified_error verified_allowed outputs_error outputs_allowed "
-    "time_ratio time_ratio_low time_ratio_high prepared_seconds"
+    "layout_breaks copied_bytes verified_wrong bytes_before bytes_after verified_error "
+    "verified_allowed time_ratio time_ratio_low time_ratio_high prepared_seconds"
 )
-_TYPES: dict[str, Any] = {
-    **dict.fromkeys(_TEXTS.split(), str),
-    **dict.fromkeys((*_COUNTS.split(), *(f"convolutions_{word}" for word in CONVOLUTIONS)), int),
-    **dict.fromkeys(_NUMBERS.split(), float | None),
-    "layout_asked": bool,
-}
 
 
 def check_figures(figures: Mapping[str, Any] | None) -> None:
-    """Raise TypeError or ValueError if a key figure is not finite, or not of the type in tables."""
+    """Raise TypeError or ValueError for a figure that is not plain, or not of the kind in tables."""
     for key, value in (figures or {}).items():
-        if isinstance(value, float):
-            json_records.check_values({key: value}, {key: float})
-        for end, hint in _TYPES.items():
-            if key == end or key.endswith(f"_{end}"):
-                json_records.check_values({end: value}, {end: hint})
+        number = key in _NUMBERS.split() or key.startswith("convolutions_")
+        hint = (
+            str
+            if key in _TEXTS.split()
+            else float | None
+            if number or isinstance(value, float)
+            else Any
+        )
+        json_records.check_values({key: value}, {key: hint})
+        if isinstance(value, (list, dict)):
+            raise TypeError(f"{key}: one value was expected")
 
 
 def interval_of(figures: Mapping[str, Any]) -> tuple[float, float] | None:

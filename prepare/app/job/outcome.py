@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.record import NOTHING_CHANGED, Record, Result
 from prepare.core.utils.text import printable, size
-from prepare.core.utils.user_code import described, is_out_of_memory, raised_at
+from prepare.core.utils.user_code import described, is_out_of_memory, place_of, raised_at
 from prepare.errors import (
     CheckpointError,
     ConfigError,
@@ -94,10 +94,13 @@ def failure(error: BaseException) -> Outcome:
         stopped = Result("interrupted", "interrupted", message or "stopped by Ctrl-C")
         return Outcome(stopped, INTERRUPTED)
     if isinstance(error, NothingMatchesError):
-        return Outcome(Result("no_effect", "no effect", message), WRONG)
+        return Outcome(Result("no_effect", "no effect", message, problems=[*error.problems]), WRONG)
     for kind, reason, code, traced in _REASONS:
         if isinstance(error, kind):
-            return Outcome(Result("failed", reason, message, trace if traced else None), code)
+            place = place_of(error.__cause__) if traced and error.__cause__ else ""
+            about: dict[str, Any] = {"problems": [*error.problems], "place": place}
+            found = Result("failed", reason, message, trace if traced else None, **about)
+            return Outcome(found, code)
     reason, text = "error", described(error, message)
     if isinstance(error, SystemExit):
         reason = "exit"
@@ -105,7 +108,7 @@ def failure(error: BaseException) -> Outcome:
     elif is_out_of_memory(error):
         sizes = re.sub(r"\b(\d{7,18}) bytes", lambda found: size(int(found[1])), text)
         reason, text = "oom", f"out of memory: {sizes}"
-    return Outcome(Result("failed", reason, text, trace), FAILED)
+    return Outcome(Result("failed", reason, text, trace, place=place_of(error)), FAILED)
 
 
 def write_result(outcome: Outcome, record: Record) -> Outcome:

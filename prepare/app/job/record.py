@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +32,6 @@ _LAST = (
 )
 # What Hydra leaves beside a record.
 _HYDRA = ".hydra"
-_OF_HYDRA = (".hydra/config.yaml", ".hydra/hydra.yaml", ".hydra/overrides.yaml", "prepare.log")
 _KILLED = "holds no result: its run was killed or is still running"
 # Of fields that the files of earlier versions do not have.
 _LATE = {"late": True}
@@ -46,7 +44,8 @@ class Result(JsonRecord):
     """The end of a job.
 
     `reason` is a word or two (`oom`, `nothing changed`), `error` says in a line what happened. `figures` are
-    those of `prepare.app.job.results`; None if the job did not come to its end.
+    those of `prepare.app.job.results`; None if the job did not come to its end. `problems` are the mistakes
+    that `error` names, `place` the line of the user's code that raised.
     If it failed, `done` are the stages that it completed, and `during` the stage in which it failed. `amp` is
     the autocast of every forward. `notes` are the sentences on the run that no stage keeps in its record.
     """
@@ -65,6 +64,8 @@ class Result(JsonRecord):
     during: str = field(default="", metadata=_LATE)
     amp: str = field(default="none", metadata=_LATE)
     notes: list[str] = field(default_factory=list, metadata=_LATE)
+    problems: list[Problem] = field(default_factory=list, metadata=_LATE)
+    place: str = field(default="", metadata=_LATE)
 
     def check(self) -> None:
         """Raise ValueError for a status that no job has, or figures of other kinds."""
@@ -174,37 +175,19 @@ class Record:
         own = self.job()
         return own is not None and (own.sweep, own.identity) == (job.sweep, job.identity)
 
-    def remove(self) -> None:
-        """Remove the files of the job, and the folder if it is then empty."""
-        self.clear()
-        with contextlib.suppress(OSError):
-            for name in _OF_HYDRA:
-                (self.folder / name).unlink(missing_ok=True)
-            (self.folder / _HYDRA).rmdir()
-        with contextlib.suppress(OSError):
-            self.folder.rmdir()
-
     def _write(self, name: str, data: Any) -> None:
         json_records.write_json(self.folder / name, data)
 
 
-def used_folder(folder: Path, *, begun: bool = False) -> list[Problem]:
-    """Return the problem of a folder that holds files which a run would replace.
-
-    `begun` says that Hydra has written the files of this run already.
-    """
+def used_folder(folder: Path) -> list[Problem]:
+    """Return the problem of a folder that holds files which a run would replace."""
     # Not `Path.exists`, which raises if the name is too long.
-    names = files_in() if begun else (*files_in(), _HYDRA)
-    found = [name for name in names if os.path.lexists(folder / name)]
+    found = [name for name in (*files_in(), _HYDRA) if os.path.lexists(folder / name)]
     if not found:
         return []
-    wrong = f"the folder holds {found[0]} without the result of a run"
-    if not begun and without_result(folder):
-        wrong = f"the folder {_KILLED}"
-    with contextlib.suppress(FileError):
-        if Record(folder).result() is not None:
-            wrong = "the folder holds the record of another run"
-    return [Problem("hydra.run.dir", wrong, "choose another folder, or add overwrite=true")]
+    wrong = _KILLED if without_result(folder) else f"holds {found[0]} already"
+    remedy = "choose another folder, or add overwrite=true"
+    return [Problem("hydra.run.dir", f"the folder {wrong}", remedy)]
 
 
 def without_result(folder: Path) -> FileError | None:

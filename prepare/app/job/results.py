@@ -12,7 +12,7 @@ from prepare.app.job.record import NOTHING_CHANGED, Job, Record, Result
 from prepare.audit import Audit
 from prepare.core.utils import files, json_records
 from prepare.core.utils.machine import check_environment, environment
-from prepare.errors import FileError, PrepareError
+from prepare.errors import FileError, PrepareError, Problem
 from prepare.stages.registry import ordered_stages
 
 if TYPE_CHECKING:
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 _PLAN = json_records.Kind("prepare.plan", 1, "a plan", "a plan.json", FileError)
 _PLAN_TYPES = {
     "steps": dict[str, dict[str, Any]],
-    **dict.fromkeys(("problems", "warnings"), list[str]),
-    "training_errors": list[str] | None,
+    **dict.fromkeys(("problems", "warnings", "training_errors"), list[Problem]),
     "training_steps": dict[str, dict[str, Any]] | None,
 }
 _SUMMARY_TYPES = {
@@ -79,7 +78,6 @@ class Results(Analyses):
         unchanged: whether neither the model nor its example is changed, so that nothing is verified or timed.
         stopped: what is missing, if the job was interrupted after the model was prepared.
         amp: the autocast of every forward.
-        waiting: the variables of the environment that decide how its threads wait.
         problems: a line for each file that cannot be read; one that is missing is None.
     """
 
@@ -95,7 +93,6 @@ class Results(Analyses):
     unchanged: bool = False
     stopped: str = ""
     amp: str = "none"
-    waiting: str = ""
     notes: list[str] = field(default_factory=list)
     result: Result | None = None
     job: Job | None = None

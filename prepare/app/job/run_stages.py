@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from prepare.app.job.build_model import (
@@ -29,7 +25,6 @@ from prepare.core.forward.compiled import compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_example
 from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
-from prepare.core.utils.machine import how_threads_wait
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import format_steps
@@ -40,9 +35,6 @@ if TYPE_CHECKING:
     from prepare.app.job.settings import Settings
     from prepare.core.utils.text import Progress
 
-# A run of more seconds says how long it may take.
-_PATIENCE = 10.0
-
 
 def run_stages(
     settings: Settings,
@@ -50,17 +42,15 @@ def run_stages(
     folder: Path,
     progress: Progress,
     show: Show,
-    announce: Callable[[str], None] = lambda _: None,
 ) -> tuple[Results, StageContext]:
     """Build, plan, apply, audit and let the stages work; return the results and the prepared model.
 
-    `show` is called with what is known so far, again and again; `announce` once, with how long a run of
-    over 10 seconds may take.
+    `show` is called with what is known so far, again and again.
 
     Raises:
         PrepareError: the model cannot be built, or not be prepared.
     """
-    begun, prepares = time.monotonic(), tasks()[settings.task].prepares
+    prepares = tasks()[settings.task].prepares
     stages = [settings.stages[name] for name in stages_of(settings.task)]
     with progress(f"building {settings.model['_target_']}"):
         model = model_of(settings, stages)
@@ -85,19 +75,19 @@ def run_stages(
             results = replace(results, seen=seen, has_example=seen is not None, audit=audited)
             # The first answer: the rest loads more of torch than everything until here.
             show(results)
-        with _announced(work, stages, announce, begun):
-            for index, stage in enumerate(stages):
-                try:
-                    work.found |= stage.run(work)
-                except KeyboardInterrupt as stop:
-                    if not prepares:
-                        raise
-                    missing = " and ".join(each.noun for each in stages[index:])
-                    stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
-                    results = replace(results, stopped=stopped)
-                    break  # what was done is kept
-                if prepares:
-                    show(results)
+        for index, stage in enumerate(stages):
+            work.progress = _limited(progress, stage.longest(work))
+            try:
+                work.found |= stage.run(work)
+            except KeyboardInterrupt as stop:
+                if not prepares:
+                    raise
+                missing = " and ".join(each.noun for each in stages[index:])
+                stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
+                results = replace(results, stopped=stopped)
+                break  # what was done is kept
+            if prepares:
+                show(results)
     if saved is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
         work.notes.append(f"the compiled code is in {saved}")
     return results, work
@@ -165,7 +155,6 @@ def _results(settings: Settings, work: StageContext) -> Results:
         unchanged=work.unchanged and tasks()[settings.task].prepares,
         has_example=False,
         formats=must_format(work.pipeline),
-        waiting=how_threads_wait() if torch.get_num_threads() > 1 else "",
     )
 
 
@@ -220,33 +209,10 @@ def _for_example(work: StageContext) -> Pipeline:
     return Pipeline.from_config(config)
 
 
-@contextmanager
-def _announced(
-    work: StageContext, stages: list[Stage], announce: Callable[[str], None], begun: float
-) -> Iterator[None]:
-    """Say how long the stages may take, once the run has taken 10 seconds."""
-    longest = [(stage, seconds) for stage in stages if (seconds := stage.longest(work))]
-    if not longest:
-        yield
-        return
-    spent = time.monotonic() - begun
-    parts = ", ".join(f"{stage.noun} {_rounded(seconds)}" for stage, seconds in longest)
-    words = " ".join(f"{stage.name}=none" for stage, _ in longest)
-    total = (
-        f"this run takes up to {_rounded(spent + sum(seconds for _, seconds in longest))}: {parts}"
-    )
-    text = f"{total}; {words} ends it after {_rounded(spent)}"
-    timer = threading.Timer(max(0.0, _PATIENCE - spent), announce, [text])
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def _rounded(seconds: float) -> str:
-    return f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 1):.0f} s"
+def _limited(progress: Progress, seconds: float) -> Progress:
+    """Return `progress` with how long a stage may take in its text, if that is known."""
+    limit = f"{seconds / 60:.0f} min" if seconds >= 90 else f"{max(seconds, 1):.0f} s"
+    return (lambda what: progress(f"{what}; up to {limit}")) if seconds else progress
 
 
 def _run_example(work: StageContext) -> tuple[dict[str, Any] | None, float]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.report.sentences import by_remedy, changes_text
+from prepare.app.report.sentences import (
+    by_remedy,
+    changes_text,
+    convolution_weights,
+    elsewhere,
+    problems_of,
+)
 from prepare.core.document import (
     FASTER,
     NEXT,
@@ -20,13 +25,15 @@ from prepare.core.document import (
     ReportContext,
 )
 from prepare.core.utils.text import capitalized, first_line, plural
+from prepare.errors import Problem
 from prepare.stages.registry import ordered_stages, stages_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from prepare.app.job.record import Result
     from prepare.app.job.results import Results
+    from prepare.audit import AuditRow
 
 # What applies if no stage says otherwise.
 _DEFAULTS = {
@@ -35,10 +42,8 @@ _DEFAULTS = {
         50, "warn", "Read the warnings", "some weights have another layout", section="result"
     ),
     "unprepared": Advice(92, "plain", "Leave out task=flow to prepare it"),
-    "unchanged": Advice(
-        93, "plain", "Choose a change", "as in memfmt=channels_last or precision=bfloat16"
-    ),
-    "example": Advice(94, "warn", "Give an example input", "as in input.shape=[2,3,64,64]"),
+    "unchanged": Advice(93, "plain", "Choose a change", "as in precision=bfloat16"),
+    "example": Advice(94, "warn", "Give an example input"),
     "use": USE_RECIPE,
 }
 
@@ -46,8 +51,6 @@ _MEASURE = Advice(100, "warn", "Measure it before you use it")
 # What to do about an open answer to these questions.
 _VERBS = {RIGHT: "Verify it", FASTER: "Time it"}
 
-# The line of the user's code in front of an error: `my_nets.py:8, in forward: ValueError: ...`.
-_PLACE = re.compile(r"(?:^|.*?: )(?P<file>\S+:\d+)(?:, in (?P<function>[^\s:]+))?: (?P<rest>.*)")
 _WORDS = {
     "model": "The model raised",
     "step": "A step raised",
@@ -82,6 +85,7 @@ def shown_of(run: Results, folder: str = "") -> ReportContext:
         has_example=run.has_example,
         overrides=run.overrides,
         folder=folder,
+        elsewhere=elsewhere(run),
     )
 
 
@@ -167,31 +171,48 @@ def advice(run: Results, documents: Iterable[Document]) -> Advice:
         "use": True,
     }
     found += [each for key, each in _DEFAULTS.items() if holds[key]]
-    if run.unchanged and run.audit and (asked := run.audit.summary.get("format_steps")):
-        found.append(_compared_with_contiguous(asked))
-    troubles = [*run.plan["problems"], *run.plan["warnings"]] if run.plan else []
+    weights = convolution_weights(run.audit.rows if run.audit else ())
+    if weights and run.unchanged:
+        found.append(_with_a_format(weights, run.audit))
+    if weights and not (run.has_example or run.unchanged):
+        example = f"as in {_input_of(weights[0])}"
+        found.append(replace(_DEFAULTS["example"], rank=60, remark=example))
+    troubles = problems_of(run.plan, "problems", "warnings")
     if remedy := next(filter(None, by_remedy(troubles)), ""):
         read = _DEFAULTS["problems"].answer
         found = [replace(a, answer=capitalized(remedy)) if a.answer == read else a for a in found]
     return _best(found, documents)[0]
 
 
-def _compared_with_contiguous(steps: Iterable[str]) -> Advice:
-    """Return the advice for a model that had the memory format already."""
-    word = "channels_last_3d" if all("3d" in name for name in steps) else "channels_last"
-    return replace(
-        _DEFAULTS["unchanged"],
-        rank=91,
-        answer="Compare two memory formats",
-        remark=f"in a sweep, as in -m memfmt=contiguous,{word}",
-    )
+def _with_a_format(weights: Sequence[AuditRow], audit: Any) -> Advice:
+    """Return the advice to take the format of a model's convolutions; to compare two if it was taken."""
+    ranks = {len(row.shape or ()) for row in weights}
+    word = "channels_last" if ranks == {4} else "channels_last_3d" if ranks == {5} else "by_rank"
+    if audit.summary.get("format_steps"):
+        remark = f"in a sweep, as in -m memfmt=contiguous,{word}"
+        return replace(_DEFAULTS["unchanged"], rank=91, answer="Compare two formats", remark=remark)
+    remark = f"as in memfmt={word} or precision=bfloat16"
+    return replace(_DEFAULTS["unchanged"], rank=92, remark=remark)
+
+
+def _input_of(weight: AuditRow) -> str:
+    """Return an example input for a model whose first convolution has this weight."""
+    outer, inner, *kernel = weight.shape or ()
+    channels = outer if "Transpose" in weight.type else inner
+    return f"input.shape={[2, channels, *[64] * len(kernel)]}".replace(" ", "")
+
+
+def is_training(run: Results) -> bool:
+    """Return whether a run was one of training."""
+    modes = {getattr(record, "mode", "") for record in run.found.values()}
+    return "train" in modes or "mode=train" in run.overrides
 
 
 def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
     """Return the advice with the lowest rank; measuring in place of using the recipe if an answer is open."""
     if open_ := [each for each in _by_question(documents).values() if each.answer in UNDECIDED]:
         remark = open_[0].remark
-        remark = f"without {remark}" if remark.endswith("=none") else remark
+        remark = f"leave out {remark}" if remark.endswith("=none") else remark
         verb = _VERBS.get(open_[0].question, "Measure it")
         answer = f"{verb} before you use it"
         section = open_[0].section or _MEASURE.section
@@ -202,23 +223,22 @@ def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
 
 def _failure_answers(result: Result) -> list[Answer]:
     """Return what went wrong; and where, when, and what to do, as far as they are known."""
-    line = first_line(result.error or "")
-    place = _PLACE.match(line)
-    wrong, separator, remedy = line.rpartition("; ")
-    # Errors of this package end with a remedy; those of other code may have a semicolon anywhere.
-    ours = bool(separator) and not place
+    problem = next(iter(result.problems), Problem("", first_line(result.error or "")))
     if result.status == "interrupted":
         advice = "Run the command again"
-    elif ours:
-        advice = capitalized(remedy) if remedy else ""
+    elif problem.remedy:
+        advice = capitalized(problem.remedy)
     elif result.reason == "oom":
         advice = "Use a smaller input or model"
     else:
-        advice = "Correct that line" if place else "Read the traceback"
-    text = place["rest"] if place else wrong if ours else line
-    answers = [("What went wrong?", "bad", failure_word(result), text)]
-    if place:
-        answers.append(("Where?", "plain", place["file"], _in(place["function"])))
+        advice = "Correct that line" if result.place else "Read the traceback"
+    if result.traceback is None and advice == "Read the traceback":
+        advice = ""  # an error of ours without a remedy
+    text = str(replace(problem, remedy=""))
+    text = text.replace(f"{result.place}: ", "", 1) if result.place else text
+    answers = [("What went wrong?", "bad", failure_word(result), first_line(text))]
+    if result.place:
+        answers.append(("Where?", "plain", result.place, ""))
     if result.during:
         done = f"after {plural(len(result.done), 'completed stage')}" if result.done else ""
         answers.append(("When?", "plain", f"While {result.during}", done))
@@ -231,7 +251,3 @@ def failure_word(result: Result) -> str:
     """Return the kind of failure in a few words: `The model raised`."""
     reason = (result.reason or result.status).replace("_", " ")
     return _WORDS.get(reason, capitalized(reason))
-
-
-def _in(function: str | None) -> str:
-    return f"in {function}" if function else ""

@@ -83,9 +83,9 @@ def read_summary(folder: Path) -> Summary:
 
 
 def _records(folder: Path, manifest: SweepManifest) -> dict[int, Record]:
-    """Return the records of the rows that have begun, by number; those of an older sweep are left out."""
+    """Return the newest record of each row that has begun, by number; older sweeps are left out."""
     records: dict[int, Record] = {}
-    for path in sorted(folder.rglob("job.json")):
+    for path in sorted(folder.rglob("job.json"), key=lambda path: path.lstat().st_mtime_ns):
         record = Record(path.parent)
         try:
             job = record.job()

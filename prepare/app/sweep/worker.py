@@ -66,15 +66,12 @@ def run_in_sweep(spec: JobSpec, *, folder: Path, manifest: SweepManifest, resume
 
 
 def _done(job: Job, own: Record, folder: Path) -> Result | None:
-    """Return the result that need not be repeated; else remove what the job left under other numbers."""
+    """Return the result of this job that need not be repeated, under any number."""
     others = (Record(path.parent) for path in sorted(folder.rglob("job.json")))
     for record in (own, *others):
         with suppress(FileError):
-            if record.is_of(job):
-                if (result := record.result()) and result.status in KEPT:
-                    return result
-                if record.folder != own.folder:
-                    record.remove()
+            if record.is_of(job) and (result := record.result()) and result.status in KEPT:
+                return result
     return None
 
 

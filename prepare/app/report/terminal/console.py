@@ -42,13 +42,6 @@ def stage(what: str) -> Iterator[Callable[[str], None]]:
         yield lambda text: status.update(printable(text))
 
 
-def announce(line: str) -> None:
-    """Print a line to stderr; in a terminal in place of the spinner, which is drawn again below it."""
-    clear = "\r\x1b[2K" if sys.stderr.isatty() else ""
-    sys.stderr.write(f"{clear}{printable(line)}\n")
-    sys.stderr.flush()
-
-
 def table_lines(table: Table, *, width: int | None = None) -> list[str]:
     """Return the lines of a table without trailing spaces, in `width` letters if that is given."""
     terminal = console()
