@@ -273,7 +273,7 @@ def tuning() -> Tuning:
     rows = (
         CandidateResult(name="half", steps={"half": {"dtype": "bfloat16", "keep": []}}, status="winner", reason="half the time", cost=4,
             verdict="faster", seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
-            allowed=1e-2, first_seconds=1.0),
+            allowed=1e-2),
         CandidateResult(name="unprepared", steps={}, status="timed", reason="twice", cost=0, verdict="baseline", seconds=0.1,
             ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
