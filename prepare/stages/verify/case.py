@@ -322,13 +322,12 @@ class VerificationCase:
             return name
         outputs = self.deviations.get(MODULE_KINDS[0], ())
         first = max(outputs, key=lambda item: item.excess, default=None)
-        if first and first.excess > _SUSPECT and self.wrong[0].kind == "outputs":
-            return first.name
+        if self.wrong[0].kind == "outputs":
+            return first.name if first and first.excess > _SUSPECT else ""
         # The code between its modules is wrong: that of the module which holds all that is wrong.
         owners = [i.name.split(".")[:-1] for i in self.wrong if i.kind in _OF_MODULES]
-        is_last = any(item.kind == "outputs" for item in self.wrong)
-        if is_last or not owners:
-            return "" if is_last else None
+        if not owners:
+            return None
         common = takewhile(lambda parts: len({*parts}) == 1, zip(*owners, strict=False))
         return ".".join(parts[0] for parts in common)
 
