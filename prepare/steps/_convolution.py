@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from prepare.core.model.tensors import NamedTensor
-    from prepare.steps.repairs.base import Repair
+    from prepare.steps.repairs.swap_class import SwapClass
 
 _CONTIGUOUS = Want(memory_format="contiguous")
 
@@ -134,7 +134,7 @@ class SwapsClasses(ForChannelsLast):
     exclude: Patterns = ()
 
     @classmethod
-    def swaps(cls) -> Collection[Repair]:
+    def swaps(cls) -> Collection[SwapClass]:
         """Return all changes of a class that the step may make."""
         raise NotImplementedError
 

@@ -13,7 +13,7 @@ from prepare.steps.repairs import all_repairs
 if TYPE_CHECKING:
     import torch
 
-    from prepare.steps.repairs.base import Repair
+    from prepare.steps.repairs.swap_class import SwapClass
 
 
 @register("repair_layout")
@@ -44,7 +44,7 @@ class RepairLayout(ForDevice, SwapsClasses):
     """Apply every repair, whatever the device, and whatever the format of the convolutions."""
 
     @classmethod
-    def swaps(cls) -> Collection[Repair]:
+    def swaps(cls) -> Collection[SwapClass]:
         return all_repairs().values()
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
@@ -65,7 +65,7 @@ class RepairLayout(ForDevice, SwapsClasses):
                     repair.repair(module, formats)
             yield name, module
 
-    def _useful(self, model: torch.nn.Module) -> tuple[Repair, ...]:
+    def _useful(self, model: torch.nn.Module) -> tuple[SwapClass, ...]:
         """Return the repairs of known issues of this device and torch; with `force`, all repairs."""
         from prepare.core.model.known_issues import standing
 
@@ -82,5 +82,5 @@ class RepairLayout(ForDevice, SwapsClasses):
 undo = RepairLayout.undo
 
 
-def _applies(repair: Repair, module: torch.nn.Module, formats: Mapping[int, str]) -> bool:
+def _applies(repair: SwapClass, module: torch.nn.Module, formats: Mapping[int, str]) -> bool:
     return repair.fits(module) and not formats.keys().isdisjoint(repair.ranks(module))

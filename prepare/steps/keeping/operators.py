@@ -437,28 +437,16 @@ def nearly_channels_last(x: Any) -> torch.memory_format | None:
 
 def is_slower(x: Tensor, some: Iterable[int], others: Iterable[int]) -> bool:
     """Return whether one of these dimensions has a larger stride than all others; none may be expanded."""
-
-    def largest(dims: Iterable[int]) -> int:
-        found = 0
-        for dim in dims:
-            if x.shape[dim] > 1 and x.stride(dim) > found:
-                found = x.stride(dim)
-        return found
-
-    return 0 < largest(others) < largest(some)
+    return 0 < max(_strides(x, others)) < max(_strides(x, some))
 
 
 def is_faster(x: Tensor, some: Iterable[int], others: Iterable[int]) -> bool:
     """Return whether one of these dimensions has a smaller stride than all others; none may be expanded."""
+    return 0 < min(_strides(x, some)) < min(_strides(x, others))
 
-    def least(dims: Iterable[int]) -> int:
-        found = 0
-        for dim in dims:
-            if x.shape[dim] > 1 and (found == 0 or x.stride(dim) < found):
-                found = x.stride(dim)
-        return found
 
-    return 0 < least(some) < least(others)
+def _strides(x: Tensor, dims: Iterable[int]) -> list[int]:
+    return [x.stride(dim) for dim in dims if x.shape[dim] > 1] or [0]
 
 
 def own(found: Any, arguments: Iterable[Any]) -> Any:

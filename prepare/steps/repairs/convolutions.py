@@ -173,7 +173,8 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
         if self.padding_mode != "zeros":
             return super().forward(input, output_size)
         weight, bias = self.weight, self.bias
-        output_padding = self._output_padding_for(input, output_size)
+        geometry: Any = (self.stride, self.padding, self.kernel_size, 3, self.dilation)
+        output_padding = self._output_padding(input, output_size, *geometry)
 
         def run_torchs(x: Tensor, weight: Tensor) -> Tensor:
             options = self.stride, self.padding, output_padding, self.groups, self.dilation
@@ -199,11 +200,6 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
         return F.conv_transpose3d(
             x, halves, bias, self.stride, self.padding, output_padding, 2, self.dilation
         )
-
-    def _output_padding_for(self, x: Tensor, output_size: list[int] | None) -> list[int]:
-        """Return the output padding for the requested size."""
-        geometry: Any = (self.stride, self.padding, self.kernel_size, 3, self.dilation)
-        return self._output_padding(x, output_size, *geometry)
 
     def _output_sizes(self, x: Tensor, output_padding: list[int]) -> list[int]:
         """Return the spatial sizes of the output."""
@@ -332,10 +328,8 @@ class LaysOut:
             module.weight = to_channels_last(module.weight)
 
 
-class _ComputedWeight(base.Repair):
+class _ComputedWeight(SwapClass):
     """Add one parametrization, or one hook, after those that compute a convolution's weight."""
-
-    name = "computed_weight"
 
     def concerns(self, module: nn.Module) -> bool:
         return bool(self.ranks(module)) and "weight" in computed_names(module)
@@ -359,6 +353,9 @@ class _ComputedWeight(base.Repair):
         hooks = [hook for hook, name in weight_hooks(module) if name == "weight"]
         return bool(hooks) and type(hooks[-1]) is LaysOut
 
+    def mends(self, module: nn.Module) -> bool:
+        return self.is_repaired(module)
+
     def undo(self, module: nn.Module) -> None:
         if parametrize.is_parametrized(module, "weight"):
             parametrizations = _parametrizations(module)
@@ -370,7 +367,7 @@ class _ComputedWeight(base.Repair):
             del hooks[key]
 
 
-REPAIRS = (CONV2D, CONV3D, _ComputedWeight())
+REPAIRS = (CONV2D, CONV3D, _ComputedWeight("computed_weight"))
 
 
 def _parametrizations(module: Any) -> Any:

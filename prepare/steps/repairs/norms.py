@@ -13,7 +13,12 @@ from prepare.core.model.issue_sizes import has_many_rows
 from prepare.core.model.transforms import is_transformed
 from prepare.core.model.unsafe_backward import is_unsafe_group_norm
 from prepare.steps.repairs import _norm_autograd, _norm_kernels
-from prepare.steps.repairs.base import is_channels_last, to_channels_last, with_exact_strides
+from prepare.steps.repairs.base import (
+    is_channels_last,
+    not_a_view,
+    to_channels_last,
+    with_channels_last_grad,
+)
 from prepare.steps.repairs.swap_class import SwapClass
 
 
@@ -163,12 +168,13 @@ class _KeepingBatchNorm(_BatchNorm):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
         if not self._needs_exact_sums(input):
             return super().forward(input)
-        y, mean, var = _NormalizeBatch.apply(
-            input, input.shape[1], self.weight, self.bias, self.eps
+        rows = _one_sample(with_channels_last_grad(input))
+        y, mean, var = _norm_autograd.normalize(
+            rows, input.shape[1], self.weight, self.bias, self.eps
         )
         if self.training and self.track_running_stats:
             self._track(mean, var, input.numel() // input.shape[1])
-        return y
+        return not_a_view(y.movedim(1, -1).view(input.movedim(1, -1).shape).movedim(-1, 1))
 
     def _needs_exact_sums(self, x: Tensor) -> bool:
         return (
@@ -204,37 +210,6 @@ class KeepingBatchNorm2d(_KeepingBatchNorm, nn.BatchNorm2d):
 
 class KeepingBatchNorm3d(_KeepingBatchNorm, nn.BatchNorm3d):
     """torch's BatchNorm3d with exact sums in channels-last."""
-
-
-class _NormalizeBatch(torch.autograd.Function):
-    """Normalization of a channels-last batch as one sample; no view is returned, for in-place activations."""
-
-    @staticmethod
-    def forward(  # noqa: PLR0917  # `apply` takes positional arguments only
-        ctx: Any, x: Tensor, groups: int, weight: Tensor | None, bias: Tensor | None, eps: float
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        y, mean, var, ctx.far = _norm_autograd.normalize_sample(
-            _one_sample(x), groups, weight, bias, eps
-        )
-        ctx.groups, ctx.eps = groups, eps
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(mean, var)
-        ctx.save_for_backward(x, weight, bias, mean, var)
-        strides = with_exact_strides(x).stride()
-        return y.new_empty(0).set_(y.untyped_storage(), 0, x.shape, strides), mean, var
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Any, ...]:
-        if grad is None:
-            return (None,) * 5
-        x, weight, bias, mean, var = ctx.saved_tensors
-        exact = grad if is_transformed() else with_exact_strides(grad)
-        d_x, *others = _norm_autograd.sample_gradients(
-            ctx, _one_sample(exact), _one_sample(x), weight, bias, mean, var
-        )
-        if d_x is not None:
-            d_x = d_x.movedim(1, -1).reshape(x.movedim(1, -1).shape).movedim(-1, 1)
-        return d_x, *others
 
 
 def _one_sample(x: Tensor) -> Tensor:

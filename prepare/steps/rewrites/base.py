@@ -99,7 +99,7 @@ class Rewrite(SwapClass):
 def _without_repairs(module: nn.Module) -> Iterator[None]:
     """Take the repairs of the class off for the block: they lie over a rewrite, as its `super()`."""
     every = all_repairs().values()
-    found = [each for each in every if isinstance(each, SwapClass) and each.is_repaired(module)]
+    found = [each for each in every if each.swaps and each.is_repaired(module)]
     for repair in found:
         repair.undo(module)
     yield
