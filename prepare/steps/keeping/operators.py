@@ -16,8 +16,7 @@ import torch
 from torch.fx import Proxy
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.core.model.fx_graphs import recorded_view
-from prepare.core.model.transforms import is_transformed
+from prepare.core.model.transforms import is_transformed, recorded_view
 from prepare.steps.keeping.memory_order import (
     alike_tensors,
     are_sizes,

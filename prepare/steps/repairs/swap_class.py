@@ -9,10 +9,9 @@ from torch import nn
 from torch.fx import Proxy
 
 from prepare.core.model.forward_code import forward_code, torch_class
-from prepare.core.model.fx_graphs import reshape_for_view
-from prepare.core.model.generated_class import made_of, make_class
 from prepare.core.model.module_kinds import mark_repair
-from prepare.core.model.scripting import script_error
+from prepare.core.model.replaced_method import made_of, make_class, script_error
+from prepare.core.model.transforms import reshape_for_view
 from prepare.errors import RefusedError
 from prepare.steps.repairs.base import Repair
 
