@@ -21,22 +21,22 @@ _PARAMETRIZED = "torch.nn.utils.parametrize"
 class SwapClass(Repair):
     """Repair a module by changing its class: the same object, with its hooks.
 
-    `swaps` is `{torch's class: the repair, a subclass of it}`. A module of a class that runs the code of
-    torch's class gets one made of its own class and of the repair, which comes right before torch's class in
-    the method resolution order: `super().forward(x)` in the user's code runs the repair. The repairs are
-    defined at module level, so that models can be pickled and copied, and read all settings from the module.
-    A weight may be computed each time it is read: a repair reads it once in a call.
+    `repairs` are subclasses of torch's classes; `swaps` is `{torch's class: its repair}`. A module of a class
+    that runs the code of torch's class gets one made of its own class and of the repair, which comes right
+    before torch's class in the method resolution order: `super().forward(x)` in the user's code runs the
+    repair. The repairs are defined at module level, so that models can be pickled and copied, and read all
+    settings from the module. A weight may be computed each time it is read: a repair reads it once in a call.
     """
 
     step: ClassVar[str] = "repair_layout"
 
-    def __init__(self, name: str, swaps: Mapping[type[nn.Module], type[nn.Module]]) -> None:
+    def __init__(self, name: str, *repairs: Any) -> None:
         self.name = name
-        self.swaps = {original: mark_repair(keeping) for original, keeping in swaps.items()}
-        self._originals = {keeping: original for original, keeping in swaps.items()}
-        for keeping in swaps.values():
+        self._originals = {mark_repair(keeping): torch_class(keeping) for keeping in repairs}
+        self.swaps = {original: keeping for keeping, original in self._originals.items()}
+        for keeping in repairs:
             keeping.forward = _dispatched(keeping)
-            keeping.__prepare_scriptable__ = _refusing_script(self.step)  # type: ignore[attr-defined]
+            keeping.__prepare_scriptable__ = _refusing_script(self.step)
 
     def concerns(self, module: nn.Module) -> bool:
         cls: Any = type(module)  # a class is hashable, which mypy denies
