@@ -1,4 +1,4 @@
-"""What repairs share, which make a module keep the layout of its input.
+"""The helpers of repairs, which make a module keep the layout of its input.
 
 A repaired module has a class named `Keeping...` (`KeepingGroupNorm`): a subclass of its original class
 that keeps a channels-last layout through forward and backward.
