@@ -50,11 +50,8 @@ def test_calls_are_replaced_where_inputs_are_formatted():
     assert not any("keep" in name for name in names(small()))
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last_3d"])
-def test_bfloat16_training_in_3d_is_tried_only_with_repairs(last):
+def test_bfloat16_training_in_3d_is_tried_only_with_repairs():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv3d(3, 8, 3))
-    if last:
-        model[1].to(memory_format=torch.channels_last_3d)
     allow = ("bfloat16", "compile")
     found = candidates(model.train(), declared={}, allow=allow, mode="train")
     low = {each.name: each for each in found if "half" in each.steps}

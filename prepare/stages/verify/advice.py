@@ -13,6 +13,7 @@ from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.wording import dropped, option, step
 from prepare.patterns import exactly
+from prepare.pipeline.collect_wants import format_steps
 from prepare.stages.verify.deviations import GARBAGE
 
 if TYPE_CHECKING:
@@ -66,7 +67,9 @@ def _causes(case: VerificationCase, checks: Sequence[Check], culprit: str | None
     yield from (cause for kind, cause in _BY_CHECK.items() if kind in failed)
     if {*_BY_CHECK, "casts"}.issuperset(failed):
         return
-    formats = [each for each in steps if each.endswith("_memory_format")]
+    own_steps = case.pipeline.steps if case.pipeline else {}
+    wanted = format_steps(own_steps.values(), case.reference)
+    formats = [each for each, found in wanted.items() if {*found.values()} - {"contiguous"}]
     if isinstance(module, _BATCH_NORMS) and case.mode == "train" and CAST_STEP not in steps:
         exact = option(REPAIR_STEP, "exact", value=True)
         remedy = f"set {exact}" if REPAIR_STEP in steps else f"add {step(REPAIR_STEP, exact=True)}"
@@ -78,8 +81,10 @@ def _causes(case: VerificationCase, checks: Sequence[Check], culprit: str | None
                 f"torch's {type(module).__name__} is wrong for channels-last tensors on this device"
             )
         remedy = f"remove the step with {dropped(formats[0])}"
-        if culprit and module and any(isinstance(each, _ConvNd) for each in module.modules()):
-            own = exactly(culprit) if isinstance(module, _ConvNd) else f"{culprit}.*"
+        can_exclude = "exclude" in own_steps[formats[0]].to_options()
+        parts = module.modules() if module and culprit and can_exclude else ()
+        if any(isinstance(each, _ConvNd) for each in parts):
+            own = exactly(culprit or "") if isinstance(module, _ConvNd) else f"{culprit}.*"
             excluded = [*(steps[formats[0]] or {}).get("exclude", ()), own]
             remedy = f"exclude it with {option(formats[0], 'exclude', excluded)}"
         yield f"{what}: {repair}{remedy}"

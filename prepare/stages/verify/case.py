@@ -269,7 +269,9 @@ class VerificationCase:
         """Compare the leaves alone, allow amplified rounding, and keep what is wrong on other inputs too."""
         if self.mode == "eval":
             # Gradients are not used: such as rounding explains are not looked at any further.
-            self._allow_amplified()
+            for kind in {*_GRADIENTS} & {*self.deviations}:
+                items = self.deviations[kind]
+                self.deviations[kind] = [_allowed(i) if _may_be_rounding(i) else i for i in items]
         if any("gradients" in item.kind and not item.is_garbage for item in self.wrong):
             # Rounding may flip the sign of a ReLU's input, or change the maximum of a pooling window.
             runs = [noisy, self._noisy(self.call, change=self._shake)]
@@ -280,14 +282,10 @@ class VerificationCase:
             alone, self._left_out = compare_alone(self, actual, names)
             self._alone = names - {*self._left_out}
             self.deviations |= {k: alone[k] for k in MODULE_KINDS[: 1 + self.backward]}
-        are_right = bool(self._alone) and not self._left_out and not self._wrong_modules()
-        are_right = are_right and _first_cut(noisy, actual) is None
-        if are_right:
-            self._allow_amplified()
+        self._allow_amplified(noisy, actual)
         if self.wrong and not all(item.is_garbage for item in self.wrong):
             self._look_again()
-            if are_right or (self._alone and not self._left_out and not self._wrong_modules()):
-                self._allow_amplified()
+            self._allow_amplified(noisy, actual)
         if self.wrong:
             self.culprit = self._first_wrong(noisy, actual)
 
@@ -308,13 +306,11 @@ class VerificationCase:
     def _wrong_modules(self) -> list[str]:
         return list(dict.fromkeys(item.name for item in self.wrong if item.kind in MODULE_KINDS))
 
-    def _allow_amplified(self) -> None:
-        """Allow the errors of gradients that rounding may explain, if there are no others."""
-        if self.mode == "eval":
-            for kind in {*_GRADIENTS} & {*self.deviations}:
-                items = self.deviations[kind]
-                self.deviations[kind] = [_allowed(i) if _may_be_rounding(i) else i for i in items]
-        elif all(map(_may_be_rounding, self.wrong)):
+    def _allow_amplified(self, noisy: Run, actual: Run) -> None:
+        """Allow the errors of gradients if every module alone is right: the model amplifies rounding."""
+        if self._left_out or not self._alone or self._wrong_modules():
+            return
+        if _first_cut(noisy, actual) is None and all(map(_may_be_rounding, self.wrong)):
             for kind, items in self.deviations.items():
                 self.deviations[kind] = list(map(_allowed, items))
 
@@ -326,13 +322,12 @@ class VerificationCase:
             return name
         outputs = self.deviations.get(MODULE_KINDS[0], ())
         first = max(outputs, key=lambda item: item.excess, default=None)
-        if first and first.excess > _SUSPECT and self.wrong[0].kind == "outputs":
-            return first.name
+        if self.wrong[0].kind == "outputs":
+            return first.name if first and first.excess > _SUSPECT else ""
         # The code between its modules is wrong: that of the module which holds all that is wrong.
         owners = [i.name.split(".")[:-1] for i in self.wrong if i.kind in _OF_MODULES]
-        is_last = any(item.kind == "outputs" for item in self.wrong)
-        if is_last or not owners:
-            return "" if is_last else None
+        if not owners:
+            return None
         common = takewhile(lambda parts: len({*parts}) == 1, zip(*owners, strict=False))
         return ".".join(parts[0] for parts in common)
 

@@ -23,7 +23,7 @@ from prepare.core.model.unsafe_backward import UnsafeCalls
 from prepare.core.utils.process_state import held_interrupts, ignored_warnings, interruptible
 from prepare.pipeline.transfer import check_cast
 from prepare.stages.verify.same_numbers import SameNumbers, make_deterministic, run_backward
-from prepare.steps.repairs.conv3d import REPAIR, backward_exceeds_memory
+from prepare.steps.repairs.convolutions import CONV3D, backward_exceeds_memory
 
 KINDS = ("outputs", "input gradients", "parameter gradients", "buffers")
 # Compilers read the gradient of every input, also of those that are not leaves; a checkpoint wants gradients.
@@ -192,8 +192,8 @@ def repaired(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             if isinstance(module, _NORMS):
                 stack.callback(module.register_forward_pre_hook(before).remove)
                 stack.callback(module.register_forward_hook(after).remove)
-            if dtype == torch.bfloat16 and REPAIR.fits(module):
-                REPAIR.repair(module, {})
+            if dtype == torch.bfloat16 and CONV3D.fits(module):
+                CONV3D.repair(module, {})
         yield
 
 
