@@ -82,7 +82,7 @@ def verified(network: Network, steps: dict[str, Any]) -> dict[str, str]:
     model = copy.deepcopy(reference)
     pipeline = pipeline_of(network, steps)
     pipeline.apply(model, strict=False, known_issues="ignore")
-    found = verify(reference, model, network.batch(), level="short", pipeline=pipeline)
+    found = verify(reference, model, network.batch(), pipeline=pipeline)
     return {"status": found.status, "checks": str(len(found.checks))}
 
 

@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 
 from prepare.pipeline import Pipeline
 from prepare.steps.repairs.base import FORMATS
-from prepare.steps.rewrites import find_rewrite, rewrite_names
+from prepare.steps.rewrites import all_rewrites, find_rewrite
 
 RESULTS = Path(__file__).parent / "results" / "rewrites.json"
 MODES = ("forward", "without input gradient", "with input gradient")
@@ -213,7 +213,7 @@ def tower(dtype: torch.dtype) -> tuple[Any, Any]:
     return Qwen3VLVisionModel(config).eval().to(dtype), example
 
 
-BEST, COMPILED, REWRITES = "formats + rewrite_conv", "torch.compile", rewrite_names()
+BEST, COMPILED, REWRITES = "formats + rewrite_conv", "torch.compile", all_rewrites()
 FORMATTED: dict[str, Any] = {
     "conv2d_memory_format": {},
     "conv3d_memory_format": {},

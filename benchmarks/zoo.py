@@ -128,7 +128,7 @@ def chosen(model: nn.Module, batch: Any, case: dict[str, Any], budget: float) ->
     mode = "train" if case["train"] else "eval"
     found = {}
     for name, allow in _allowed(case).items():
-        result = tune(model, batch, allow=allow, budget=budget, mode=mode, cache=False)
+        result = tune(model, batch, allow=allow, budget=budget, mode=mode)
         found[name] = {
             "name": result.winner,
             "steps": result.recipe,

@@ -20,7 +20,7 @@ def on_post_build(config: Any, **_: Any) -> None:
     for section in config["nav"]:
         ((title, pages),) = section.items()
         names = [page if isinstance(page, str) else next(iter(page.values())) for page in pages]
-        guides = [name for name in names if isinstance(name, str)]
+        guides = [name for name in names if isinstance(name, str) and name != "decisions.md"]
         lines += [
             "",
             f"## {title}",

@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
     from prepare.stages.bench.records import Comparison
     from prepare.stages.flow.records import Flow
-    from prepare.stages.stage import Mode
-    from prepare.stages.verify.check_model import Level
+    from prepare.stages.stage import Level, Mode
     from prepare.stages.verify.records import Verification
 
 
@@ -93,7 +92,7 @@ def report(
         reference: the unprepared model, e.g. `copy.deepcopy(model)` before it was prepared.
         pipeline: the pipeline that prepared the model; it formats the batch.
         flow: predict the layout flow without computing, or observe a forward.
-        verify: `short` or `full`: compare outputs and gradients with `reference`.
+        verify: `short`: compare outputs and gradients with `reference`.
         bench: `short` or `full`: time `model` against `reference`, for 10 s (slow calls: 120 s) or a minute.
         mode: the use of the model.
 
@@ -122,7 +121,7 @@ def report(
     if verify and reference is not None:
         from prepare.stages.verify import verify as compare
 
-        options: Any = {"level": verify, "pipeline": pipeline, "mode": mode}
+        options: Any = {"pipeline": pipeline, "mode": mode}
         found["verify"] = compare(reference, model, batch, **options)
     if bench and reference is not None:
         from prepare.core.forward.call import call_of

@@ -79,9 +79,7 @@ class Advice:
     section: str = field(default="", kw_only=True)
 
 
-USE_RECIPE = Advice(
-    100, "good", "Use the recipe", "in training code, or by the command", section="reproduce"
-)
+USE_RECIPE = Advice(100, "good", "Use the recipe", "in your code", section="reproduce")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +227,7 @@ class ReportContext:
         has_example: whether there was an input to call the model with.
         overrides: the words of its command line.
         folder: the folder of the run, as a user writes it; empty if there is none.
+        elsewhere: the end of a sentence: where the convolutions are that no forward met.
     """
 
     found: Mapping[str, Any]
@@ -239,6 +238,7 @@ class ReportContext:
     has_example: bool = True
     overrides: tuple[str, ...] = ()
     folder: str = ""
+    elsewhere: str = ""
 
     def without(self, stage: str) -> str:
         """Return why there is no record of `stage`: `verify=none`, `stopped before`, or what to give."""

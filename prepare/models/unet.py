@@ -37,7 +37,8 @@ class _UNet(nn.Module):
         for fine, coarse in zip(channels[-2::-1], channels[:0:-1], strict=True):
             self.upsample.append(self._layer("ConvTranspose")(coarse, coarse, 2, stride=2))
             self.decoder.append(self._block((fine + coarse, fine, fine), norm=norm))
-        self.head = self._layer("Conv")(channels[0], out_channels, kernel_size=1)
+        # The paper's is of size 1, which torch computes without channels-last in a single thread.
+        self.head = self._layer("Conv")(channels[0], out_channels, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of every class at every pixel or voxel; see the class for the shapes."""
@@ -90,7 +91,7 @@ class UNet3d(_UNet):
     `width` is the number of channels after the first convolution (the paper's is 32), `depth`
     the number of resolutions, `norm` one of "batch" (the paper's), "group", "instance"; a wrong
     value is a ValueError. With the paper's depth of 4 it holds 18 convolutions: eight in the
-    encoder, six in the decoder, three transposed ones between them, and a 1x1x1 head.
+    encoder, six in the decoder, three transposed ones between them, and the head.
     """
 
     dims = 3

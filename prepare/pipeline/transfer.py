@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from prepare.core.forward.float32_calls import CAST_STEP, keep_option
-from prepare.core.model.devices import wait_for
+from prepare.core.model.devices import OneThreadWorkers, wait_for
 from prepare.core.model.memory_format import span
 from prepare.core.model.tensors import is_plain, name_of, special_form, stored_values, with_bits_of
-from prepare.core.model.threads import OneThreadWorkers
 from prepare.core.utils.process_state import act_on_interrupts, held_interrupts
 from prepare.core.utils.wording import option, words
 from prepare.errors import PartialError, Problem, RefusedError

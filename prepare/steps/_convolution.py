@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from prepare.core.model.tensors import NamedTensor
+    from prepare.steps.repairs.swap_class import SwapClass
 
 _CONTIGUOUS = Want(memory_format="contiguous")
 
@@ -122,6 +123,50 @@ class ForChannelsLast(ModuleStep):
             if force or asked.get(rank) == last
             or (rank not in asked and _has_weights_in(model, rank, last))
         }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SwapsClasses(ForChannelsLast):
+    """A step that makes modules run other code, by a change of their class that can be undone."""
+
+    keeps_tensors: ClassVar[bool] = True
+    include: Patterns = ()
+    exclude: Patterns = ()
+
+    @classmethod
+    def swaps(cls) -> Collection[SwapClass]:
+        """Return all changes of a class that the step may make."""
+        raise NotImplementedError
+
+    def candidates(self, model: torch.nn.Module) -> Iterator[str]:
+        swaps = self.swaps()
+        for name, module in model.named_modules(remove_duplicate=False):
+            if any(swap.is_repaired(module) or swap.fits(module) for swap in swaps):
+                yield name
+
+    @classmethod
+    def undo(cls, model: torch.nn.Module) -> None:
+        """Give every module of `model` its own class back, in place."""
+        for module in list(model.modules()):
+            cls.undo_module(module)
+
+    @classmethod
+    def undo_module(cls, module: torch.nn.Module) -> None:
+        """Give one module its own class back."""
+        while swap := next((each for each in cls.swaps() if each.is_repaired(module)), None):
+            swap.undo(module)
+
+    @classmethod
+    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
+        for name, module in model.named_modules():
+            same = reference.get_submodule(name)
+            formats = {4: "", 5: ""} if "in_channels_last" in vars(same) else {}
+            for swap in cls.swaps():
+                if swap.is_repaired(same) and swap.fits(module):
+                    swap.repair(module, formats)
+
+    def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
+        return dict(self.rewrites(model, (name,)))
 
 
 def _words_of_empty(paths: list[str]) -> str:

@@ -25,13 +25,6 @@ _BY_RANK: dict[str | None, tuple[tuple[int, str], ...]] = {
 }
 
 
-def undo(model: torch.nn.Module) -> None:
-    """Remove the formatting that `attach` has installed on `model`, in place."""
-    from prepare.core.forward.input_formatter import FormatHook
-
-    FormatHook.remove(model)
-
-
 @register("input_format")
 class InputFormat(InputStep):
     """Formats a batch: any nesting of dicts, lists, tuples, NamedTuples and dataclasses of tensors.
@@ -90,7 +83,10 @@ class InputFormat(InputStep):
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
-        undo(model)
+        """Remove the formatting that `attach` has installed on `model`, in place."""
+        from prepare.core.forward.input_formatter import FormatHook
+
+        FormatHook.remove(model)
 
     @classmethod
     def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
@@ -112,6 +108,9 @@ class InputFormat(InputStep):
             getattr(torch, self.dtype) if self.dtype else None,
             _BY_RANK.get(self.memory_format, ()),
         )
+
+
+undo = InputFormat.undo
 
 
 def _first(steps: list[TensorStep], option: str) -> Any:

@@ -16,7 +16,7 @@ from prepare.steps._convolution import ForChannelsLast
 if TYPE_CHECKING:
     import torch
 
-    from prepare.steps.keeping.find_calls import CodeCall
+    from prepare.steps.keeping.calls import CodeCall
 
 
 @register("keep_layout")
@@ -53,7 +53,7 @@ class KeepLayout(ForChannelsLast):
                 yield name
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
-        from prepare.steps.keeping.rewrite_method import replaced_calls
+        from prepare.steps.keeping.calls import replaced_calls
 
         self._check_names(model)
         if not self.formats(model):
@@ -64,7 +64,7 @@ class KeepLayout(ForChannelsLast):
                 yield name
 
     def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
-        from prepare.steps.keeping.rewrite_method import replace_calls
+        from prepare.steps.keeping.calls import replace_calls
 
         module = model.get_submodule(name)
         replace_calls(module, self._names(module))
@@ -72,7 +72,7 @@ class KeepLayout(ForChannelsLast):
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
         from prepare.core.model.replaced_method import foreign_method
-        from prepare.steps.keeping.find_calls import find_calls
+        from prepare.steps.keeping.calls import find_calls
 
         if not self.formats(model):
             return
@@ -124,7 +124,7 @@ class KeepLayout(ForChannelsLast):
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
         """Give every module of `model` its own class back, in place."""
-        from prepare.steps.keeping.rewrite_method import put_back
+        from prepare.steps.keeping.calls import put_back
 
         for module in model.modules():
             put_back(module)
@@ -155,7 +155,7 @@ class KeepLayout(ForChannelsLast):
         return tuple(call.name for call in _calls(module) if self._takes(call))
 
     def _takes(self, call: CodeCall) -> bool:
-        from prepare.steps.keeping.find_calls import SAFE
+        from prepare.steps.keeping.calls import SAFE
 
         return call.operator in SAFE if self.calls == "auto" else call.name in self.calls
 
@@ -164,6 +164,6 @@ undo = KeepLayout.undo
 
 
 def _calls(module: torch.nn.Module) -> list[CodeCall]:
-    from prepare.steps.keeping.find_calls import calls_of
+    from prepare.steps.keeping.calls import calls_of
 
     return list(calls_of(module))

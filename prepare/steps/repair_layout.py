@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from prepare.patterns import Patterns
 from prepare.registry import register
-from prepare.steps import repairs
-from prepare.steps._convolution import ForChannelsLast
+from prepare.steps._convolution import SwapsClasses
 from prepare.steps.device import ForDevice
+from prepare.steps.repairs import all_repairs
 
 if TYPE_CHECKING:
     import torch
 
-    from prepare.steps.repairs.base import Repair
+    from prepare.steps.repairs.swap_class import SwapClass
 
 
 @register("repair_layout")
-class RepairLayout(ForDevice, ForChannelsLast):
+class RepairLayout(ForDevice, SwapsClasses):
     """Makes norms, pooling, softmax and some convolutions keep a channels-last layout, correct and fast.
 
     Repairs the modules that are known to be wrong or slow on the pipeline's device (or else the model's)
@@ -40,42 +38,20 @@ class RepairLayout(ForDevice, ForChannelsLast):
     Source: pytorch#59168, #113437; `prepare/core/model/known_issues.yaml` has the evidence.
     """
 
-    keeps_tensors: ClassVar[bool] = True
-    include: Patterns = ()
-    exclude: Patterns = ()
     exact: bool = False
     """Also repair what only has fewer digits in channels-last, which costs time (batch norms)."""
     force: bool = False
     """Apply every repair, whatever the device, and whatever the format of the convolutions."""
 
-    def candidates(self, model: torch.nn.Module) -> Iterator[str]:
-        for name, module in model.named_modules(remove_duplicate=False):
-            if any(repair.fits(module) or repair.is_repaired(module) for repair in _all()):
-                yield name
-
     @classmethod
-    def undo(cls, model: torch.nn.Module) -> None:
-        """Undo the repair of every module of `model`, in place."""
-        for module in list(model.modules()):
-            while repair := next((repair for repair in _all() if repair.is_repaired(module)), None):
-                repair.undo(module)
-
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        for name, module in model.named_modules():
-            same = reference.get_submodule(name)
-            for repair in _all():
-                if repair.is_repaired(same) and repair.fits(module):
-                    repair.repair(module, {4: "channels_last", 5: "channels_last_3d"})
+    def swaps(cls) -> Collection[SwapClass]:
+        return all_repairs().values()
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         formats, useful = self.formats(model, force=self.force), self._useful(model)
         for name, module in model.named_modules():
             if any(_applies(repair, module, formats) for repair in useful):
                 yield name
-
-    def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
-        return dict(self.rewrites(model, (name,)))
 
     def rewrites(
         self, model: torch.nn.Module, names: Iterable[str]
@@ -89,27 +65,22 @@ class RepairLayout(ForDevice, ForChannelsLast):
                     repair.repair(module, formats)
             yield name, module
 
-    def _useful(self, model: torch.nn.Module) -> tuple[Repair, ...]:
+    def _useful(self, model: torch.nn.Module) -> tuple[SwapClass, ...]:
         """Return the repairs of known issues of this device and torch; with `force`, all repairs."""
         from prepare.core.model.known_issues import standing
 
         if self.force:
-            return _all()
+            return tuple(all_repairs().values())
         names = {
             issue.repair
             for issue in standing(self.device_of(model))
             if self.exact or issue.effect != "inexact"
         }
-        return tuple(repair for repair in _all() if repair.name in names)
+        return tuple(repair for repair in all_repairs().values() if repair.name in names)
 
 
 undo = RepairLayout.undo
 
 
-@cache
-def _all() -> tuple[Repair, ...]:
-    return tuple(repairs.find_repair(name) for name in repairs.repair_names())
-
-
-def _applies(repair: Repair, module: torch.nn.Module, formats: Mapping[int, str]) -> bool:
+def _applies(repair: SwapClass, module: torch.nn.Module, formats: Mapping[int, str]) -> bool:
     return repair.fits(module) and not formats.keys().isdisjoint(repair.ranks(module))

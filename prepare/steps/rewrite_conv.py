@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any, Self
 
 from prepare.core.utils.text import plural
 from prepare.errors import ConfigError, PatternError, Problem, raise_problems
 from prepare.patterns import Patterns, exactly, matches, near_misses
 from prepare.registry import register
-from prepare.steps import rewrites
-from prepare.steps._convolution import ForChannelsLast
+from prepare.steps._convolution import SwapsClasses
+from prepare.steps.rewrites import all_rewrites
 
 if TYPE_CHECKING:
     import torch
@@ -21,10 +20,11 @@ if TYPE_CHECKING:
     from prepare.steps.rewrites.base import Rewrite
 
 _SHOWN = 3
+_NAMES = ("linear", "lower_rank", "one_frame", "one_position", "pointwise")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _RewriteConv(ForChannelsLast):
+@register("rewrite_conv")
+class RewriteConv(SwapsClasses):
     """Runs convolutions as exactly equal operations: products, 2-d convolutions, one frame of a video.
 
     Each option but `include`, `exclude` and `force` names the modules of one rewrite:
@@ -42,26 +42,24 @@ class _RewriteConv(ForChannelsLast):
     Source: `docs/rewrites.md` has the identities and our measurements.
     """
 
-    keeps_tensors: ClassVar[bool] = True
     only_layouts = False
     measures = True
-    include: Patterns = ()
-    exclude: Patterns = ()
     force: bool = False
     """Rewrite all that fits, whatever is faster."""
+    linear: Patterns | None = None
+    lower_rank: Patterns | None = None
+    one_frame: Patterns | None = None
+    one_position: Patterns | None = None
+    pointwise: Patterns | None = None
 
-    def candidates(self, model: torch.nn.Module) -> Iterator[str]:
-        for name, module in model.named_modules(remove_duplicate=False):
-            if any(rewrite.is_repaired(module) or rewrite.fits(module) for rewrite in _all()):
-                yield name
+    @classmethod
+    def swaps(cls) -> Collection[Rewrite]:
+        return all_rewrites().values()
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         for name, rewrite in self._wanted(model).items():
             if not rewrite.is_repaired(model.get_submodule(name)):
                 yield name
-
-    def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
-        return dict(self.rewrites(model, (name,)))
 
     def rewrites(
         self, model: torch.nn.Module, names: Iterable[str]
@@ -70,25 +68,9 @@ class _RewriteConv(ForChannelsLast):
         formats, wanted = self.formats(model), self._wanted(model)
         for name in names:
             module = model.get_submodule(name)
-            _undo(module)
+            self.undo_module(module)
             wanted[name].repair(module, formats)
             yield name, module
-
-    @classmethod
-    def undo(cls, model: torch.nn.Module) -> None:
-        """Give every convolution of `model` its own class back, in place."""
-        for module in model.modules():
-            _undo(module)
-
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        for name, module in model.named_modules():
-            same = reference.get_submodule(name)
-            for rewrite in _all():
-                if rewrite.is_repaired(same) and rewrite.fits(module):
-                    rewrite.repair(
-                        module, {4: "", 5: ""} if "in_channels_last" in vars(same) else {}
-                    )
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
         from prepare.core.model.module_kinds import is_rewritten
@@ -117,7 +99,7 @@ class _RewriteConv(ForChannelsLast):
         )
         if choice.failure:
             return self, [f"steps.{self.name}: {self.without_example()}: {choice.failure}"]
-        named: dict[str, list[str]] = {name: [] for name in rewrites.rewrite_names()} | choice.names
+        named: dict[str, list[str]] = {name: [] for name in _NAMES} | choice.names
         chosen: dict[str, Any] = {
             option: tuple(map(exactly, names)) for option, names in named.items()
         }
@@ -130,7 +112,7 @@ class _RewriteConv(ForChannelsLast):
         for name, module in model.named_modules():
             if module in shared:
                 continue
-            fitting = [each for each in _all() if not each.never_loses and each.fits(module)]
+            fitting = [each for each in self.swaps() if not each.never_loses and each.fits(module)]
             skipped = any(matches(each, name, module) for each in self.exclude)
             kept = not self.include or any(matches(each, name, module) for each in self.include)
             if fitting and kept and not skipped:
@@ -148,7 +130,7 @@ class _RewriteConv(ForChannelsLast):
 
     @property
     def _is_auto(self) -> bool:
-        return all(getattr(self, name) is None for name in rewrites.rewrite_names())
+        return all(getattr(self, name) is None for name in _NAMES)
 
     def _wanted(self, model: torch.nn.Module) -> dict[str, Rewrite]:
         """Return the rewrite of each module that this step names, or finds."""
@@ -159,8 +141,8 @@ class _RewriteConv(ForChannelsLast):
         for name, module in model.named_modules():
             if module in shared:
                 continue
-            done = next((each for each in _all() if each.is_repaired(module)), None)
-            fitting = (each for each in _all() if self.force or each.never_loses)
+            done = next((each for each in self.swaps() if each.is_repaired(module)), None)
+            fitting = (each for each in self.swaps() if self.force or each.never_loses)
             fit = next((each for each in fitting if each.fits(module)), None)
             if rewrite := (done if self.force else None) or (None if done else fit):
                 wanted[name] = rewrite
@@ -175,7 +157,7 @@ class _RewriteConv(ForChannelsLast):
         """
         modules, wanted = dict(model.named_modules()), dict[str, "Rewrite"]()
         problems = []
-        for rewrite in _all():
+        for rewrite in self.swaps():
             where = f"steps.{self.name}.{rewrite.name}"
             for pattern in getattr(self, rewrite.name) or ():
                 named = [name for name, module in modules.items() if matches(pattern, name, module)]
@@ -197,27 +179,4 @@ class _RewriteConv(ForChannelsLast):
         return wanted
 
 
-def _undo(module: torch.nn.Module) -> None:
-    while rewrite := next((each for each in _all() if each.is_repaired(module)), None):
-        rewrite.undo(module)
-
-
-@cache
-def _all() -> tuple[Rewrite, ...]:
-    """Return all rewrites; those that need no example last, as they serve the fewest calls."""
-    found = map(rewrites.find_rewrite, rewrites.rewrite_names())
-    return tuple(sorted(found, key=lambda rewrite: rewrite.never_loses))
-
-
-# An option for each rewrite: the modules that run so.
-RewriteConv = register("rewrite_conv")(
-    dataclasses.make_dataclass(
-        "RewriteConv",
-        [(name, Patterns | None, None) for name in rewrites.rewrite_names()],
-        bases=(_RewriteConv,),
-        namespace={"__doc__": _RewriteConv.__doc__, "__module__": __name__},
-        frozen=True,
-        kw_only=True,
-    )
-)
-undo = _RewriteConv.undo
+undo = RewriteConv.undo

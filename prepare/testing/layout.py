@@ -38,9 +38,9 @@ def assert_layout(model: nn.Module, batch: Any, *, pipeline: Pipeline | None = N
             `device` says for which device to predict: `cuda` need not be here.
 
     Raises:
-        AssertionError: with one line for each loss, as `clone (my_package/nets.py:8) copies 512.0 KiB`, and
-            the steps that keep the layout; or with the reason why nothing is known, as a forward
-            that needs values.
+        AssertionError: with one line for each loss, as `forward: clone (my_package/nets.py:8) copies
+            512.0 KiB`, and the steps that keep the layout; or with the reason why nothing is known, as a
+            forward that needs values.
         PrepareError: the pipeline cannot be applied to this model.
 
     Examples:
@@ -82,7 +82,7 @@ def _losses(flow: Flow) -> Iterator[str]:
         other = f"gives {size(sum(event.bytes for event in events))} another layout"
         cost = f"copies {size(copied)}" if copied else other
         times = f" in {count:,} calls" if count > 1 else ""
-        yield f"{first.cause} ({place}) {cost}{times}"
+        yield f"forward: {first.cause} ({place}) {cost}{times}"
 
 
 def _at(found: Event | Copy) -> tuple[str, ...]:

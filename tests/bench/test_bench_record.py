@@ -75,7 +75,6 @@ def test_an_unknown_verdict_is_refused(found, tmp_path):
     ("value", "text"),
     [
         (123.4, "123 s"),
-        (1.234, "1.23 s"),
         (0.9999, "1.00 s"),
         (0.0456, "45.6 ms"),
         (2e-6, "2.00 us"),

@@ -121,15 +121,6 @@ def test_a_link_is_replaced_and_its_file_stays(tmp_path):
     assert (tmp_path / "file").read_text() == "old"
 
 
-@posix
-def test_a_link_to_nothing_is_replaced(tmp_path):
-    (tmp_path / "link").symlink_to(tmp_path / "file")
-    with files.new_file(tmp_path / "link"):
-        pass
-    assert names(tmp_path) == ["link"]
-    assert not (tmp_path / "link").is_symlink()
-
-
 def failure(act, *arguments, **options) -> str:
     with pytest.raises(FileError) as raised:
         act(*arguments, **options)
@@ -236,15 +227,6 @@ def test_a_write_protected_file_in_a_writable_folder_stays(tmp_path, monkeypatch
     )
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a"]
-
-
-@posix
-def test_a_read_only_file_system_is_an_error_of_one_line():
-    if not os.access("/proc/version", os.F_OK):
-        pytest.skip("no file system here that nobody can write to")
-    assert failure(files.write_text, "/proc/prepare-test", "x").startswith(
-        "/proc/prepare-test: cannot be written: "
-    )
 
 
 def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):

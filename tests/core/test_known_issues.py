@@ -249,7 +249,7 @@ def test_every_entry_has_evidence_and_names_only_what_exists(issue):
     assert not issue.os or (issue.os[0] == "macos" and len(issue.os) == 3)
     assert {kind for kind, _ in issue.cure} <= {"repair", "step", "format", "flag", "version"}
     assert all(issubclass(getattr(nn, operation), nn.Module) for operation in issue.operations)
-    assert not issue.repair or issue.repair in repairs.repair_names()
+    assert not issue.repair or issue.repair in repairs.all_repairs()
 
 
 ENTRY = {key: value for key, value in vars(issues()[0]).items() if key != "name"} | {"cure": {}}

@@ -10,7 +10,7 @@ import pytest
 from prepare.core.model import module_tree
 from prepare.core.utils import wording
 from prepare.core.utils.packages import quiet_torchao
-from prepare.core.utils.text import capitalized, csv_text, line, to_nobody
+from prepare.core.utils.text import capitalized, csv_text, line
 from prepare.pipeline import pipeline
 
 FORCED = {"force": True, "include": ["a"]}
@@ -72,16 +72,6 @@ def test_what_prints_goes_on_when_the_reader_of_the_pipe_has_ended(monkeypatch):
         monkeypatch.setattr(sys, "stdout", stream)
         line("lost")
         line("lost too")
-
-
-def test_letting_a_reader_go_opens_no_descriptor_for_good(tmp_path):
-    with (tmp_path / "output").open("w") as stream:
-        before = os.dup(stream.fileno())
-        os.close(before)
-        to_nobody(stream)
-        after = os.dup(stream.fileno())  # the system gives the lowest number that is free
-        os.close(after)
-    assert after == before
 
 
 def test_a_job_shows_only_errors_of_torchao(monkeypatch):

@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from prepare.core.model import threads
-from prepare.core.model.threads import OneThreadWorkers, one_thread
+from prepare.core.model.devices import OneThreadWorkers, one_thread
 
 
 @pytest.fixture(autouse=True, params=["of this thread", "of the process"])
 def three_threads(request, monkeypatch):
     if request.param == "of the process":
-        monkeypatch.setattr(threads, "_set_threads", lambda: torch.set_num_threads)
+        place = "prepare.core.model.devices._set_threads"
+        monkeypatch.setattr(place, lambda: torch.set_num_threads)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     yield

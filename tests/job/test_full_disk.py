@@ -64,7 +64,7 @@ def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, ca
     for n in range(1, 50, step):
         where = folder / f"run{n}"
         code, fault, err = run_that_fails(
-            n, where, capsys, calls=("write",), error=FULL, after=after
+            n, where, capsys, calls=("replace",), error=FULL, after=after
         )
         names = all_whole(where)
         if not fault.failed:
@@ -90,7 +90,7 @@ def test_a_full_disk_at_the_end_still_prints_the_results(folder, capsys):
     last = len(WRITTEN)
     for n in (1, last - 2, last):
         with pytest.MonkeyPatch.context() as patch:
-            Failing(patch, n, calls=("write",), error=FULL, after=True)
+            Failing(patch, n, calls=("replace",), error=FULL, after=True)
             code = cli.run([*SMALL, f"hydra.run.dir=run{n}"])
         out, err = capsys.readouterr()
         assert code == 1
@@ -163,7 +163,7 @@ def test_a_model_stays_usable_if_its_files_cannot_be_saved(tmp_path):
         for path in (tmp_path / "file" / "x", tmp_path / "absent" / "x", tmp_path):
             with pytest.raises(FileError):
                 act(path)
-        for n in (1, 2, 3, 4, 5):
+        for n in (1, 2):
             with pytest.MonkeyPatch.context() as patch:
                 Failing(
                     patch,

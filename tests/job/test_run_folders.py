@@ -7,6 +7,7 @@ import pytest
 
 from prepare.app.cli import main as cli
 from prepare.audit import Audit
+from prepare.core.utils.folders import new_folder, run_name
 from run_faults import SMALL, WRITTEN, all_whole, drive, posix, status, told
 
 IMPOSSIBLE = ["file/x", "file", "/proc/x", "n" * 300]
@@ -108,3 +109,10 @@ def test_runs_and_sweeps_of_the_same_second_have_folders_of_their_own(folder):
 @pytest.mark.slow
 def test_eight_runs_at_once_twenty_times_have_folders_of_their_own(folder):
     check_together(folder, runs=8, rounds=20)
+
+
+def test_the_folder_of_a_run_is_named_by_its_model(tmp_path):
+    assert run_name("unet3d", []) == "unet3d"
+    assert run_name("custom", ["mode=eval", "model._target_=my_nets.sub.UNet"]) == "UNet"
+    assert run_name(None, []) == run_name("custom", ["model._target_=/../.."]) == "run"
+    assert [new_folder(tmp_path / "unet3d").name for _ in "ab"] == ["unet3d", "unet3d-2"]

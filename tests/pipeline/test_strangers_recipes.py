@@ -22,7 +22,7 @@ from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.stages.tune import Tuning, tune
 from prepare.step import ForRecipes, ModelStep, TensorStep
-from prepare.steps.rewrites import rewrite_names
+from prepare.steps.rewrites import all_rewrites
 from prepare.testing.networks import mixed
 
 WATCH = Watch()
@@ -188,7 +188,7 @@ def test_no_option_of_any_step_runs_or_opens_anything(script, third_party):
                         WATCH.on = False
                         assert not opened(script)
                 # What is left are patterns and names of calls.
-                patterns = "include", "exclude", "keep", "calls", "harmless", *rewrite_names()
+                patterns = "include", "exclude", "keep", "calls", "harmless", *all_rewrites()
                 assert option in patterns, (name, option, value)
                 with WATCH:
                     try:

@@ -33,7 +33,7 @@ KINDS = {
     "Plan": ("2 of 4 tensors to change", "contiguous -> channels_last"),
     "Audit": ("4 tensors; convolutions: ", "2 converted"),
     "Flow": ("1 break, InstanceNorm2d", "lost in"),
-    "Verification": ("pass: ", "verify (short)"),
+    "Verification": ("pass: ", "verify"),
     "Comparison": ("inference 1.4x faster, ", "40.0 ms"),
     "Tuning": ("half is ", "tune (inference)"),
 }

@@ -31,14 +31,14 @@ def test_the_page_shows_the_record_of_a_job(ran):
     found = Reader(run_page(ran))
     summary = Audit.load(ran / "audit.json").summary
     for phrase in (
-        "python run.py model=small_3d memfmt=channels_last_3d '+model.x=[1, 2]'",
+        "prepare model=small_3d memfmt=channels_last_3d '+model.x=[1, 2]'",
         f"{summary['convolutions']['converted']} converted",
         "2 of 3 convolutions returned channels_last_3d (1 of these also satisfy another memory format)",
         "3 breaks, all InstanceNorm3d, 12.0 KiB copied per forward",
         "Add a step: InstanceNorm3d: copies",
         "half: keep: norms",
         "torch 2.13.0",
-        "report of a run 2025-01-02 03:04 python run.py",
+        "report of a run 2025-01-02 03:04 prepare",
         "Date 2025-01-02T03:04:05+00:00",
         "memory_format: channels_last_3d",
         'Pipeline.load("recipe.yaml"',

@@ -33,13 +33,8 @@ def test_the_code_of_a_page_runs_for_a_model_in_training_mode(words, tmp_path, m
     with torch.no_grad():
         exec(code, names)
     assert names["model"] is model
-    assert ('steps={"repair_layout": {}} in load' in code) == (not words)
+    assert ('steps={"repair_layout": {}})' in code) == (not words)
     assert model.training == (words == ["+steps.repair_layout={}"])
-
-
-def test_a_plan_of_an_older_version_gives_the_plain_code():
-    assert "pipeline.apply(model) " in training_code({"steps": {}})
-    assert "pipeline.apply(model) " in training_code(None)
 
 
 def test_the_code_of_a_job_under_autocast_runs_its_forward_in_one():
@@ -57,7 +52,7 @@ def test_the_code_applies_the_steps_that_were_verified_alone(steps):
     assert one_line("r.yaml", plan) == 'Pipeline.load("r.yaml").apply(model.eval())'
     code = training_code(plan)
     assert 'Pipeline.load("recipe.yaml")\nmodel = pipeline.apply(model.eval())' in code
-    assert ('steps={"repair_layout": {}} in load' in code) == bool(steps)
+    assert ('steps={"repair_layout": {}})' in code) == bool(steps)
 
 
 @pytest.mark.filterwarnings("ignore::prepare.errors.KnownIssueWarning")
@@ -91,3 +86,30 @@ def test_the_times_of_several_threads_name_their_setting():
     known = {"waiting": "GOMP_SPINCOUNT=1000", "threads": 2}
     assert how_threads_waited(known) == "GOMP_SPINCOUNT=1000"
     assert how_threads_waited({**known, "threads": 1}) == how_threads_waited({}) == ""
+
+
+@pytest.mark.parametrize("amp", ["none", "bfloat16", "float16"])
+def test_the_code_of_a_training_run_trains(amp, monkeypatch):
+    code = training_code({"steps": {}}, amp, training=True)
+    model = torch.nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given = []
+
+    class Loaded:
+        def apply(self, model, *, optimizer):
+            given.append(optimizer)
+            return model
+
+        def format(self, batch):
+            return batch
+
+    monkeypatch.setattr(Pipeline, "load", lambda path: Loaded())
+    loader = [(torch.ones(3, 2), torch.zeros(3, 2))]
+    names = {"model": model, "optimizer": optimizer, "criterion": torch.nn.MSELoss()}
+    exec(code, names | {"loader": loader})
+    assert given == [optimizer]
+    assert not torch.equal(model.weight, before)
+    assert ("GradScaler" in code) == (amp == "float16")
+    assert ("autocast" in code) == (amp != "none")
+    assert "optimizer=optimizer" in one_line("r.yaml", {}, training=True)

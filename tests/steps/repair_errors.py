@@ -7,7 +7,7 @@ import copy
 import torch
 
 from prepare.steps.repairs.base import FORMATS
-from prepare.steps.repairs.conv3d import backward_exceeds_memory
+from prepare.steps.repairs.convolutions import backward_exceeds_memory
 
 
 def laid_out(x):

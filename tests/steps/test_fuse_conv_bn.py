@@ -13,7 +13,7 @@ from prepare.errors import ConfigError, PatternError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.recipe import load
 from prepare.stages.verify import verify
-from prepare.steps.repairs.conv3d import KeepingConv3d
+from prepare.steps.repairs.convolutions import KeepingConv3d
 from small_nets import facts
 
 PAIRS = {

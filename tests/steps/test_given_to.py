@@ -242,7 +242,7 @@ TORCH_REFUSES = {
 def step_of(net):
     """Return the step that a network is about."""
     first = net.partition(" ")[0]
-    return "repair_layout" if first in repairs.repair_names() else first
+    return "repair_layout" if first in repairs.all_repairs() else first
 
 
 def pair(net):

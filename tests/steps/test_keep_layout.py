@@ -29,8 +29,7 @@ from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import observe, predict
 from prepare.steps import keep_layout
-from prepare.steps.keeping.find_calls import find_calls
-from prepare.steps.keeping.rewrite_method import replace_calls, replaced_calls
+from prepare.steps.keeping.calls import find_calls, replace_calls, replaced_calls
 
 PAD = "CausalConv.forward: F.pad(x, (1, 1, 1, 1, 2 if last is None else 1, 0))"
 CAT = "CausalConv.forward: torch.cat([last, x], dim=2)"

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from prepare.steps.keeping.find_calls import find_calls
-from prepare.steps.keeping.rewrite_method import replace_calls, replaced_calls
+from prepare.steps.keeping.calls import find_calls, replace_calls, replaced_calls
 
 # Functions of torch and methods of tensors, whose parameters torch's schemas name.
 FUNCTIONS = (

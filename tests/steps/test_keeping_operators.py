@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from prepare.steps.keeping import operators as served
-from prepare.steps.keeping.memory_order import channels_last_of, nearly_channels_last
+from prepare.steps.keeping.operators import channels_last_of, nearly_channels_last
 
 # What a model calls; methods of tensors are not in it.
 CALLED = {

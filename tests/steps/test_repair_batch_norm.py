@@ -9,7 +9,7 @@ from torch import nn
 from prepare.core.model.issue_sizes import has_many_rows
 from prepare.pipeline import Pipeline
 from prepare.steps import repair_layout
-from prepare.steps.repairs.batch_norm import REPAIR
+from prepare.steps.repairs import find_repair
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 SHAPES = [(2, 64, 128, 128), (8, 33, 56, 56), (4, 16, 96, 97), (2, 16, 16, 32, 33)]
@@ -28,8 +28,8 @@ def norm_for(shape: tuple[int, ...], **options) -> nn.Module:
 
 def repaired(module: nn.Module) -> nn.Module:
     module = copy.deepcopy(module)
-    assert REPAIR.fits(module)
-    REPAIR.repair(module, {4: "channels_last", 5: "channels_last_3d"})
+    assert find_repair("batch_norm").fits(module)
+    find_repair("batch_norm").repair(module, {4: "channels_last", 5: "channels_last_3d"})
     return module
 
 

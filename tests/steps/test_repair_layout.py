@@ -57,7 +57,7 @@ def example(name):
     module = make()
     candidates = [
         repair
-        for each in repairs.repair_names()
+        for each in repairs.all_repairs()
         if (repair := repairs.find_repair(each)).fits(module)
     ]
     kind = "computed_weight" if name.startswith("weight_norm") else None
@@ -89,14 +89,14 @@ def run(module, x):
 
 def test_there_is_an_example_of_every_class_that_is_repaired():
     # Batch norms have statistics, and a file of their own: test_repair_batch_norm.py.
-    names = set(repairs.repair_names()) - {"batch_norm"}
+    names = set(repairs.all_repairs()) - {"batch_norm"}
     classes = {
         cls.__name__ for name in names for cls in getattr(repairs.find_repair(name), "swaps", ())
     }
     assert classes
     assert classes <= EXAMPLES.keys()
     assert {example(name)[1].name for name in EXAMPLES} == names
-    for name in repairs.repair_names():
+    for name in repairs.all_repairs():
         assert repairs.find_repair(name).name == name
 
 

@@ -9,7 +9,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from prepare.core.model import issue_sizes
 from prepare.core.model.memory_format import canonical_stride
-from prepare.steps.repairs import conv2d, find_repair
+from prepare.steps.repairs import convolutions, find_repair
 from prepare.steps.repairs.base import FORMATS
 from repair_errors import errors, limits, results
 
@@ -59,8 +59,8 @@ def example(name, batch=1):
 
 def products(monkeypatch):
     """Return a list that gets an item for each product from now on."""
-    calls, product = [], conv2d.multiply
-    monkeypatch.setattr(conv2d, "multiply", lambda *args: calls.append(1) or product(*args))
+    calls, product = [], convolutions.multiply
+    monkeypatch.setattr(convolutions, "multiply", lambda *args: calls.append(1) or product(*args))
     return calls
 
 
@@ -192,7 +192,7 @@ def test_a_narrow_strided_convolution_is_repaired_exactly(
     module = nn.Conv2d(channels, 8, 1, stride=stride)
     exact = copy.deepcopy(module).double()
     module.to(memory_format=torch.channels_last)
-    conv2d.REPAIR.repair(module, NAMES)
+    convolutions.CONV2D.repair(module, NAMES)
     given = torch.randn(shape)
     x = given.to(memory_format=torch.channels_last) if laid else given.clone()
     double = given.double().requires_grad_(trained_input)
@@ -218,8 +218,8 @@ def test_a_grouped_convolution_of_one_view_is_repaired(dtype, kernel, padding, b
     module = nn.Conv2d(8, 12, kernel, padding=padding, groups=2).to(dtype)
     exact = copy.deepcopy(module).double()
     module.to(memory_format=torch.channels_last)
-    conv2d.REPAIR.repair(module, NAMES)
-    assert type(module) is conv2d.KeepingConv2d
+    convolutions.CONV2D.repair(module, NAMES)
+    assert type(module) is convolutions.KeepingConv2d
     tokens = torch.randn(1, 24, 8, dtype=dtype)
     x = tokens.transpose(1, 2).reshape(1, 8, 4, 6)
     x = x if batched else x[0]
@@ -253,18 +253,18 @@ def test_a_grouped_convolution_of_one_view_is_repaired(dtype, kernel, padding, b
 
 
 def test_a_grouped_convolution_of_other_inputs_runs_torchs_code(monkeypatch):
-    monkeypatch.setattr(conv2d, "with_exact_strides", None)
+    monkeypatch.setattr(convolutions.base, "with_exact_strides", None)
     module = nn.Conv2d(8, 8, 3, padding=1, groups=2).to(memory_format=torch.channels_last)
-    conv2d.REPAIR.repair(module, NAMES)
+    convolutions.CONV2D.repair(module, NAMES)
     for x in (torch.randn(1, 8, 4, 6), torch.randn(2, 8, 4, 6), torch.randn(8, 4, 6)):
         module(x).sum().backward()
     module(torch.randn(1, 8, 4, 6).to(memory_format=torch.channels_last)).sum().backward()
-    assert not conv2d.REPAIR.fits(nn.Conv2d(8, 8, 3, groups=8))
+    assert not convolutions.CONV2D.fits(nn.Conv2d(8, 8, 3, groups=8))
 
 
 def test_a_repaired_strided_convolution_compiles_in_one_graph():
     module = nn.Conv2d(3, 8, 1, stride=2).to(memory_format=torch.channels_last)
-    conv2d.REPAIR.repair(module, NAMES)
+    convolutions.CONV2D.repair(module, NAMES)
     x = torch.randn(2, 3, 32, 32).to(memory_format=torch.channels_last)
     compiled = torch.compile(module, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(x), module(x))
@@ -272,8 +272,8 @@ def test_a_repaired_strided_convolution_compiles_in_one_graph():
 
 
 def test_a_strided_convolution_that_is_not_trained_runs_torchs_code(monkeypatch):
-    monkeypatch.setattr(conv2d.F, "avg_pool2d", None)
+    monkeypatch.setattr(convolutions.F, "avg_pool2d", None)
     module = nn.Conv2d(3, 8, 1, stride=2).requires_grad_(False)
-    conv2d.REPAIR.repair(module, NAMES)
+    convolutions.CONV2D.repair(module, NAMES)
     x = torch.randn(2, 3, 32, 32).to(memory_format=torch.channels_last)
     assert module(x).shape == (2, 8, 16, 16)

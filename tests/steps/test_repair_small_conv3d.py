@@ -8,7 +8,7 @@ from torch import nn
 
 from prepare.steps.repairs import find_repair
 from prepare.steps.repairs.base import FORMATS
-from prepare.steps.repairs.conv3d import backward_exceeds_memory
+from prepare.steps.repairs.convolutions import backward_exceeds_memory
 from processor import BFLOAT16
 from repair_errors import errors, laid_out, results
 from repaired_modules import NAMES, is_canonical, pair, sample

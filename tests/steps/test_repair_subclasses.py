@@ -15,7 +15,7 @@ from prepare.pipeline import Pipeline
 from prepare.stages.flow import observe, predict
 from prepare.stages.verify import verify
 from prepare.steps import keep_layout, repair_layout
-from prepare.steps.keeping.rewrite_method import replaced_calls
+from prepare.steps.keeping.calls import replaced_calls
 from prepare.steps.repairs import find_repair
 from repair_errors import errors, laid_out, limits, results
 from repaired_modules import NAMES, is_canonical

@@ -17,11 +17,11 @@ from prepare.errors import ConfigError, PatternError
 from prepare.pipeline import Pipeline
 from prepare.stages.tune.candidates import candidates
 from prepare.steps import repair_layout, rewrite_conv
-from prepare.steps.rewrites import _choose, find_rewrite, rewrite_names
-from prepare.steps.rewrites.linear import LinearConv2d, LinearConv3d
+from prepare.steps.rewrites import _choose, all_rewrites, find_rewrite
+from prepare.steps.rewrites.products import LinearConv2d, LinearConv3d
 from rewritten_modules import Causal, Served
 
-EMPTY = {name: [] for name in rewrite_names()}
+EMPTY = {name: [] for name in all_rewrites()}
 PATCH = (2, 4, 4)
 
 
@@ -56,7 +56,7 @@ def patches(number=6):
 @pytest.fixture
 def clock(monkeypatch):
     """Let the class of a convolution decide how long it takes: torch's own 2 s, a product 1 s, others 3 s."""
-    seconds = {"": 2.0, **dict.fromkeys(rewrite_names(), 3.0), "linear": 1.0}
+    seconds = {"": 2.0, **dict.fromkeys(all_rewrites(), 3.0), "linear": 1.0}
 
     def timed(timer, module, call, rewrites):
         return seconds[""], {each.name: seconds[each.name] / seconds[""] for each in rewrites}

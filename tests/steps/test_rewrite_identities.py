@@ -12,10 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from prepare.core.model.memory_format import canonical_stride
 from prepare.steps.repairs.base import is_channels_last
-from prepare.steps.rewrites import find_rewrite, rewrite_names
+from prepare.steps.rewrites import all_rewrites, find_rewrite
 from rewritten_modules import LAYOUTS, MAKE, STRANGE, Causal, Served, make, rewritten
 
-NAMES = rewrite_names()
+NAMES = all_rewrites()
 pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths")
 
 

@@ -102,7 +102,7 @@ def verification(error=1e-6, *, status="pass", wrong=0, allowed=5e-2, **more) ->
         Check(what="parameter gradients", status="wrong", error=0.7, allowed=allowed)
     ] * wrong
     reason = "" if status == "pass" else f"outputs: {error} of the scale"
-    return make(Verification, **{"status": status, "reason": reason, "level": "short", "mode": "eval", "reference": "float64",
+    return make(Verification, **{"status": status, "reason": reason, "mode": "eval", "reference": "float64",
                 "checks": tuple(checks)} | more)  # fmt: skip
 
 
@@ -273,7 +273,7 @@ def tuning() -> Tuning:
     rows = (
         CandidateResult(name="half", steps={"half": {"dtype": "bfloat16", "keep": []}}, status="winner", reason="half the time", cost=4,
             verdict="faster", seconds=0.05, ratio=0.5, ratio_interval=(0.48, 0.52), rounds=20, verified="pass", error=1e-3,
-            allowed=1e-2, first_seconds=1.0),
+            allowed=1e-2),
         CandidateResult(name="unprepared", steps={}, status="timed", reason="twice", cost=0, verdict="baseline", seconds=0.1,
             ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
@@ -286,7 +286,7 @@ def write_run(folder: Path) -> None:
     Flow.load(folder / "flow.json").save(folder / "flow_before.json")
     check = Check(what="outputs", status="pass", mode="eval", batch=2, inputs="given", error=1e-7, allowed=1e-4, worst="0",
                   compared=1, sensitivity=1e-3, least_sensitive="0")  # fmt: skip
-    Verification(status="pass", reason="", level="short", mode="eval", reference="float64", checks=(check,), culprit="",
+    Verification(status="pass", reason="", mode="eval", reference="float64", checks=(check,), culprit="",
                  advice="", seconds=1.0, environment=MACHINE).save(folder / "verify.json")  # fmt: skip
     benched = comparison(environment=MACHINE)
     benched.save(folder / "bench.json")

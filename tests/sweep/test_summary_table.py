@@ -92,7 +92,7 @@ def test_the_command_of_a_row_leaves_out_its_folder(swept):
     summary = read_summary(swept)
     asked = ("hydra.sweep.dir=x", "+steps.half={keep: []}", "~model.depth", "hydra/launcher=basic")
     found = command(replace(summary.rows[4], overrides=(*summary.rows[4].overrides, *asked)))
-    assert found == "python run.py model=unet3d memfmt=channels_last_3d precision=bfloat16 '+steps.half={keep: []}' '~model.depth'"  # fmt: skip
+    assert found == "prepare model=unet3d memfmt=channels_last_3d precision=bfloat16 '+steps.half={keep: []}' '~model.depth'"  # fmt: skip
 
 
 def test_the_csv_has_a_column_for_each_figure(swept):

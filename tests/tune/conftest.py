@@ -1,5 +1,7 @@
 """Tunings on a simulated clock."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -18,7 +20,8 @@ def timed(monkeypatch):
         clock = Clock()
         variants = {name: clock.takes(noisy(means.get(name, 0.1), 0.002, name)) for name in models}
         how |= {"format": None, "budget": 30.0}
-        return compare(variants, torch.ones(1), _clock=clock, **how)
+        found = compare(variants, torch.ones(1), _clock=clock, **how)
+        return replace(found, settings={**found.settings, "train": train})
 
     monkeypatch.setattr(tune_model, "compare", simulated)
     return means

@@ -1,16 +1,15 @@
 """The candidates of a tuning: which recipes are tried for a model."""
 
-import copy
 import json
 
 import pytest
 import torch
 from torch import nn
 
-from keeping_nets import chunked, video
+from keeping_nets import chunked
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
-from prepare.stages.tune.candidates import AS_DECLARED, calls_to_keep, candidates
+from prepare.stages.tune.candidates import AS_DECLARED, candidates
 from prepare.stages.tune.records import UNPREPARED
 from sample_nets import model_state, small, wrong_in_training
 
@@ -33,11 +32,6 @@ def test_formats_match_the_ranks_of_the_convolutions():
     assert names(nn.Linear(3, 3)) == [UNPREPARED]
 
 
-def test_contiguous_is_tried_for_a_channels_last_model():
-    model = nn.Conv2d(3, 8, 3).to(memory_format=torch.channels_last)
-    assert "contiguous" in names(model)
-
-
 def test_repairs_are_tried_where_they_have_an_effect():
     found = names(wrong_in_training(), mode="train")
     assert "channels_last + repair" in found
@@ -46,31 +40,23 @@ def test_repairs_are_tried_where_they_have_an_effect():
 
 def test_calls_are_replaced_where_inputs_are_formatted():
     model = chunked().to(memory_format=torch.contiguous_format)
-    calls = calls_to_keep(copy.deepcopy(model), video(), mode="eval")
-    assert len(calls) == 2
-    found = candidates(model, declared={}, allow=("compile",), mode="eval", calls=calls)
+    found = candidates(model, declared={}, allow=("compile",), mode="eval")
     kept = [each for each in found if "keep_layout" in each.steps]
     assert "channels_last_3d + input + keep" in [each.name for each in kept]
-    assert not any("keep" in each.name for each in found if each.compiles)
-    assert {each.steps["keep_layout"]["calls"] == list(calls) for each in kept} == {True}
+    assert not any("keep" in each.name for each in found if "compile" in each.steps)
     assert all("input_format" in each.steps for each in kept)
     without = [each for each in found if each.name == "channels_last_3d + input"]
     assert kept[0].cost > without[0].cost
-    assert not any("keep" in name for name in names(model))
-    assert calls_to_keep(nn.Linear(3, 3), torch.ones(3), mode="eval") == ()
+    assert not any("keep" in name for name in names(small()))
 
 
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last_3d"])
-def test_bfloat16_training_in_3d_is_tried_only_with_repairs(last):
+def test_bfloat16_training_in_3d_is_tried_only_with_repairs():
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv3d(3, 8, 3))
-    if last:
-        model[1].to(memory_format=torch.channels_last_3d)
     allow = ("bfloat16", "compile")
     found = candidates(model.train(), declared={}, allow=allow, mode="train")
     low = {each.name: each for each in found if "half" in each.steps}
     assert {"bfloat16 + repair", "bfloat16 + channels_last + repair"} < set(low)
-    assert ("bfloat16 + contiguous + repair" in low) == last
-    assert {each.compiles for each in low.values()} == {False, True}
+    assert {"compile" in each.steps for each in low.values()} == {False, True}
     for each in low.values():
         pipeline = Pipeline.from_config(each.steps)
         said = [str(warning) for warning in pipeline.plan(model).warnings]

@@ -30,9 +30,8 @@ def kinds(result, status):
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-@pytest.mark.parametrize("level", ["short", "full"])
 @pytest.mark.parametrize("first", [0, 1])
-def test_a_model_that_is_wrong_in_every_second_call_does_not_pass(level, mode, first):
+def test_a_model_that_is_wrong_in_every_second_call_does_not_pass(mode, first):
     calls = [first]
 
     def forward(own, x):
@@ -40,7 +39,7 @@ def test_a_model_that_is_wrong_in_every_second_call_does_not_pass(level, mode, f
         return own(x) * (1.01 if calls[0] % 2 else 1.0)
 
     reference, model, pipeline = changed(forward)
-    result = verify(reference, model, BATCH, pipeline=pipeline, level=level, mode=mode)
+    result = verify(reference, model, BATCH, pipeline=pipeline, mode=mode)
     assert result.status == "cannot tell"
     assert "the prepared model differs between its own calls" in result.reason
 
@@ -57,6 +56,19 @@ def test_a_model_that_is_wrong_in_one_call_of_three_does_not_pass(wrong):
     assert verify(reference, model, BATCH, pipeline=pipeline).status != "pass"
 
 
+@pytest.mark.parametrize("late", [3, 4])
+def test_a_late_nan_fails(late):
+    calls = iter(range(1, 1000))
+
+    def forward(own, x):
+        return own(x) * (float("nan") if next(calls) >= late else 1.0)
+
+    reference, model, pipeline = changed(forward)
+    result = verify(reference, model, BATCH, pipeline=pipeline)
+    assert result.status == ("fail" if late == 3 else "pass")
+    assert late == 4 or "contains NaN or Inf" in result.reason
+
+
 def test_nan_in_every_second_call_is_named():
     calls = [0]
 
@@ -67,14 +79,6 @@ def test_nan_in_every_second_call_is_named():
     reference, model, pipeline = changed(forward)
     result = verify(reference, model, BATCH, pipeline=pipeline)
     assert result.reason.endswith("output contains NaN or Inf")
-
-
-def test_a_batch_that_only_the_prepared_model_changes_fails():
-    reference, model, pipeline = changed(lambda own, x: (own(x.clone()), x.mul_(2))[0])
-    result = verify(reference, model, BATCH, pipeline=pipeline)
-    assert (result.status, kinds(result, "fail")) == ("fail", {"batch"})
-    assert "input 0 is changed in place" in result.reason
-    assert "clone" in result.advice
 
 
 def test_a_batch_that_both_models_change_is_right():

@@ -9,7 +9,7 @@ from torch import nn
 
 from prepare.core.model.known_issues import standing
 from prepare.stages.verify import verify
-from verify_checks import FLAT, LAST, check, prepared
+from verify_checks import FLAT, LAST, check
 
 HERE = {issue.name for issue in standing("cpu")}
 FROZEN, STRIDED = "group_norm_frozen_input_cpu", "conv2d_strided_kernel_1_cpu"
@@ -90,42 +90,6 @@ def test_an_unprepared_model_that_ends_the_process_is_unclear():
     # Its input needs a gradient in a verification; frozen, torch itself would end the process.
     assert found.status == "fail"
     assert FROZEN in found.reason
-
-
-def test_a_gradient_wrong_only_for_frozen_inputs_is_found():
-    class Careless(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, weight):
-            ctx.save_for_backward(x, weight)
-            return x * weight
-
-        @staticmethod
-        def backward(ctx, gradient):
-            x, weight = ctx.saved_tensors
-            needs = ctx.needs_input_grad[0]
-            return (gradient * weight if needs else None), (gradient * x).sum() * (
-                1 if needs else 3
-            )
-
-    class Scale(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight, self.careless = nn.Parameter(torch.tensor(2.0)), False
-
-        def forward(self, x):
-            return Careless.apply(x, self.weight) if self.careless else x * self.weight
-
-    model = nn.Sequential(Scale(), nn.Conv2d(3, 4, 1)).train()
-    pipeline, other = prepared(model, FLAT)
-    other[0].careless = True
-    result = verify(model, other, torch.randn(2, 3, 8, 8), pipeline=pipeline, mode="train")
-    assert result.status == "fail"
-    assert "inputs without gradients" in result.reason
-    other[0].careless = False
-    assert (
-        verify(model, other, torch.randn(2, 3, 8, 8), pipeline=pipeline, mode="train").status
-        == "pass"
-    )
 
 
 class Embed(nn.Module):

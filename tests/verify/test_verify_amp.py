@@ -68,26 +68,6 @@ def test_a_wrong_weight_fails_also_inside_a_region_that_caches(caches, mode):
     assert result.status == "fail"
 
 
-class Times(nn.Module):
-    """Multiplies; the gradients behind it do not fit into float16, unless they are scaled."""
-
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-
-    def forward(self, x):
-        return x * self.factor
-
-
-@pytest.mark.parametrize("factor", [1e-7, 1000.0], ids=["vanish", "overflow"])
-def test_float16_gradients_are_scaled_as_a_grad_scaler_does(factor):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), Times(factor), nn.Conv2d(8, 4, 3)).train()
-    batch = torch.randn(2, 3, 10, 10)
-    result = check(model, FLAT, batch, mode="train", amp="float16")
-    assert (result.status, result.reason) == ("pass", "")
-
-
 def test_an_unknown_amp_is_refused_with_the_words():
     model, batch = net()
     with pytest.raises(RefusedError, match="amp: 'float15' is not allowed; did you mean 'float16'"):

@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 from prepare.stages.verify import verify
-from prepare.stages.verify.runs import KINDS
 from verify_checks import FIXED, FLAT, Draws, prepared
 from verify_faults import Net
 
@@ -37,7 +36,7 @@ def test_a_compiled_model_is_compared_without_and_with_compiler(mode):
     )
     assert (result.status, result.reason) == ("pass", "")
     compiled = [check.what for check in result.checks if check.inputs == "compiled"]
-    assert compiled == (["outputs"] if mode == "eval" else list(KINDS))
+    assert compiled == ["outputs"]
 
 
 @pytest.mark.skipif(

@@ -81,7 +81,7 @@ def test_the_terminal_shows_the_verdict_the_culprit_and_the_advice(capsys):
     reference, batch = flat_norm(nn.SiLU())
     result = check(reference, FLAT, batch, mode="train")
     text = shown(result, capsys)
-    assert text.startswith("verify (short): fail: ")
+    assert text.startswith("verify: fail: ")
     assert "the first difference is in 1" in text
     assert '"repair_layout": {}' in text
     assert "parameter gradients" in text

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from prepare import recipe
 from prepare.app.cli.words import first_sentence, options_of, refused
 from prepare.app.job.settings import GROUPS, group_names, read_settings
-from prepare.core.utils.folders import conf_dir, own_name
+from prepare.core.utils.folders import conf_dir, own_name, run_name
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
 from prepare.stages.registry import ordered_stages
@@ -61,6 +61,7 @@ def unique() -> str:
 _register: Any = OmegaConf.register_new_resolver if BASE else OmegaConf.register_resolver
 _register("prepare_unique", unique, use_cache=True, replace=True)
 _register("prepare_slug", slug, replace=True)
+_register("prepare_name", run_name, replace=True)
 _register("prepare_pid", os.getpid, replace=True)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import sys
 import textwrap
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields
@@ -17,6 +16,7 @@ from prepare.app.cli.words import USAGES, options_of
 from prepare.app.job.record import shown_files
 from prepare.app.job.settings import ADDED_GROUP, group_names, key_names, level_names
 from prepare.core.utils.folders import conf_dir
+from prepare.core.utils.machine import program
 from prepare.core.utils.options import describe, plain
 from prepare.core.utils.suggest import listed, nearest
 from prepare.errors import ConfigError, PrepareError
@@ -181,11 +181,7 @@ def _sentence(path: Path) -> str:
 
 def as_called(text: str) -> str:
     """Return the text with the command by which this process was called."""
-    called = Path(sys.argv[0])
-    if called.suffix == ".py" and called.name != "__main__.py":
-        return text
-    as_module = called.parts[-2:] == ("prepare", "__main__.py")
-    command = "python -m prepare" if as_module else "prepare"
+    command = program()
     # The text beside a command stays in its column.
     pad = " " * (len(_FROM_A_CHECKOUT) - len(command))
     text = re.sub(rf"{_FROM_A_CHECKOUT} (\w[^\n]*?)(?=  )", rf"{command} \1{pad}", text)

@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import secrets
-import shlex
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,7 +18,7 @@ import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from prepare.app.cli import configuration
@@ -35,7 +34,8 @@ from prepare.app.report.terminal.sweep_progress import SweepProgress
 from prepare.app.sweep.leader import Leader
 from prepare.app.sweep.manifest import SweepManifest, identity_of, number_duplicates
 from prepare.app.sweep.worker import run_in_sweep, shares_cores
-from prepare.core.utils.folders import conf_dir, hold_folder
+from prepare.core.utils.folders import conf_dir, hold_folder, new_folder
+from prepare.core.utils.machine import command_line
 from prepare.core.utils.packages import check_torch
 from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.text import line, plural
@@ -151,12 +151,15 @@ class Checks(Callback):
                 wrong = "resumes a sweep, and this is a single run"
                 raise ConfigError("resume", wrong, "add --multirun and hydra.sweep.dir=FOLDER")
             folder = Path(config.hydra.run.dir)
+            if "${prepare_name" in str(configuration.as_composed(config.hydra.run, "dir")):
+                folder = new_folder(folder)
+                with read_write(config.hydra):
+                    config.hydra.run.dir = str(folder)
             if not state.held.enter_context(hold_folder(folder)):
                 wrong = f"another run is writing to {shown_folder(folder)}"
                 remedy = "wait for it, or choose another folder"
                 raise ConfigError("hydra.run.dir", wrong, remedy)
-            used = [] if config.overwrite else used_folder(folder)
-            raise_problems(ConfigError, used)
+            raise_problems(ConfigError, [] if config.overwrite else used_folder(folder))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
@@ -173,7 +176,7 @@ class Checks(Callback):
                 Path(config.hydra.sweep.dir).resolve(),
                 rows=rows,
                 identities=number_duplicates(map(_identity, composed)),
-                command=shlex.join(["python", "run.py", *sys.argv[1:]]),
+                command=command_line(sys.argv[1:]),
                 resume=config.resume,
                 overwrite=config.overwrite,
             )

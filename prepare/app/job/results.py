@@ -78,7 +78,6 @@ class Results(Analyses):
         unchanged: whether neither the model nor its example is changed, so that nothing is verified or timed.
         stopped: what is missing, if the job was interrupted after the model was prepared.
         amp: the autocast of every forward.
-        waiting: the variables of the environment that decide how its threads wait.
         problems: a line for each file that cannot be read; one that is missing is None.
     """
 
@@ -94,7 +93,6 @@ class Results(Analyses):
     unchanged: bool = False
     stopped: str = ""
     amp: str = "none"
-    waiting: str = ""
     notes: list[str] = field(default_factory=list)
     result: Result | None = None
     job: Job | None = None

@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from prepare.app.job.build_model import (
@@ -26,7 +25,6 @@ from prepare.core.forward.compiled import compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_example
 from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
-from prepare.core.utils.machine import how_threads_wait
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import format_steps
@@ -157,7 +155,6 @@ def _results(settings: Settings, work: StageContext) -> Results:
         unchanged=work.unchanged and tasks()[settings.task].prepares,
         has_example=False,
         formats=must_format(work.pipeline),
-        waiting=how_threads_wait() if torch.get_num_threads() > 1 else "",
     )
 
 

@@ -6,7 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.report.sentences import by_remedy, changes_text, problems_of
+from prepare.app.report.sentences import (
+    by_remedy,
+    changes_text,
+    convolution_weights,
+    elsewhere,
+    problems_of,
+)
 from prepare.core.document import (
     FASTER,
     NEXT,
@@ -23,10 +29,11 @@ from prepare.errors import Problem
 from prepare.stages.registry import ordered_stages, stages_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from prepare.app.job.record import Result
     from prepare.app.job.results import Results
+    from prepare.audit import AuditRow
 
 # What applies if no stage says otherwise.
 _DEFAULTS = {
@@ -35,10 +42,8 @@ _DEFAULTS = {
         50, "warn", "Read the warnings", "some weights have another layout", section="result"
     ),
     "unprepared": Advice(92, "plain", "Leave out task=flow to prepare it"),
-    "unchanged": Advice(
-        93, "plain", "Choose a change", "as in memfmt=channels_last or precision=bfloat16"
-    ),
-    "example": Advice(94, "warn", "Give an example input", "as in input.shape=[2,3,64,64]"),
+    "unchanged": Advice(93, "plain", "Choose a change", "as in precision=bfloat16"),
+    "example": Advice(94, "warn", "Give an example input"),
     "use": USE_RECIPE,
 }
 
@@ -80,6 +85,7 @@ def shown_of(run: Results, folder: str = "") -> ReportContext:
         has_example=run.has_example,
         overrides=run.overrides,
         folder=folder,
+        elsewhere=elsewhere(run),
     )
 
 
@@ -165,8 +171,12 @@ def advice(run: Results, documents: Iterable[Document]) -> Advice:
         "use": True,
     }
     found += [each for key, each in _DEFAULTS.items() if holds[key]]
-    if run.unchanged and run.audit and (asked := run.audit.summary.get("format_steps")):
-        found.append(_compared_with_contiguous(asked))
+    weights = convolution_weights(run.audit.rows if run.audit else ())
+    if weights and run.unchanged:
+        found.append(_with_a_format(weights, run.audit))
+    if weights and not (run.has_example or run.unchanged):
+        example = f"as in {_input_of(weights[0])}"
+        found.append(replace(_DEFAULTS["example"], rank=60, remark=example))
     troubles = problems_of(run.plan, "problems", "warnings")
     if remedy := next(filter(None, by_remedy(troubles)), ""):
         read = _DEFAULTS["problems"].answer
@@ -174,22 +184,35 @@ def advice(run: Results, documents: Iterable[Document]) -> Advice:
     return _best(found, documents)[0]
 
 
-def _compared_with_contiguous(steps: Iterable[str]) -> Advice:
-    """Return the advice for a model that had the memory format already."""
-    word = "channels_last_3d" if all("3d" in name for name in steps) else "channels_last"
-    return replace(
-        _DEFAULTS["unchanged"],
-        rank=91,
-        answer="Compare two memory formats",
-        remark=f"in a sweep, as in -m memfmt=contiguous,{word}",
-    )
+def _with_a_format(weights: Sequence[AuditRow], audit: Any) -> Advice:
+    """Return the advice to take the format of a model's convolutions; to compare two if it was taken."""
+    ranks = {len(row.shape or ()) for row in weights}
+    word = "channels_last" if ranks == {4} else "channels_last_3d" if ranks == {5} else "by_rank"
+    if audit.summary.get("format_steps"):
+        remark = f"in a sweep, as in -m memfmt=contiguous,{word}"
+        return replace(_DEFAULTS["unchanged"], rank=91, answer="Compare two formats", remark=remark)
+    remark = f"as in memfmt={word} or precision=bfloat16"
+    return replace(_DEFAULTS["unchanged"], rank=92, remark=remark)
+
+
+def _input_of(weight: AuditRow) -> str:
+    """Return an example input for a model whose first convolution has this weight."""
+    outer, inner, *kernel = weight.shape or ()
+    channels = outer if "Transpose" in weight.type else inner
+    return f"input.shape={[2, channels, *[64] * len(kernel)]}".replace(" ", "")
+
+
+def is_training(run: Results) -> bool:
+    """Return whether a run was one of training."""
+    modes = {getattr(record, "mode", "") for record in run.found.values()}
+    return "train" in modes or "mode=train" in run.overrides
 
 
 def _best(found: list[Advice], documents: Iterable[Document]) -> list[Advice]:
     """Return the advice with the lowest rank; measuring in place of using the recipe if an answer is open."""
     if open_ := [each for each in _by_question(documents).values() if each.answer in UNDECIDED]:
         remark = open_[0].remark
-        remark = f"without {remark}" if remark.endswith("=none") else remark
+        remark = f"leave out {remark}" if remark.endswith("=none") else remark
         verb = _VERBS.get(open_[0].question, "Measure it")
         answer = f"{verb} before you use it"
         section = open_[0].section or _MEASURE.section

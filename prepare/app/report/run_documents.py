@@ -10,7 +10,13 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.report.documents import advice, failure_word, shown_of, stage_documents
+from prepare.app.report.documents import (
+    advice,
+    failure_word,
+    is_training,
+    shown_of,
+    stage_documents,
+)
 from prepare.app.report.plan_changes import changes_table
 from prepare.app.report.sentences import (
     audited_text,
@@ -129,7 +135,8 @@ def environment(values: Mapping[str, Any] | None) -> Iterator[Part]:
 
 def command(run: Results) -> str:
     """Return the command line of the run; empty if the record has none."""
-    return shlex.join(["python", "run.py", *run.overrides]) if run.job else ""
+    program = str((run.environment or {}).get("program") or "prepare")
+    return f"{program} {shlex.join(run.overrides)}".rstrip() if run.job else ""
 
 
 def training_code(run: Results) -> str:
@@ -143,7 +150,8 @@ def training_code(run: Results) -> str:
     waiting = (
         printable(how_threads_waited(run.environment or {})) if figures.get("time_ratio") else ""
     )
-    return code_for_recipe(run.plan, amp, method=method, waiting=waiting)
+    training = is_training(run)
+    return code_for_recipe(run.plan, amp, method=method, waiting=waiting, training=training)
 
 
 def _failure(run: Results) -> Iterator[Part]:
@@ -196,7 +204,7 @@ def _result(run: Results) -> Iterator[Part]:
 def _reproduce(run: Results) -> Iterator[Part]:
     """Yield the command, the code if the first screen does not show it, and the recipe."""
     if text := command(run):
-        yield Code(text=text, most=_LETTERS, title="On the command line, in a checkout:")
+        yield Code(text=text, most=_LETTERS, title="On the command line:")
     is_shown = run.audit is not None and not (
         run.result and run.result.status == "verification_failed"
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any
+from math import prod
+from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.figures import CONVOLUTIONS, interval_of
 from prepare.audit import STATUSES, Audit, AuditRow
@@ -19,8 +20,9 @@ from prepare.core.utils.numbers import (
 from prepare.core.utils.text import counts, plural, size
 from prepare.errors import Problem
 
-# A sentence names at most so many reasons.
-_NAMED = 3
+if TYPE_CHECKING:
+    from prepare.app.job.results import Results
+
 # The statuses of a tensor that nothing has changed.
 _NOT_SHOWN = ("device", "input_format")
 _AS_IT_WAS = ("already", "untouched")
@@ -76,7 +78,7 @@ def converted_text(audit: Audit) -> str:
     )
     if not asked and not converted:
         return plural(total, "convolution") + (runs or " as before")
-    weights = [row for row in audit.rows if _is_convolution(row)]
+    weights = convolution_weights(audit.rows)
     others = Counter(
         r.type for r in weights if asked and asking.isdisjoint(r.steps) and r.status in _AS_IT_WAS
     )
@@ -121,7 +123,7 @@ def audited_text(audit: Audit) -> str:
 
 def layouts_text(rows: Iterable[AuditRow]) -> str:
     """Return the layouts of convolutions as they are: `3 convolutions: 2 channels_last, ...`."""
-    found = [row.layouts for row in rows if _is_convolution(row)]
+    found = [row.layouts for row in convolution_weights(rows)]
     words = Counter(
         "both (1x1 or one channel)" if len(names) > 1 else next(iter(names), "neither")
         for names in found
@@ -132,9 +134,25 @@ def layouts_text(rows: Iterable[AuditRow]) -> str:
     return f"{plural(len(found), 'convolution')}: {text}" if found else "no convolution"
 
 
-def _is_convolution(row: AuditRow) -> bool:
-    """Return whether a row is the weight of a convolution that its forward uses."""
-    return row.tensor == "weight" and row.shape is not None and len(row.shape) in (4, 5)
+def convolution_weights(rows: Iterable[AuditRow]) -> list[AuditRow]:
+    """Return the weights of convolutions, in the order of the model."""
+    weights = (row for row in rows if row.tensor == "weight" and row.shape is not None)
+    return [row for row in weights if len(row.shape or ()) in (4, 5)]
+
+
+def elsewhere(run: Results) -> str:
+    """Return the end of a sentence: `; 1 repaired to a matrix product`, `; 13 not called by decode`."""
+    flow, method = run.found.get("flow"), run.model.partition(".")[2] or "forward"
+    if flow is None or run.audit is None:
+        return ""
+    ran, found = {row.module for row in flow.convolutions}, Counter[str]()
+    for row in convolution_weights(run.audit.rows):
+        if row.module not in ran:
+            repaired = row.type.startswith("Keeping") and prod((row.shape or ())[2:]) == 1
+            as_what = "" if row.operation.startswith("conv") else row.operation
+            what = f"run as {as_what}" if as_what else f"not called by {method}"
+            found["repaired to a matrix product" if repaired else what] += 1
+    return "".join(f"; {n} {what}" for what, n in found.items())
 
 
 def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:

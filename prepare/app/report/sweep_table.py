@@ -122,9 +122,10 @@ def shared_rows(ranking: Ranking) -> list[int]:
     return [row.number for row in ranking.rows if row.shared and "timed" in row.figures]
 
 
-def choices(row: SweepRow, keys: Iterable[str]) -> str:
-    """Return the row's choices: `memfmt=channels_last precision=half`."""
-    return " ".join(f"{key}={row.choices[key]}" for key in keys if key in row.choices)
+def own_choices(row: SweepRow, keys: Iterable[str], about: str = "") -> str:
+    """Return the row's choices, but for those of its group: `memfmt=channels_last precision=half`."""
+    words = (f"{key}={row.choices[key]}" for key in keys if key in row.choices)
+    return " ".join(word for word in words if word not in about.split())
 
 
 def _conclusion(field: RankedGroup, keys: Iterable[str]) -> str:
@@ -134,8 +135,8 @@ def _conclusion(field: RankedGroup, keys: Iterable[str]) -> str:
         if verdicts <= {"slower", "no difference"}:
             return f"no row{of} is faster than the unprepared model, so leave it as it is"
         return f"unclear if a row{of} is faster; measure longer with bench=full, on a quiet machine"
-    own = [key for key in keys if f"{key}={field.best.choices.get(key)}" not in field.about.split()]
-    text = f"best{of}: #{field.best.number} {choices(field.best, own)}".rstrip()
+    own = own_choices(field.best, keys, field.about)
+    text = f"best{of}: #{field.best.number} {own}".rstrip()
     text += f", {timing_text(field.best.figures)}"
     if field.ties:
         text += f"; unclear against {numbered(row.number for row in field.ties)}"

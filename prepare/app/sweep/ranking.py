@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from prepare.app.job.figures import overlap
+from prepare.core.utils.machine import command_line
 
 if TYPE_CHECKING:
     from prepare.app.sweep.summary import Summary, SweepRow
@@ -68,8 +68,7 @@ def time_ratio(row: SweepRow) -> float | None:
 
 def command(row: SweepRow) -> str:
     """Return the command line that runs this row alone."""
-    words = [word for word in row.overrides if not word.lstrip("+~").startswith("hydra")]
-    return shlex.join(["python", "run.py", *words])
+    return command_line(w for w in row.overrides if not w.lstrip("+~").startswith("hydra"))
 
 
 def _circumstances(row: SweepRow, summary: Summary) -> tuple[str, str]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from prepare.core.model.generated_class import make_class
+from prepare.core.model.replaced_method import make_class
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.wording import words
 from prepare.errors import ConfigError
@@ -38,9 +38,9 @@ def class_calling(cls: type[nn.Module], method: str) -> type[nn.Module]:
     if method == "forward":
         return cls
     if not inspect.isfunction(getattr(cls, str(method), None)):
-        names = [*nearest(method, dir(cls)), *(n for n in vars(cls) if not n.startswith("_"))]
-        own = (name for name in dict.fromkeys(names) if not hasattr(nn.Module, name))
-        methods = [name for name in own if inspect.isfunction(getattr(cls, name))]
+        inherited = (name for name in dir(cls) if not hasattr(nn.Module, name))
+        names = [*nearest(method, inherited), *(n for n in vars(cls) if not n.startswith("_"))]
+        methods = [name for name in dict.fromkeys(names) if inspect.isfunction(getattr(cls, name))]
         wrong = f"{cls.__name__} has no method {str(method)!r}"
         where = words(cli="model.method", python="method")
         raise ConfigError(where, wrong, choose(method, methods or ["forward"], noun="methods"))

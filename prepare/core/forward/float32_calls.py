@@ -18,7 +18,7 @@ from torch.fx.proxy import TraceError
 
 from prepare.core.forward.call import map_tensors
 from prepare.core.model.module_tree import remove_hooks
-from prepare.core.model.scripting import NotScriptable
+from prepare.core.model.replaced_method import NotScriptable
 from prepare.core.utils.wording import option
 
 # The step that casts to 16 bits, and puts these hooks on the modules that it keeps.

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from prepare.core.forward.call import items_of, map_tensors
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_tree import remove_hooks
-from prepare.core.model.scripting import NotScriptable
+from prepare.core.model.replaced_method import NotScriptable
 from prepare.core.model.transforms import is_transformed, rows_copied
 
 # A tensor whose last dimension is longer is no image with its channels there.
@@ -128,7 +128,7 @@ class WarnHook(NotScriptable):
         if any(_content(copy) != before for copy, before in getattr(args, "made", ())):
             warnings.warn(
                 f"{type(module).__name__}.forward wrote into an argument that input_format had copied; the "
-                "caller's is as it was: set attach=false, and give the model pipeline.format(batch)",
+                "caller's is as it was: drop attach, and give the model pipeline.format(batch)",
                 stacklevel=2,
             )
 

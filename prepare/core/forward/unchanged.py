@@ -45,7 +45,6 @@ def unchanged(
     model: nn.Module,
     *inputs: Any,
     stand_in: Callable[[Tensor], Tensor] | None = None,
-    values: Callable[[Tensor], bool] = lambda _: True,
 ) -> Iterator[ModelState]:
     """Restore the model, `inputs`, and the global state of torch and of the process at the end of the block.
 
@@ -64,12 +63,11 @@ def unchanged(
         inputs: arguments of the call, which are restored too.
         stand_in: each tensor of the model is replaced by what this returns, wherever the model holds it.
             Memory that no stand-in shares is not copied.
-        values: which tensors may be written inside the block; all by default.
     """
     with held_interrupts(may_hang=True), isolated():
         state = ModelState(model, inputs)
         try:
-            state.begin(stand_in, values)
+            state.begin(stand_in)
             yield state
         finally:
             with held_interrupts():
@@ -138,11 +136,7 @@ class ModelState:
         self._of_model = len(self._held), len(self._tensors)
         self._visit(inputs, _IN_ARGUMENT)
 
-    def begin(
-        self,
-        stand_in: Callable[[Tensor], Tensor] | None = None,
-        values: Callable[[Tensor], bool] = lambda _: True,
-    ) -> None:
+    def begin(self, stand_in: Callable[[Tensor], Tensor] | None) -> None:
         """Set gradients aside, replace the tensors of the model, and copy the memory that may change."""
         held, tensors = self._of_model
         for tensor, _, gradient, _ in self._tensors:
@@ -156,7 +150,7 @@ class ModelState:
                 after = [v if type(v) in _SIMPLE else self._swapped(v) for v in before]
                 if not _same(before, after):
                     _fill(owner, keys, after)
-        self._copy_memory(values)
+        self._copy_memory()
 
     def restore(self) -> None:
         """Write back what has changed.
@@ -279,10 +273,10 @@ class ModelState:
 
     # -------------------------------------------------------------------------------------- values
 
-    def _copy_memory(self, values: Callable[[Tensor], bool]) -> None:
+    def _copy_memory(self) -> None:
         free, copied = free_memory(torch.device("cpu")), set[int]()
         left = float("inf") if free is None else _PART * free
-        tensors = [tensor for tensor, *_ in self._tensors if values(tensor)]
+        tensors = [tensor for tensor, *_ in self._tensors]
         # First what is small, and changes most.
         for tensor in sorted(tensors, key=lambda each: isinstance(each, nn.Parameter)):
             used = {each._cdata for each in _storages(self.stand_ins.get(id(tensor), tensor))}

@@ -36,13 +36,12 @@ def reads_contiguous(module: nn.Module) -> bool:
 
 def is_rewritten(module: nn.Module) -> bool:
     """Return whether the step rewrite_conv has given a convolution another operation."""
-    return any(cls.__module__.startswith(REPAIRS[1]) for cls in type(module).__mro__)
+    return bool(getattr(type(module), "rewritten_as", ""))
 
 
 def operation_of(module: nn.Module) -> str:
     """Return what a convolution runs as: `conv3d`, or the name of its rewrite, as `linear`."""
-    for cls in type(module).__mro__:
-        if cls.__module__.startswith(REPAIRS[1]):
-            return cls.__module__.removeprefix(REPAIRS[1])
+    if is_rewritten(module):
+        return str(type(module).rewritten_as)  # type: ignore[attr-defined]
     kind = next(kind for kind in CONVOLUTIONS if isinstance(module, kind))
     return kind.__name__.replace("ConvTranspose", "conv_transpose").lower()

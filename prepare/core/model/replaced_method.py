@@ -1,15 +1,71 @@
-"""A method that a step has put on one module, in place of the method of its class."""
+"""Methods, classes and hooks that a step puts in place of a module's own code, and their pickles."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+import copyreg
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, ClassVar
 
 from torch.compiler import is_compiling
 
-from prepare.core.model.scripting import script_error
+from prepare.errors import PrepareError, Problem
+
+
+def script_error(module: Any, step: str) -> PrepareError:
+    """Return the error for a module whose class a step has changed."""
+    return PrepareError.of([_problem(f"{type(module).__name__}({module.extra_repr()})", step)])
+
+
+class NotScriptable:
+    """A base of hooks: torch.jit.script asks a hook for its `__name__` before it compiles anything."""
+
+    step: ClassVar[str]
+    """The module in `prepare.steps` that has installed the hook, and can `undo` it."""
+
+    @property
+    def __name__(self) -> str:
+        raise AttributeError(str(_problem(f"the hook {type(self).__qualname__}", self.step)))
+
+
+def _problem(where: str, step: str) -> Problem:
+    wrong = f"torch.jit.script cannot compile it: the step {step} runs code of its own there"
+    undo = f"from prepare.steps import {step}; {step}.undo(model)"
+    return Problem(where, wrong, f"use torch.jit.trace or torch.export, or undo the step: {undo}")
+
+
+_MADE_BY = "_prepare_made_by"
+
+
+def make_class(
+    name: str,
+    bases: tuple[Any, ...],
+    members: Mapping[str, Any],
+    by: Callable[..., Any],
+    *args: Any,
+) -> Any:
+    """Return a class like the first of `bases`; a pickle of it calls `by(*args)`, which makes it again."""
+    kind: Any = type(bases[0])  # a class is hashable, which mypy denies
+    return _metaclass(kind)(name, bases, {**members, _MADE_BY: (by, args)})
+
+
+def made_of(cls: type) -> tuple[Any, ...]:
+    """Return the arguments with which `cls` itself was made; nothing for another class."""
+    return vars(cls).get(_MADE_BY, (None, ()))[1]
+
+
+@cache
+def _metaclass(kind: Any) -> Any:
+    """Return a metaclass, a subclass of `kind`, whose classes are pickled by what makes them."""
+    made = type.__new__(type(kind), kind.__name__, (kind,), {})
+    copyreg.pickle(made, _reduce)
+    return made
+
+
+def _reduce(cls: type) -> Any:
+    return vars(cls).get(_MADE_BY) or cls.__qualname__
 
 
 class ReplacedMethod:

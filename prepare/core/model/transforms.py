@@ -1,7 +1,13 @@
-"""Work under the transforms of torch.func, and the older ones of autograd: `vmap` knows no memory formats."""
+"""Work under the transforms of torch.func, the older ones of autograd, and in graphs of torch.fx."""
+
+from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx import Proxy
+from torch.fx.proxy import TracerBase
 
 # The mode of the older vmap, which `torch.autograd.functional.jacobian(vectorize=True)` uses.
 _OLD_VMAP = torch._C._dispatch_key_parse("VmapMode")
@@ -19,3 +25,24 @@ def is_transformed() -> bool:
 def rows_copied(x: Tensor) -> Tensor:
     """Return `x` (N, C, *spatial) in channels-last, in operations that every transform knows."""
     return x.movedim(1, -1).contiguous().movedim(-1, 1)
+
+
+def reshape_for_view(tracer: Any) -> None:
+    """Let this tracer record `reshape` for each `view` from now on: the code that runs may replace it.
+
+    Not a tracer with proxies of its own.
+    """
+    if type(tracer).proxy is TracerBase.proxy:
+        tracer.proxy = lambda node: _Reshaping(node, tracer)
+
+
+def recorded_view(x: Proxy, *sizes: Any, **options: Any) -> Proxy:
+    """Record `x.view(*sizes)`, as `reshape` unless a dtype is given."""
+    is_shape = bool(sizes) and not options and not isinstance(sizes[0], torch.dtype)
+    return x.tracer.create_proxy(
+        "call_method", "reshape" if is_shape else "view", (x, *sizes), options
+    )
+
+
+class _Reshaping(Proxy):
+    view = recorded_view

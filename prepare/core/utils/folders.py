@@ -1,9 +1,10 @@
-"""Find the folders of `prepare`, lock one, and ask the server of one for its time."""
+"""Find, name and make the folders of `prepare`, and lock one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,27 @@ def own_name(group: str, option: Any) -> Any:
     if group not in STEP_GROUPS or not isinstance(option, str):
         return option
     return meant(option, (file.stem for file in (conf_dir() / group).glob("*.yaml"))) or option
+
+
+def run_name(model: str | None, overrides: Iterable[str]) -> str:
+    """Return what names the folder of a run: its model, or the class that `model._target_=` names."""
+    targets = [word for word in map(str, overrides) if word.startswith("model._target_=")]
+    given = targets[-1].rpartition("=")[2].rpartition(".")[2] if targets else "run"
+    name = given if model in (None, "custom") else str(model)
+    return re.sub(r"[^\w-]+", "-", name, flags=re.ASCII)[:60].strip("-") or "run"
+
+
+def new_folder(base: Path) -> Path:
+    """Make a folder, by one process only; one that is there already gets a number behind its name."""
+    folder, number = base, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            folder = base.with_name(f"{base.name}-{number}")
+        else:
+            return folder
 
 
 @contextmanager

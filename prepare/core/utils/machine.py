@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from functools import cache
@@ -24,7 +25,7 @@ _INSTRUCTIONS = {
     "flags": ("avx", "amx", "f16c", "fma"),
     "Features": ("asimd", "bf16", "i8mm", "sve", "sme"),
 }
-_TEXTS = ("date", "python", "torch", "platform", "cpu", "git_commit", "waiting")
+_TEXTS = ("program", "date", "python", "torch", "platform", "cpu", "git_commit", "waiting")
 # What readers of an environment rely on.
 _TYPES = {
     **dict.fromkeys(_TEXTS, str | None),
@@ -76,6 +77,7 @@ def environment() -> dict[str, Any]:
         "format": "prepare.environment",
         "version": 1,
         "date": datetime.now().astimezone().isoformat(timespec="seconds"),
+        "program": program(),
         "python": platform.python_version(),
         "packages": {name: version_of(name) for name in _PACKAGES},
         "platform": platform.platform(),
@@ -91,6 +93,19 @@ def environment() -> dict[str, Any]:
         "devices": devices,
         "git_commit": _commit(Path.cwd()),
     }
+
+
+def command_line(words: Iterable[str]) -> str:
+    """Return a command as the user of this process types it: `python run.py WORDS`, or `prepare WORDS`."""
+    return f"{program()} {shlex.join(words)}".rstrip()
+
+
+def program() -> str:
+    """Return the words with which the user starts this command line: `python run.py`, or `prepare`."""
+    path = Path(sys.argv[0])
+    if path.parts[-2:] == ("prepare", "__main__.py"):
+        return "python -m prepare"
+    return "prepare" if path.suffix != ".py" or path.name == "__main__.py" else "python run.py"
 
 
 def accelerator() -> dict[str, Any]:
@@ -113,15 +128,6 @@ def accelerator() -> dict[str, Any]:
     return {key: known.get(key) for key in NAMES}
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return what differs between two identities, one phrase each: `cuDNN was 9.10.2, now 9.15.0`."""
-    return [
-        f"{NAMES.get(key, key)} was {_text(before.get(key))}, now {_text(now.get(key))}"
-        for key in dict.fromkeys([*before, *now])
-        if before.get(key) != now.get(key)
-    ]
-
-
 @cache
 def driver() -> str | None:
     """Return the version of an accelerator's driver, from the kernel or from `nvidia-smi`."""
@@ -130,12 +136,6 @@ def driver() -> str | None:
             if match := re.search(r"\d+\.\d+(\.\d+)*", path.read_text()):
                 return match[0]
     return _asked("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(map(str, value)) or "none"
-    return "none" if value is None else str(value)
 
 
 def _backend() -> str:

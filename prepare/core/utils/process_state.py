@@ -13,8 +13,7 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -154,21 +153,6 @@ def _release_in_child() -> None:
     if _held is not None:
         _held.received.clear()
         _held.release()
-
-
-def runs(process: int) -> bool:
-    """Return whether a process of this machine runs, or may do so."""
-    if os.name != "posix":  # on Windows os.kill ends the process
-        return True
-    with suppress(OSError):
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:  # a process of another user
-        pass
-    return True
 
 
 def _in_main_thread() -> bool:

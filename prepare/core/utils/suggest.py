@@ -81,11 +81,6 @@ def choose_option(word: str, group: str, options: Iterable[str], *, noun: str = 
     return choose(word, options, noun=noun, group=group)
 
 
-def options_text(group: str, options: list[str]) -> str:
-    """Return `options: cpu, cuda`; a long list is written by families."""
-    return choose("", options, noun="options", group=group)
-
-
 def listed(options: list[str]) -> str:
     """Return `cpu, cuda`; a long list by families, such as `monai_* (6)`."""
     families = Counter(name.partition("_")[0] for name in options if "_" in name)

@@ -106,7 +106,7 @@ def flow_document(shown: ReportContext) -> Document | None:
         place=60,
         line=flow_sentence(flow),
         head=f"layout ({flow.mode})",
-        answers=(_answer(flow, before),),
+        answers=(_answer(flow, before, shown.elsewhere),),
         advice=tuple(_advice(flow, before, shown.found.get("bench"))),
         parts=lambda: (*_in_terminal(flow), *_on_page(flow, before)),
     )
@@ -136,8 +136,8 @@ def layout_remedy(flow: Flow) -> str:
     return f"add {steps} (keeps the layout at {kept})"
 
 
-def _answer(flow: Flow, before: Flow | None) -> Answer:
-    kind, answer, remark = _verdict(flow, before)
+def _answer(flow: Flow, before: Flow | None, elsewhere: str = "") -> Answer:
+    kind, answer, remark = _verdict(flow, before, elsewhere)
     sentence = f"Layout {answer[0].lower()}{answer[1:]}"
     if not answer.startswith("Lost"):
         return Answer(LAYOUT, kind, answer, remark, sentence=sentence)
@@ -149,12 +149,11 @@ def _answer(flow: Flow, before: Flow | None) -> Answer:
     return Answer(LAYOUT, kind, answer, remark, sentence=sentence, line=line)
 
 
-def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
+def _verdict(flow: Flow, before: Flow | None, rest: str) -> tuple[str, str, str]:
     """Return the kind, the answer and the remark."""
     summary = flow.summary
     if flow.status != "ok":
         return "warn", UNCLEAR, flow.reason
-    outputs = _outputs(flow)
     if summary["breaks"]:
         remark = f"{named(layout_causes(flow))}; {size(summary['copied_bytes'])} copied per forward"
         if others := summary["convolutions"] - summary["in_layout"]:
@@ -164,6 +163,7 @@ def _verdict(flow: Flow, before: Flow | None) -> tuple[str, str, str]:
         return "bad", f"Lost at {plural(summary['breaks'], 'place')}", remark
     if set(flow.wanted.values()) <= {"contiguous"}:
         return "plain", "Contiguous", "channels-last was not requested"
+    outputs = _outputs(flow) + rest
     if before is not None and before.summary["breaks"]:
         outputs += f"; lost at {plural(before.summary['breaks'], 'place')} without the repairs"
     return ("bad", NEVER_TAKEN, outputs) if _is_never_kept(flow) else ("good", "Kept", outputs)

@@ -14,12 +14,11 @@ from functools import cached_property, partial
 from itertools import product, zip_longest
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from prepare.core.forward.torch_state import Amp, device_of
+from prepare.core.forward.torch_state import device_of
 from prepare.core.model.known_issues import standing
 from prepare.errors import PrepareError
 from prepare.patterns import exactly
 from prepare.pipeline import Pipeline
-from prepare.registry import STEPS
 from prepare.stages.tune.records import UNPREPARED, Steps
 from prepare.steps.rewrites import find_rewrite
 
@@ -28,20 +27,14 @@ if TYPE_CHECKING:
 
 
 AS_DECLARED = "as declared"
-_FLAT = "contiguous"
 # Steps that concern the whole process, or decide where everything runs: they are part of every recipe.
 _COMMON = ("device", "backends")
 _FORMATS = {2: "conv2d_memory_format", 3: "conv3d_memory_format"}
 # How much a step adds to the complexity of a recipe; others add 3. Formats and formatted inputs change no
 # value, repairs and rewrites change a module's class, 16 bits round every value, and a compiler is needed at
 # run time.
-_COSTS = {
-    **dict.fromkeys((*_COMMON, "eval_mode"), 0),
-    **dict.fromkeys((*_FORMATS.values(), "input_format"), 1),
-    **dict.fromkeys(("repair_layout", "rewrite_conv"), 2),
-    "half": 4,
-    "compile": 6,
-}
+_COSTS = {"device": 0, "backends": 0, "eval_mode": 0, "input_format": 1, "half": 4, "compile": 6}
+_COSTS |= {"repair_layout": 2, "rewrite_conv": 2} | dict.fromkeys(_FORMATS.values(), 1)
 _OTHER_COST = 3
 
 
@@ -56,6 +49,7 @@ _NO_CHANGE = Choice("", {})
 _INPUT = Choice("input", {"input_format": {"attach": True}})
 _REPAIR = Choice("repair", {"repair_layout": {}})
 _REPAIR_ALL = Choice("repair", {"repair_layout": {"force": True}})
+_KEEP = Choice("keep", {"keep_layout": {}})
 _FUSE = Choice("fuse", {"eval_mode": {}, "fuse_conv_bn": {}})
 _FROZEN = Choice("frozen compile", {"compile": {"freezing": True}})
 _COMPILE = Choice("compile", {"compile": {}})
@@ -79,11 +73,6 @@ class Candidate:
         frozen = self.steps.get("compile", {}).get("freezing", False)  # ties it to its weights
         return sum(_COSTS.get(name, _OTHER_COST) for name in self.steps) + frozen
 
-    @property
-    def compiles(self) -> bool:
-        """Return whether it uses a compiler, so that its first call takes long."""
-        return "compile" in self.steps
-
 
 def candidates(
     model: nn.Module,
@@ -92,19 +81,17 @@ def candidates(
     allow: tuple[str, ...],
     mode: str,
     amp: str = "none",
-    calls: tuple[str, ...] = (),
 ) -> list[Candidate]:
     """Return the unprepared model, the declared pipeline, and recipes, the most promising first.
 
     The steps of `declared` that concern the whole process, or decide where everything runs, are part of all
-    of them. `model` is inspected in its present mode and not changed. `calls` are those of the model's own
-    code that a step can replace, see `calls_to_keep`.
+    of them. `model` is inspected in its present mode and not changed.
     """
     common = {name: options for name, options in declared.items() if name in _COMMON}
     recipes, late = [Candidate(UNPREPARED, _resolved(common))], list[Candidate]()
     if any(options is not None for name, options in declared.items() if name not in common):
         recipes.append(Candidate(AS_DECLARED, _resolved(declared)))
-    layouts, combined = list(_layouts(model, calls)), partial(_combined, Choice("", common))
+    layouts, combined = list(_layouts(model)), partial(_combined, Choice("", common))
     fusions = [each for each in _fusions(model, mode) if _has_effect(model, each.steps)]
     risky = _risky_dtypes(model, recipes[0], amp) if mode == "train" else set()
     low = [choice for word, choice in _LOW.items() if word in allow]
@@ -128,41 +115,25 @@ def candidates(
     return list(distinct.values())[::-1]
 
 
-def calls_to_keep(model: nn.Module, batch: Any, *, mode: str, amp: Amp = "none") -> tuple[str, ...]:
-    """Return the calls of the model's own code that a step can replace; changes the model."""
-    formats = next((choice.steps for choice in _formats(model)), None)
-    if formats is None:
-        return ()
-    pipeline = Pipeline.from_config({**_REPAIR.steps, **formats, "input_format": {}})
-    keep: Any = STEPS["keep_layout"]()
-    try:
-        pipeline.apply(model, strict=False, known_issues="ignore")
-        example = pipeline.format(batch)
-        step, _ = keep.for_example(model, example, backward=mode == "train", amp=amp)
-    except PrepareError:  # another candidate says why the model does not run
-        return ()
-    return step.calls if isinstance(step.calls, tuple) else ()
-
-
-def _layouts(model: nn.Module, calls: tuple[str, ...]) -> Iterator[Choice]:
+def _layouts(model: nn.Module) -> Iterator[Choice]:
     """Yield memory formats, each with and without repairs and formatted inputs; then no change.
 
-    Calls are replaced only where inputs are formatted.
+    Calls of the model's own code are replaced only where inputs are formatted.
     """
-    keep = {"keep_layout": {"calls": list(calls)}}
     for word, formats in _formats(model):
         is_useful = _has_effect(model, {**formats, **_REPAIR.steps})
+        keeps = _has_effect(model, {**formats, **_KEEP.steps})
         for name, repairs in (_REPAIR, _NO_CHANGE) if is_useful else (_NO_CHANGE,):
             words, both = [word, _INPUT.name, name], {**formats, **_INPUT.steps}
-            if calls and word != _FLAT:
-                yield Choice(_joined([*words, "keep"]), {**repairs, **keep, **both})
+            if keeps:
+                yield Choice(_joined([*words, _KEEP.name]), {**repairs, **_KEEP.steps, **both})
             yield Choice(_joined(words), {**repairs, **both})
             yield Choice(_joined([word, name]), {**repairs, **formats})
     yield _NO_CHANGE
 
 
 def _formats(model: nn.Module) -> Iterator[Choice]:
-    """Yield channels-last for the ranks of convolutions in the model; contiguous if that changes it."""
+    """Yield channels-last for the ranks of convolutions in the model."""
     from torch import nn
 
     classes = {2: (nn.Conv2d, nn.ConvTranspose2d), 3: (nn.Conv3d, nn.ConvTranspose3d)}
@@ -172,9 +143,6 @@ def _formats(model: nn.Module) -> Iterator[Choice]:
     if len(last) > 1:
         yield Choice("by_rank", _merged(last))
     yield from last
-    flat = {_FORMATS[rank]: {"memory_format": _FLAT} for rank in ranks}
-    if flat and Pipeline.from_config(flat).plan(model, known_issues="ignore"):
-        yield Choice(_FLAT, flat)
 
 
 def _fusions(model: nn.Module, mode: str) -> Iterator[Choice]:

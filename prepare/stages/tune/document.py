@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from prepare.core import document as parts
-from prepare.core.document import FASTER, RIGHT, UNCLEAR, USE_RECIPE, Advice, Answer, Document
+from prepare.core.document import FASTER, RIGHT, USE_RECIPE, Advice, Answer, Document
 from prepare.core.utils import numbers
 from prepare.core.utils.machine import disturbed_times
 from prepare.core.utils.numbers import doubt, interval_text
 from prepare.core.utils.text import capitalized, plural, printable
 from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 
-_NONE = "no recipe was shown to be correct and faster"
+_NONE = "no recipe was shown to be right and faster"
 
 
 def tune_document(shown: parts.ReportContext) -> Document | None:
@@ -31,20 +31,18 @@ def tune_document(shown: parts.ReportContext) -> Document | None:
         parts=lambda: (
             parts.Text(text=f"{tune_sentence(tuning)}.", where="page"),
             _table(tuning),
-            parts.Items(texts=(*_lost(tuning), *_notes(tuning)), kind="note"),
+            parts.Items(texts=tuple(_notes(tuning)), kind="note"),
         ),
     )
 
 
 def tune_sentence(tuning: Tuning) -> str:
     """Return one sentence: `channels_last is 1.3x faster, 163 instead of 214 ms; 3 of 6 recipes timed`."""
-    timed = sum(row.rounds > 0 for row in tuning.rows)
     said = [f"{tuning.winner} is {_speed(tuning)}", tuning.last.clock_remark]
     if tuning.winner == UNPREPARED:
         disturbed = disturbed_times(tuning.last.settings, tuning.last.noise)
-        said = [f"unclear, as {_NONE}", disturbed or "give it more time (tune.budget)"]
-        if tuning.is_clear:
-            said = [f"{UNPREPARED}, as no correct recipe is faster"]
+        said = [f"{UNPREPARED}, as {_NONE}", disturbed]
+    timed = sum(row.rounds > 0 for row in tuning.rows)
     counted = f"{timed} of {plural(len(tuning.rows), 'recipe')} timed"
     return "; ".join(filter(None, (*said, counted)))
 
@@ -59,15 +57,13 @@ def _speed(tuning: Tuning, *, confidence: float | None = 0.95) -> str:
 
 def _faster(tuning: Tuning) -> Answer:
     row, clock = tuning.row(tuning.winner), tuning.last.clock_remark
+    kind, answer, remark, line = "plain", "No recipe is shown to be faster", "", ""
     if row.name != UNPREPARED:
         kind, answer = "good", f"{row.name} is {_speed(tuning, confidence=None)}"
-        remark = f"95 % interval: {interval_text(row.ratio_interval, row.verdict)}"
+        between = interval_text(row.ratio_interval, row.verdict)
         line = "; ".join(filter(None, (f"{_speed(tuning)}, with {row.name}", clock)))
-        remark = "; ".join(filter(None, (remark, clock)))
-    else:
-        clear = ("plain", "No recipe is faster", row.reason, "")
-        kind, answer, remark, line = clear if tuning.is_clear else ("warn", UNCLEAR, _NONE, "")
-    sentence = "Speed unclear" if answer == UNCLEAR else answer
+        remark = "; ".join(filter(None, (f"95 % interval: {between}", clock)))
+    sentence = answer
     sentence += f". {capitalized(tuning.last.busy)}" if tuning.last.busy else ""
     return Answer(FASTER, kind, answer, remark, sentence=sentence, line=line)
 
@@ -81,9 +77,7 @@ def _right(tuning: Tuning) -> Answer:
 def _advice(tuning: Tuning) -> Advice:
     if tuning.winner != UNPREPARED:
         return replace(USE_RECIPE, rank=65)
-    if tuning.is_clear:
-        return Advice(90, "plain", "Leave the model as it is", "no correct recipe is faster")
-    return Advice(80, "warn", "Tune it longer with tune.budget", "best on an idle machine")
+    return Advice(85, "plain", "Leave the model as it is", _NONE)
 
 
 def _ranked(tuning: Tuning) -> list[CandidateResult]:
@@ -94,29 +88,22 @@ def _ranked(tuning: Tuning) -> list[CandidateResult]:
 
 
 def _table(tuning: Tuning) -> parts.Table:
-    titles = "Recipe head, Result text, Time number, Speed text, Interval text, Outputs text"
-    compiled = any("compile" in row.steps and row.first_seconds for row in tuning.rows)
+    titles = "Recipe head, Result prose, Time number, Speed text, Interval text, Outputs text"
+    rows = [_cells(row) for row in _ranked(tuning)]
     return parts.Table(
-        label="All recipes",
-        columns=parts.columns(titles + (", First call number" if compiled else "")),
-        rows=[_cells(row)[: 6 + compiled] for row in _ranked(tuning)],
-        most=len(tuning.rows),
+        label="All recipes", columns=parts.columns(titles), rows=rows, most=len(rows)
     )
 
 
 def _cells(row: CandidateResult) -> tuple[str, ...]:
-    results = {"dropped": row.reason, "timed": "in the last comparison"}
-    time, first = (
-        "" if s is None else numbers.seconds(s) for s in (row.seconds, row.first_seconds)
-    )
+    said = {"winner": "winner", "dropped": row.reason, "timed": row.reason}
     return (
         row.name,
-        printable(results.get(row.status, doubt(row.status))),
-        time,
+        printable(said.get(row.status, f"{doubt(row.status)}: {row.reason}")),
+        "" if row.seconds is None else numbers.seconds(row.seconds),
         numbers.verdict_text(row.verdict, row.ratio, row.ratio_interval),
         interval_text(row.ratio_interval, row.verdict),
         _outputs(row),
-        first,
     )
 
 
@@ -124,16 +111,6 @@ def _outputs(row: CandidateResult) -> str:
     """Return what the verification found: `outputs at 2 % of the tolerance`."""
     part = numbers.part_of_tolerance(row.error, row.allowed)
     return doubt(row.verified) if part is None else f"outputs at {numbers.tolerance_text(part)}"
-
-
-def _lost(tuning: Tuning) -> list[str]:
-    """Return why recipes lost, those with one reason in one line."""
-    names: dict[str, list[str]] = {}
-    for row in _ranked(tuning):
-        if row.status not in ("winner", "dropped") and row.name != UNPREPARED:
-            word = "" if row.status == "timed" else f"{doubt(row.status)}: "
-            names.setdefault(f"{word}{row.reason}", []).append(row.name)
-    return [f"{', '.join(each)}: {reason}" for reason, each in names.items()]
 
 
 def _notes(tuning: Tuning) -> list[str]:

@@ -34,7 +34,6 @@ class CandidateResult:
     comparison with the unprepared model over so many `rounds`: the last one for those that took part in it.
     `verified` is the status of its verification, empty if it was not verified; `error` is the largest error
     of the outputs relative to their scale, and `allowed` the tolerance. `reason` says why it won or lost.
-    `first_seconds` is the time of its first call, with a compilation.
     """
 
     name: str
@@ -50,7 +49,6 @@ class CandidateResult:
     verified: str = ""
     error: float | None = None
     allowed: float | None = None
-    first_seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -73,12 +71,6 @@ class Tuning(JsonRecord, Readable):
     def row(self, name: str) -> CandidateResult:
         """Return the row of a candidate; raise KeyError if there is no such candidate."""
         return {row.name: row for row in self.rows}[name]
-
-    @property
-    def is_clear(self) -> bool:
-        """True if each recipe was shown to be wrong, or not to be faster than the unprepared model."""
-        slower, lost = ("baseline", "slower", "no difference"), ("wrong", "failed")
-        return all(row.status in lost or row.verdict in slower for row in self.rows)
 
     @property
     def recipe(self) -> Steps:

@@ -59,20 +59,11 @@ class TuneStage(Stage):
     def choose(self, work: StageContext) -> Pipeline:
         from prepare.stages.tune import tune
 
-        settings = work.settings
-        work.needed_example()
-        found = tune(
-            work.model,
-            work.example,
-            allow=self.allow,
-            mode=settings.mode,
-            amp=work.amp,
-            budget=self.budget,
-            declared={**settings.steps, **_chosen_options(work)},
-            seed=settings.seed,
-            progress=work.progress,
-            build=work.build,
-        )
+        settings, example = work.settings, work.needed_example()
+        how: Any = {"mode": settings.mode, "amp": work.amp, "seed": settings.seed}
+        how |= {"allow": self.allow, "budget": self.budget, "progress": work.progress}
+        declared = {**settings.steps, **_chosen_options(work)}
+        found = tune(work.model, example, declared=declared, build=work.build, **how)
         work.found["tune"] = found
         return found.pipeline
 

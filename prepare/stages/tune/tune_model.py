@@ -21,8 +21,8 @@ from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.stages.bench.compare_variants import compare
-from prepare.stages.tune.candidates import Candidate, calls_to_keep, candidates
-from prepare.stages.tune.records import STATUSES, UNPREPARED, CandidateResult, Tuning
+from prepare.stages.tune.candidates import Candidate, candidates
+from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 from prepare.stages.tune.stage import TuneStage
 from prepare.stages.verify import verify
 from prepare.stages.verify.inputs import user_formatter
@@ -48,7 +48,8 @@ _SAME = 1.02
 # The precision of the last comparison.
 _PRECISION = 0.01
 # What a row takes from a comparison.
-_FIGURES = ("verdict", "seconds", "ratio", "ratio_interval", "first_seconds")
+_FIGURES = ("verdict", "seconds", "ratio", "ratio_interval")
+_LATE = "no time was left to try it; give it more with tune.budget"
 # The seconds that a verification may take at least, and the part of the free memory for copies.
 _VERIFY, _MEMORY = 30.0, 0.5
 
@@ -115,7 +116,7 @@ def tune(
 
 @dataclass
 class _Tuner:
-    """The checked arguments of one call of `tune`, and what is known so far; call `run` once."""
+    """The checked arguments of one call of `tune`, and a row for each candidate; call `run` once."""
 
     model: nn.Module
     batch: Any
@@ -126,42 +127,40 @@ class _Tuner:
     seed: int
     progress: Progress
     build: Callable[[], nn.Module] | None
-    rows: dict[str, CandidateResult] = field(default_factory=dict)
     compiled: dict[str, tuple[nn.Module, Pipeline]] = field(default_factory=dict)
-    began: float = field(default_factory=time.perf_counter)
 
     def run(self) -> Tuning:
         """Return the winner and a row for each candidate."""
         _check_model(self.model)
+        self.began, self.part = time.perf_counter(), _SCREEN["compile" in self.options.allow]
+        how: Any = {"mode": self.mode, "amp": self.amp, "declared": self.declared}
         with isolated(), ignored_warnings():
-            recipes = candidates(
-                self._copied(),
-                declared=self.declared,
-                allow=self.options.allow,
-                mode=self.mode,
-                amp=self.amp,
-                calls=calls_to_keep(self._copied(), self.batch, mode=self.mode, amp=self.amp),
-            )
-            for each in recipes:
-                self._note(
-                    each,
-                    "not measured",
-                    "no time was left to try it; give it more with tune.budget",
-                )
+            recipes = candidates(self._copied(), allow=self.options.allow, **how)
             self.base, *others = recipes
+            self.rows = {
+                each.name: CandidateResult(
+                    name=each.name,
+                    steps=each.steps,
+                    status="not measured",
+                    reason=_LATE,
+                    cost=each.cost,
+                )
+                for each in recipes
+            }
             to_device = Pipeline.from_config({**self.base.steps, "input_format": {}})
             self.on_device = to_device.format(self.batch)
             last = self._screen(others)
             if finalists := self._verified(others):
                 last = self._last(finalists)
         if not any(row.status == "winner" for row in self.rows.values()):
-            self._note(self.base, "winner", "no recipe was shown to be correct and faster")
-        winner = min(self.rows.values(), key=lambda row: STATUSES.index(row.status))
-        rows = (winner, *(row for row in self.rows.values() if row is not winner))
-        return Tuning(rows=rows, winner=winner.name, seconds=round(self._passed(), 3), last=last)
+            reason = "no recipe was shown to be right and faster"
+            self._set(self.base, status="winner", reason=reason)
+        rows = sorted(self.rows.values(), key=lambda row: row.status != "winner")
+        passed = round(time.perf_counter() - self.began, 3)
+        return Tuning(rows=tuple(rows), winner=rows[0].name, seconds=passed, last=last)
 
-    def _passed(self) -> float:
-        return time.perf_counter() - self.began
+    def _set(self, recipe: Candidate, **found: Any) -> None:
+        self.rows[recipe.name] = replace(self.rows[recipe.name], **found)
 
     def _copied(self) -> nn.Module:
         """Return a copy of the model in the mode of the tuning; one in training keeps its frozen parts."""
@@ -178,88 +177,75 @@ class _Tuner:
         if recipe.name in self.compiled:
             return self.compiled[recipe.name]
         copied = self._copied()
+        # In training a known issue would make wrong gradients.
+        known: Any = "error" if self.mode == "train" else "ignore"
         try:
             pipeline = Pipeline.from_config(recipe.steps)
-            # In training a known issue would make wrong gradients.
-            known: Any = "error" if self.mode == "train" else "ignore"
             pair = pipeline.apply(copied, known_issues=known, amp=self.amp), pipeline
         except Exception as error:
-            self._note(recipe, "failed", first_line(error) or type(error).__name__)
+            self._set(recipe, status="failed", reason=first_line(error) or type(error).__name__)
             return None
-        if recipe.compiles:
+        if "compile" in recipe.steps:
             self.compiled[recipe.name] = pair
         return pair
 
-    def _note(self, recipe: Candidate, status: str, reason: str) -> None:
-        """Set the status of a recipe, and why."""
-        row = self.rows.get(recipe.name) or CandidateResult(
-            name=recipe.name, steps=recipe.steps, status="", reason="", cost=recipe.cost
-        )
-        self.rows[recipe.name] = replace(row, status=status, reason=reason)
-
-    def _compare(self, chosen: list[Candidate], seconds: float, **how: Any) -> Comparison:
+    def _compare(
+        self, chosen: list[Candidate], seconds: float, precision: float | None
+    ) -> Comparison:
         """Time the recipes against the unprepared model, and note what was found."""
-        made = {each.name: pair for each in (self.base, *chosen) if (pair := self._prepared(each))}
+        tried = [self.base, *chosen]
+        made = {each.name: pair for each in tried if (pair := self._prepared(each))}
         formats = {name: user_formatter(pipeline) for name, (_, pipeline) in made.items()}
         found = compare(
             {name: model for name, (model, _) in made.items()},
             self.on_device,
-            baseline=UNPREPARED,
             train=self.mode == "train",
             amp=self.amp,
             budget=seconds,
+            precision=precision,
             seed=self.seed,
             format={name: each for name, each in formats.items() if each},
-            **how,
         )
+        for recipe in (each for each in tried if each.name in made):
+            row = found.row(recipe.name)
+            status, reason = "dropped", f"dropped after {plural(found.repeats, 'round')}"
+            if row.verdict == "failed":
+                status, reason = "failed", row.reason
+            figures = {name: getattr(row, name) for name in _FIGURES}
+            self._set(recipe, status=status, reason=reason, rounds=len(row.samples), **figures)
         if found.row(UNPREPARED).verdict == "failed":
             raise ModelError("the unprepared model", found.row(UNPREPARED).reason)
-        for row in found.rows:
-            status, reason = "dropped", f"dropped after {plural(found.repeats, 'round')}"
-            if row.verdict in ("baseline", "failed"):
-                status = {"baseline": "timed"}.get(row.verdict, row.verdict)
-                reason = row.reason or "the model as it is"
-            figures = {name: getattr(row, name) for name in _FIGURES}
-            figures |= {"status": status, "reason": reason, "rounds": len(row.samples)}
-            self.rows[row.name] = replace(self.rows[row.name], **figures)
+        self._set(self.base, status="timed", reason="the model as it is")
         return found
 
-    def _screen(self, recipes: list[Candidate]) -> Comparison:
+    def _screen(self, waiting: list[Candidate]) -> Comparison:
         """Time all recipes for a while, in groups; return the last of these comparisons."""
-        budget, waiting, call = self.options.budget, recipes, 0.0
-        until, size = _SCREEN["compile" in self.options.allow] * budget, _FIRST_GROUP
-        found = None
-        while found is None or waiting:
-            left = until - self._passed()
-            if call:
-                size = min(_GROUP, int(left / (_CALLS * call)) - 2)
-            if found is not None and size < 1:
-                break
-            size = 1 if waiting and waiting[0].compiles else max(1, min(size, self._capacity()))
-            group, waiting = waiting[:size], waiting[size:]
-            part = len(group) / max(1, len(group) + len(waiting))
-            with self.progress(f"timing {', '.join(each.name for each in group)}{self._state()}"):
-                found = self._compare(group, max(left * part, 0.1), precision=None)
-            call = found.row(UNPREPARED).wall_seconds or 0.0
-        assert found is not None
-        return found
-
-    def _capacity(self) -> int:
-        """Return how many copies, each with gradients and a copy to restore, fit into the memory."""
-        size = sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
+        # Each copy has gradients, and a copy to restore it.
+        size = 3 * sum(t.nbytes for t in (*self.model.parameters(), *self.model.buffers()))
         free = free_memory(device_of([self.model]))
-        return _GROUP if free is None else int(_MEMORY * free / max(1, 3 * size)) - 1
+        fit = _GROUP if free is None else int(_MEMORY * free / max(1, size)) - 1
+        found, count = None, _FIRST_GROUP
+        while found is None or (waiting and count > 0):
+            count = 1 if waiting and "compile" in waiting[0].steps else max(1, min(count, fit))
+            group, rest = waiting[:count], waiting[count:]
+            left = self.began + self.part * self.options.budget - time.perf_counter()
+            with self.progress(f"timing {', '.join(each.name for each in group)}{self._state()}"):
+                found = self._compare(
+                    group, max(0.1, left * len(group) / max(1, len(waiting))), None
+                )
+            left = self.began + self.part * self.options.budget - time.perf_counter()
+            waiting, call = rest, found.row(UNPREPARED).wall_seconds or 1e-9
+            count = min(_GROUP, int(left / (_CALLS * call)) - 2)
+        return found
 
     def _verified(self, recipes: list[Candidate]) -> list[Candidate]:
-        """Return the fastest recipes that are right, at most four."""
-        rows = {each.name: self.rows[each.name] for each in recipes}
-        # Not those that were shown to be no faster.
-        known = {n: row.ratio for n, row in rows.items() if row.ratio and row.verdict in _HOPEFUL}
-        timed = [each for each in recipes if each.name in known]
+        """Return the fastest recipes that are right, at most four, but those shown to be no faster."""
+        known = {each.name: self.rows[each.name] for each in recipes}
+        ratio = {n: row.ratio for n, row in known.items() if row.ratio and row.verdict in _HOPEFUL}
         finalists: list[Candidate] = []
-        for recipe in sorted(timed, key=lambda each: known[each.name]):
-            best = known[(finalists or [recipe])[0].name]
-            if len(finalists) == _FINALISTS or known[recipe.name] >= min(1.0, _NEAR * best):
+        for recipe in sorted((r for r in recipes if r.name in ratio), key=lambda r: ratio[r.name]):
+            best = ratio[(finalists or [recipe])[0].name]
+            if len(finalists) == _FINALISTS or ratio[recipe.name] >= min(1.0, _NEAR * best):
                 break
             with self.progress(f"verifying {recipe.name}{self._state()}"):
                 if self._is_right(recipe):
@@ -267,61 +253,55 @@ class _Tuner:
         return finalists
 
     def _is_right(self, recipe: Candidate) -> bool:
-        pair = self._prepared(recipe)
+        pair, train = self._prepared(recipe), self.mode == "train"
         if pair is None:
             return False
+        how: Any = {"mode": self.mode, "amp": self.amp, "gradients": train, "pipeline": pair[1]}
         try:
-            found = verify(
-                self.model,
-                pair[0],
-                self.batch,
-                pipeline=pair[1],
-                mode=self.mode,
-                gradients=self.mode == "train",
-                seconds=max(_VERIFY, self.options.budget),
-                amp=self.amp,
-            )
+            limit = max(_VERIFY, self.options.budget)
+            found = verify(self.model, pair[0], self.batch, seconds=limit, **how)
         except Exception as error:  # out of memory, or what no check anticipates
             reason = f"its verification raised {type(error).__name__}: {first_line(error)}"
-            self._note(recipe, "cannot tell", reason)
+            self._set(recipe, status="cannot tell", reason=reason)
             return False
-        outputs = [check for check in found.checks if check.what == "outputs"]
-        worst = max(outputs, key=lambda check: check.error or 0.0, default=None)
-        figures = (worst.error, worst.allowed) if worst else (None, None)
-        row = replace(self.rows[recipe.name], verified=found.status)
-        self.rows[recipe.name] = replace(row, error=figures[0], allowed=figures[1])
+        checks = [
+            each for each in found.checks if each.what == "outputs" and each.error is not None
+        ]
+        if checks:
+            worst = max(checks, key=lambda each: each.error or 0.0)
+            self._set(recipe, error=worst.error, allowed=worst.allowed)
+        self._set(recipe, verified=found.status)
         if found.status != "pass":
-            status = {"fail": "wrong"}.get(found.status, found.status)
-            self._note(recipe, status, f"its verification: {found.reason}")
+            status = "wrong" if found.status == "fail" else "cannot tell"
+            self._set(recipe, status=status, reason=f"its verification: {found.reason}")
         return found.status == "pass"
 
     def _last(self, finalists: list[Candidate]) -> Comparison:
         """Compare the finalists with the unprepared model, and choose the winner."""
-        # The first look may have used its part, and the verifications are not counted.
-        seconds = (1 - _SCREEN["compile" in self.options.allow]) * self.options.budget
         names = ", ".join(each.name for each in finalists)
         with self.progress(f"timing {names} against the unprepared model{self._state()}"):
-            found = self._compare(finalists, seconds, precision=_PRECISION)
-        rows = [(each, self.rows[each.name]) for each in finalists]
-        faster = [(each, row.ratio or 1.0) for each, row in rows if row.verdict == "faster"]
-        limit = _SAME * min((ratio for _, ratio in faster), default=1.0)
-        near = [(each.cost, ratio, each.name) for each, ratio in faster if ratio <= limit]
+            # The first look may have used its part, and the verifications are not counted.
+            found = self._compare(finalists, (1 - self.part) * self.options.budget, _PRECISION)
+        rows = [self.rows[each.name] for each in finalists]
+        ratios = {row.name: row.ratio or 1.0 for row in rows if row.verdict == "faster"}
+        limit = _SAME * min(ratios.values(), default=1.0)
+        near = [(row.cost, row.ratio, row.name) for row in rows if ratios.get(row.name, 2) <= limit]
         winner = min(near, default=(0, 1.0, UNPREPARED))[-1]
-        for each, row in rows:
-            said = "not shown to be faster"
-            if row.verdict == "faster":
-                is_near = any(each.name == name for *_, name in near)
-                said = f"{winner} is " + ("as fast, and simpler" if is_near else "faster")
-            if each.name == winner:
-                said = (
+        for recipe, row in zip(finalists, rows, strict=True):
+            reason = f"{winner} is faster" if row.name in ratios else "not shown to be faster"
+            if ratios.get(row.name, 2) <= limit:
+                reason = f"{winner} is as fast, and simpler"
+            if row.name == winner:
+                reason = (
                     f"{pace_text(row.ratio or 1.0, row.ratio_interval)} than the unprepared model"
                 )
             if row.status != "failed":
-                self._note(each, "winner" if each.name == winner else "timed", said)
+                self._set(recipe, status="winner" if row.name == winner else "timed", reason=reason)
         return found
 
     def _state(self) -> str:
-        return f"; {max(0.0, self.options.budget - self._passed()):.0f} s left"
+        left = self.began + self.options.budget - time.perf_counter()
+        return f"; {max(0.0, left):.0f} s left"
 
 
 def _check_model(model: nn.Module) -> None:

@@ -11,11 +11,11 @@ from prepare.core.model.devices import free_memory
 from prepare.core.model.tensors import name_of
 from prepare.core.utils.text import size
 
-SECONDS = {"short": 30.0, "full": 600.0}
+SECONDS = 30.0
 # A model whose runs take long gets the time of so many of its steps, up to a limit in seconds.
 _STEPS, _LONGEST = 20, 300.0
-# The memory limit is this part of the free memory; the bytes where the system does not report it.
-_FREE_PART, _UNKNOWN_MEMORY = 0.5, 4 * 2**30
+# A run may use this part of the free memory.
+_FREE_PART = 0.5
 
 
 class Budget:
@@ -24,9 +24,13 @@ class Budget:
     Without a limit of the user's, a large model gets more time, and that of other programs does not count.
     """
 
-    def __init__(self, level: str, seconds: float | None, memory: int) -> None:
-        self._given, self.seconds, self._memory = seconds, seconds or SECONDS[level], memory
+    def __init__(self, seconds: float | None, model: nn.Module) -> None:
+        self._given, self.seconds = seconds, seconds or SECONDS
         self._start, self._own = time.monotonic(), time.process_time()
+        devices = {tensor.device for tensor in model.parameters()} | {torch.device("cpu")}
+        self._free = min(
+            (free for d in devices if (free := free_memory(d)) is not None), default=None
+        )
 
     def extend(self, step: float) -> None:
         """Give a model more time whose step takes so many seconds."""
@@ -47,9 +51,9 @@ class Budget:
     def refuses(self, seconds: float, numbers: float, dtype: torch.dtype) -> str:
         """Say why a run of so many seconds that holds so many numbers does not fit; empty if it fits."""
         run, memory = f"a call in {name_of(dtype)}", int(numbers * dtype.itemsize)
-        if memory > self._memory:
-            limit = f"the limit is {size(self._memory)}; raise verify.memory"
-            return f"{run} needs about {size(memory)}, {limit}"
+        if self._free is not None and memory > _FREE_PART * self._free:
+            what = f"{size(memory)}, but {size(self._free)} are free"
+            return f"{run} needs about {what}; make the batch smaller"
         if seconds > self.left():
             rest = f"{max(self.left(), 0):.0f} of {self.seconds:.0f} s are left"
             return f"{run} takes about {seconds:.2g} s, but {rest}; raise verify.seconds"
@@ -59,10 +63,3 @@ class Budget:
 def time_limit(seconds: float, step: float) -> float:
     """Return the limit of the time of a model whose step takes `step` seconds, at least `seconds`."""
     return max(seconds, min(_STEPS * step, _LONGEST))
-
-
-def default_memory(model: nn.Module) -> int:
-    """Return half of the free memory: that of the model's device, but no more than that of the CPU."""
-    devices = {tensor.device for tensor in model.parameters()} | {torch.device("cpu")}
-    free = [count for device in devices if (count := free_memory(device)) is not None]
-    return int(_FREE_PART * min(free)) if free else _UNKNOWN_MEMORY

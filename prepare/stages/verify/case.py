@@ -1,15 +1,18 @@
-"""Compare the prepared model with the unprepared one on one call in one mode, and judge what differs."""
+"""Compare the prepared model with the unprepared one on one call, and judge what differs."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.explain_error import explained
 from prepare.core.forward.float32_calls import same_casts
 from prepare.core.model.tensors import name_of
@@ -48,18 +51,14 @@ if TYPE_CHECKING:
 _SLOWER = 6.0
 # Gradients of modules that are right alone may be off by so many times what is allowed: amplified rounding.
 _AMPLIFIED = 30.0
-# Other gradients on inputs without gradients count if they are wrong by so many times what is allowed.
-_CLEARLY = 4.0
-# The factors of gradients under autocast to float16: that of GradScaler, and smaller ones if they overflow.
-_SCALES = (2.0**16, 2.0**8, 1.0)
+# A leaf with so much of what is allowed is named for wrong outputs, if none has more.
+_SUSPECT = 0.1
 _GRADIENTS, _OF_MODULES = KINDS[1:3], KINDS[2:]
 _RANDOM = "returns other outputs with every seed: its dropout and random numbers cannot be fixed"
 _UNSTABLE = (
     "the prepared model differs between its own calls, as with a race, memory that was not initialised, or a "
     "kernel that depends on threads"
 )
-
-_Runs = tuple[Run, list[Run], Run]
 
 
 class CannotTellError(Exception):
@@ -76,7 +75,7 @@ class RunError(Exception):
 
 @dataclass
 class VerificationCase:
-    """One call in one mode, and the `use` of the model: in `eval`, wrong gradients do not fail.
+    """One call in the mode of use; in `eval`, wrong gradients do not fail.
 
     `rewritten` names the modules whose tensors a structure step replaced, `pairs` holds the tensors that both
     models have in common. After `checks`, `deviations` holds what was compared by its kind, of leaves alone
@@ -94,10 +93,7 @@ class VerificationCase:
     pairs: TensorPairs
     call: Call
     mode: str
-    use: str
     backward: bool
-    inputs: str = ""
-    compiled: bool = False
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
     culprit: str | None = None
     exact_dtype: torch.dtype = torch.float64
@@ -115,14 +111,11 @@ class VerificationCase:
         self._depth = sum(bool(module._parameters) for module in self.prepared.modules())
         self.targets = {path: (new.dtype, new.device) for path, (_, new) in self.pairs.items()}
         self._by_id = {id(old): self.targets[path] for path, (old, _) in self.pairs.items()}
-        self._scale = _SCALES[0] if self.amp == "float16" and self.backward else 1.0
+        self._compiled = contains_compiled(self.prepared)
         self._graph = self._lacks_kernel = False
         self._left_out: dict[str, str] = {}
         self._alone: set[str] = set()
-
-    @property
-    def _trains(self) -> bool:
-        return self.mode == self.use == "train" and not self.compiled
+        self._shake = partial(jittered, seed=2, fraction=rounding_step(self.dtype))
 
     @property
     def wrong(self) -> list[Deviation]:
@@ -136,64 +129,53 @@ class VerificationCase:
         except CannotTellError as reason:
             return [self._check("outputs", "cannot tell", note=str(reason))]
         except RunError as error:
-            if self.backward and self.use == "eval":
+            if self.backward and self.mode == "eval":
                 self.backward = False
                 self._skipped = f"the backward of the {error.whose} raises: {error}"
                 return self.checks()
             if error.whose == "prepared model":
                 self.raised = str(error)
                 return [self._check("forward", "fail", note=self.raised)]
-            status = "skipped" if self.inputs else "cannot tell"
-            return [self._check("forward", status, note=f"the reference raises: {error}")]
+            return [self._check("forward", "cannot tell", note=f"the reference raises: {error}")]
 
     def _compared(self) -> list[Check]:
         first = self._first_call()
         wide = not self._refusal(first, torch.float64)
         self.exact_dtype = torch.float64 if wide else torch.float32
-        exact, (noisy, *_), actual = runs = self._all_runs(self.call)
+        exact, noisy, actual = self._all_runs(self.call)
         if self.backward and noisy.unsafe is not None:
-            raise CannotTellError(f"{_unsafe_text(noisy)} of the unprepared model")
+            raise CannotTellError(f"of the unprepared model, {_unsafe_note(noisy)}")
         self.unsafe = actual.unsafe if self.backward else None
-        self.deviations = self._deviations(*runs)
+        self.deviations = self._deviations(exact, [noisy], actual)
         more = self._other_calls(first, noisy, actual)
         is_zero = not any(map(largest, exact.tensors["outputs"].values()))
-        # In a forward that differentiates, gradients pass its modules more than once.
-        may_be_alone = not self.compiled and not self._graph
-        if may_be_alone and (self._trains or self.wrong or is_zero or not wide):
-            names = {c.name for c in actual.calls if not is_under(c.name, self.rewritten)}
-            alone, self._left_out = compare_alone(self, actual, names)
-            self._alone = names - {*self._left_out}
-            self.deviations |= {k: alone[k] for k in MODULE_KINDS[: 1 + self.backward]}
-        if self.wrong:
-            self._look_again()
-            self._allow_amplified(noisy, actual)
-            self.culprit = self._first_wrong(noisy, actual) if self.wrong else None
+        self._look_closer(exact, noisy, actual, everywhere=is_zero or not wide)
         checks = [self._judged(kind, items, exact) for kind, items in self.deviations.items()]
         if is_zero:
             right = any(item.size for item in self.deviations.get(MODULE_KINDS[0], ()))
             right = right and not self._left_out and not self._wrong_modules()
             note = f"{ALL_ZERO}; each module alone is right" if right else ALL_ZERO
-            status = "skipped" if right or self.inputs else "cannot tell"
+            status = "skipped" if right else "cannot tell"
             checks[0] = replace(checks[0], status=status, note=note, worst="")
-        if note := self._skipped or (
-            f"{_unsafe_text(actual)}, so it was not run" if self.unsafe else ""
-        ):
-            status = "fail" if self.use == "train" else "skipped"
+        if note := self._skipped or (_unsafe_note(actual) if self.backward else ""):
+            status = "fail" if self.mode == "train" else "skipped"
             more += [self._check(kind, status, note=note) for kind in _GRADIENTS]
         return checks + more
 
     # ------------------------------------------------------------------------------------- the runs
 
-    def _prepared(self, call: Call, **options: Any) -> Run:
-        call = user_call(call, self.prepared, self.pipeline)
-        stand_in = compiled_stand_in if self.compiled else same_stand_in
-        options |= {"amp": self.amp, "scale": self._scale, "compiled": self.compiled}
-        return self._run(self.prepared, call, stand_in, **options)
+    def _prepared(self, call: Call, *, as_used: bool = False, **options: Any) -> Run:
+        """Run the prepared model, without its compiler unless `as_used`."""
+        call, compiled = user_call(call, self.prepared, self.pipeline), as_used and self._compiled
+        stand_in = compiled_stand_in if compiled else same_stand_in
+        options |= {"amp": self.amp, "compiled": compiled}
+        with contextlib.nullcontext() if compiled else eager_if_compiled(self.prepared):
+            return self._run(self.prepared, call, stand_in, **options)
 
     def _noisy(self, call: Call, **options: Any) -> Run:
         """Run the reference in the prepared dtypes or, where torch lacks a kernel, with rounded outputs."""
         call = format_call(call, self.prepared, self.pipeline).map(nudged)
-        options |= {"repair": self.dtype, "scale": self._scale}
+        options |= {"repair": self.dtype}
         if not self._lacks_kernel:
             given = call.map(lambda tensor: cast(tensor, tensor.dtype))
             try:
@@ -214,16 +196,16 @@ class VerificationCase:
         """Cast one of the reference's tensors to the prepared model's dtype and device, contiguous."""
         return cast(tensor, *self._by_id.get(id(tensor), (tensor.dtype, tensor.device)))
 
-    def _exact(self, call: Call, **options: Any) -> Run:
+    def _exact(self, call: Call) -> Run:
         wide, convert = self.exact_dtype == torch.float64, partial(cast, dtype=self.exact_dtype)
-        options |= {"repair": self.exact_dtype, "wide": wide}
+        options: Any = {"repair": self.exact_dtype, "wide": wide}
         try:
             return self._run(self.reference, call.map(convert), convert, **options)
         except RunError:
             if not wide:
                 raise
             self.exact_dtype = torch.float32  # the model casts to float32 itself
-            return self._exact(call, **options)
+            return self._exact(call)
 
     def _run(self, model: nn.Module, *what: Any, **options: Any) -> Run:
         own: Any = {"backward": self.backward, "graph": self._graph, "flags": self.flags}
@@ -235,26 +217,23 @@ class VerificationCase:
             whose = "prepared model" if model is self.prepared else "reference"
             raise RunError(str(explained(model, error)), whose) from error
 
-    def _all_runs(self, call: Call, record: str = "leaves") -> _Runs:
+    def _all_runs(self, call: Call, **options: Any) -> tuple[Run, Run, Run]:
         """Run the exact, the unprepared and the prepared model."""
-        noisy = self._noisy(call, record=record)
-        while self._scale > 1.0 and not all(map(is_finite, noisy.tensors[_GRADIENTS[1]].values())):
-            self._scale = _SCALES[_SCALES.index(self._scale) + 1]  # a GradScaler skips such a step
-            noisy = self._noisy(call, record=record)
-        exact = self._exact(call, record=record if record == "all" else "")
-        return exact, [noisy], self._prepared(call, record=record)
+        noisy = self._noisy(call, record=True, **options)
+        return self._exact(call), noisy, self._prepared(call, record=True)
 
     def _first_call(self) -> Run:
         """Call the prepared model without a backward: what it takes says whether the others fit."""
+        once = partial(self._prepared, self.call, as_used=True, backward=False, seed=1)
         try:
-            first = self._prepared(self.call, backward=False, seed=1)
+            first = once()
         except RunError:
             self._graph = True  # a forward that differentiates, as that of a force field
             self._exact(self.call)  # it is no fault if the reference raises too
-            first = self._prepared(self.call, backward=False, seed=1)
+            first = once()
         self.budget.extend(first.seconds * (3 if self.mode == "train" else 1))
         reason = self._refusal(first, torch.float32)
-        if reason and self.backward and self.use == "eval":
+        if reason and self.backward and self.mode == "eval":
             self._skipped, self.backward = f"not compared: {reason}", False
             reason = self._refusal(first, torch.float32)
         if reason:
@@ -263,51 +242,61 @@ class VerificationCase:
 
     def _refusal(self, first: Run, dtype: torch.dtype) -> str:
         """Say why a run of the reference does not fit into the budget; empty if it fits."""
-        wide, backward = dtype == torch.float64, 1 + self.backward
+        backward = 1 + self.backward
         weights = sum(tensor.numel() for tensor in self.prepared.parameters())
-        numbers = (2 * weights + first.numbers) * backward + (2 * first.unfolded if wide else 0)
-        seconds = first.seconds * (2 * backward - 1) * (_SLOWER if wide else 1)
-        return self.budget.refuses(seconds, numbers, dtype)
+        seconds = first.seconds * (2 * backward - 1) * (_SLOWER if dtype == torch.float64 else 1)
+        return self.budget.refuses(seconds, (2 * weights + first.numbers) * backward, dtype)
 
-    def _deviations(self, *runs: Any) -> dict[str, list[Deviation]]:
-        exact, noisy, actual = runs
+    def _deviations(self, exact: Run, noisy: list[Run], actual: Run) -> dict[str, list[Deviation]]:
         found = {}
-        for kind in ("outputs",) if self.compiled and self.use == "eval" else KINDS:
-            if kind not in exact.tensors or kind not in actual.tensors:
+        for kind in KINDS:
+            if not all(kind in run.tensors for run in (exact, actual)):
                 continue
-            right, *others, given = (run.tensors[kind] for run in (exact, *noisy, actual))
-            if kind in _OF_MODULES and self.rewritten:
-                right, given = (
-                    {n: t for n, t in named.items() if not is_under(n, self.rewritten)}
-                    for named in (right, given)
-                )
-            found[kind] = self._compare(kind, right, others, given)
+            left = self.rewritten if kind in _OF_MODULES else ()
+            right, given = (
+                {n: t for n, t in run.tensors[kind].items() if not is_under(n, left)}
+                for run in (exact, actual)
+            )
+            found[kind] = self._compare(kind, right, [run.tensors[kind] for run in noisy], given)
         return found
 
-    def _compare(self, kind: str, *named: Any) -> list[Deviation]:
-        return compare(kind, *named, dtype=self.dtype, depth=self._depth)
+    def _compare(self, kind: str, exact: Any, noisy: Any, actual: Any) -> list[Deviation]:
+        return compare(kind, exact, noisy, actual, dtype=self.dtype, depth=self._depth)
 
     # -------------------------------------------------------------------------------- further looks
 
-    def _look_again(self) -> None:
-        """Keep what is wrong on slightly different inputs too, beyond the noise of a perturbed forward.
+    def _look_closer(self, exact: Run, noisy: Run, actual: Run, *, everywhere: bool) -> None:
+        """Compare the leaves alone, allow amplified rounding, and keep what is wrong on other inputs too."""
+        if self.mode == "eval":
+            # Gradients are not used: such as rounding explains are not looked at any further.
+            for kind in {*_GRADIENTS} & {*self.deviations}:
+                items = self.deviations[kind]
+                self.deviations[kind] = [_allowed(i) if _may_be_rounding(i) else i for i in items]
+        if any("gradients" in item.kind and not item.is_garbage for item in self.wrong):
+            # Rounding may flip the sign of a ReLU's input, or change the maximum of a pooling window.
+            runs = [noisy, self._noisy(self.call, change=self._shake)]
+            self.deviations = self._deviations(exact, runs, actual)
+        # In a forward that differentiates, gradients pass its modules more than once.
+        if not self._graph and (self.mode == "train" or self.wrong or everywhere):
+            names = {c.name for c in actual.calls if not is_under(c.name, self.rewritten)}
+            alone, self._left_out = compare_alone(self, actual, names)
+            self._alone = names - {*self._left_out}
+            self.deviations |= {k: alone[k] for k in MODULE_KINDS[: 1 + self.backward]}
+        self._allow_amplified(noisy, actual)
+        if self.wrong and not all(item.is_garbage for item in self.wrong):
+            self._look_again()
+            self._allow_amplified(noisy, actual)
+        if self.wrong:
+            self.culprit = self._first_wrong(noisy, actual)
 
-        Rounding may flip the sign of a ReLU's input, or change the maximum of a pooling window. A module that
-        is as wrong in the unprepared model does not count.
-        """
-        if all(item.is_garbage for item in self.wrong):
-            return
+    def _look_again(self) -> None:
+        """Keep what is wrong on slightly different inputs too."""
         moved = self.call.map(partial(jittered, seed=1))
-        exact, noisy, actual = self._all_runs(moved)
-        shake = partial(jittered, seed=2, fraction=rounding_step(self.dtype))
-        noisy.append(self._noisy(moved, change=shake))
-        again, names = self._deviations(exact, noisy, actual), self._wrong_modules()
+        exact, noisy, actual = self._all_runs(moved, change=self._shake)
+        again, names = self._deviations(exact, [noisy], actual), self._wrong_modules()
         if names:
             again |= compare_alone(self, actual, names)[0]
         wrong = {(i.kind, i.name) for items in again.values() for i in items if i.exceeds}
-        if names and not self._lacks_kernel:
-            own = compare_alone(self, noisy[0], names)[0].values()
-            wrong -= {(i.kind, i.name) for items in own for i in items if i.exceeds}
         for kind, items in self.deviations.items():
             self.deviations[kind] = [
                 item if item.is_garbage or (kind, item.name) in wrong else _allowed(item)
@@ -329,45 +318,28 @@ class VerificationCase:
         """Return the first module that is wrong, by its name; None if it is not known."""
         if names := self._wrong_modules():
             return names[0]
-        if self.compiled or (name := _first_cut(noisy, actual)) is not None:
-            return None if self.compiled else name
-        if self.budget.left() > 0 and (name := self._first_between()) is not None:
+        if (name := _first_cut(noisy, actual)) is not None:
             return name
-        owners = [i.name.rpartition(".")[0] for i in self.wrong if i.kind in _OF_MODULES]
-        return next(iter(owners), None)
-
-    def _first_between(self) -> str | None:
-        """Return the first module whose code, between the calls in it, computes something else."""
-        exact, noisy, actual = self._all_runs(self.call, "all")
-        named = [run.by_call() for run in (exact, *noisy, actual)]
-        common = [key for key in named[-1] if all(key in calls for calls in named)]
-        for part, kind in (("outputs", "outputs"), ("output_gradients", KINDS[1])):
-            right, low, given = (
-                {
-                    f"{number} {place}": tensor
-                    for number, key in enumerate(common)
-                    for place, tensor in getattr(calls[key], part).items()
-                }
-                for calls in named
-            )
-            items = self._compare(
-                kind, right, [low], {n: t for n, t in given.items() if n in right}
-            )
-            wrong = [int(item.name.partition(" ")[0]) for item in items if item.exceeds]
-            if wrong:
-                first = common[min(wrong)][0], common[max(wrong)][0].rpartition(".")[0]
-                return first[kind != "outputs"]
-        return None
+        outputs = self.deviations.get(MODULE_KINDS[0], ())
+        first = max(outputs, key=lambda item: item.excess, default=None)
+        if self.wrong[0].kind == "outputs":
+            return first.name if first and first.excess > _SUSPECT else ""
+        # The code between its modules is wrong: that of the module which holds all that is wrong.
+        owners = [i.name.split(".")[:-1] for i in self.wrong if i.kind in _OF_MODULES]
+        if not owners:
+            return None
+        common = takewhile(lambda parts: len({*parts}) == 1, zip(*owners, strict=False))
+        return ".".join(parts[0] for parts in common)
 
     def _other_calls(self, first: Run, noisy: Run, actual: Run) -> list[Check]:
-        """Call the prepared model once more: as training does, on inputs that need no gradient.
+        """Call the prepared model once more as it will be used, in training on inputs without gradients.
 
         Raises:
             CannotTellError: the outputs differ from call to call.
         """
-        frozen = self._trains and self.unsafe is None and bool(actual.tensors[_GRADIENTS[0]])
-        third, kind = self._prepared(self.call, backward=frozen, frozen=frozen), _GRADIENTS[1]
-        moved = [i for run in (first, third) for i in self._moved("outputs", actual, run)]
+        trains = self.mode == "train" and bool(actual.tensors.get(_GRADIENTS[0]))
+        third = self._prepared(self.call, as_used=True, backward=False, graph=self._graph or trains)
+        moved = [i for run in (first, third) for i in self._moved(actual, run)]
         if any(item.is_garbage for item in self.deviations["outputs"]):
             moved = []
         if moved or any(item.allowed == FACTOR * item.noise for item in self.deviations["outputs"]):
@@ -375,32 +347,28 @@ class VerificationCase:
             again = self._compare("outputs", noisy.tensors["outputs"], [], second)
             if any(item.exceeds and not math.isnan(item.error) for item in again):
                 raise CannotTellError(f"the reference itself {_RANDOM}")
-        given: Any = {"inputs": "inputs without gradients"}
-        for item in moved:
-            if item.note:
-                return [self._described("fail", replace(item, note=f"{item.note} in another call"))]
-            off = f"{item.name} by {item.error:.2g} of its scale"
-            raise CannotTellError(
-                f"the compiled model {_RANDOM}" if self.compiled else f"{_UNSTABLE}: {off}"
-            )
-        if changed := actual.changed - noisy.changed:
-            note = "is changed in place, and the reference does not change it"
-            return [self._check("batch", "fail", worst=min(changed), note=note)]
-        if third.unsafe is not None and frozen:
-            self.unsafe, note = third.unsafe, f"{_unsafe_text(third)}, so it was not run"
-            return [self._check(kind, "fail", note=note, **given)]
-        if frozen and (found := self._moved(kind, actual, third, _CLEARLY)):
-            # A checkpoint, or code of the model, may give no gradient for such inputs in both models.
-            own = self._noisy(self.call, frozen=True)
-            names = {item.name for item in self._moved(kind, own, third, _CLEARLY)}
-            found = [item for item in found if item.name in names][:1]
-            return [self._described("fail", item, **given) for item in found]
-        return []
+        if moved:
+            return [self._unstable(moved[0], self._moved(first, third))]
+        if trains and third.unsafe is not None and self.unsafe is None:
+            self.unsafe, note = third.unsafe, _unsafe_note(third)
+            given = "inputs without gradients"
+            return [self._check(_GRADIENTS[1], "fail", note=note, inputs=given)]
+        return [self._check("outputs", "pass", inputs="compiled")] if self._compiled else []
 
-    def _moved(self, kind: str, one: Run, other: Run, times: float = 1.0) -> list[Deviation]:
-        """Return what differs between two runs by so many times what is allowed."""
-        allowed = {item.name: times * item.allowed for item in self.deviations[kind]}
-        items = self._compare(kind, one.tensors[kind], [], other.tensors[kind])
+    def _unstable(self, item: Deviation, between: list[Deviation]) -> Check:
+        """Return the check of outputs that are wrong in another call of the prepared model."""
+        if item.note:
+            return self._described("fail", replace(item, note=f"{item.note} in another call"))
+        if self._compiled and not between:
+            return self._described("fail", item, inputs="compiled")
+        if self._compiled:
+            raise CannotTellError(f"the compiled model {_RANDOM}")
+        raise CannotTellError(f"{_UNSTABLE}: {item.name} by {item.error:.2g} of its scale")
+
+    def _moved(self, one: Run, other: Run) -> list[Deviation]:
+        """Return the outputs that differ between two runs by more than is allowed."""
+        allowed = {item.name: item.allowed for item in self.deviations["outputs"]}
+        items = self._compare("outputs", one.tensors["outputs"], [], other.tensors["outputs"])
         return [i for i in items if i.exceeds and not i.error <= allowed.get(i.name, 0.0)]
 
     # --------------------------------------------------------------------------------- the judgement
@@ -419,7 +387,9 @@ class VerificationCase:
             status = "cannot tell" if kind == "outputs" else "skipped"
             return self._check(kind, status, note=note or "there is nothing to compare")
         worst = max(items, key=lambda item: item.excess)
-        status = "pass" if not worst.exceeds else "fail" if self._counts(kind) else "wrong"
+        # In eval, gradients do not count.
+        counts = self.mode == "train" or kind == "buffers" or kind.endswith("outputs")
+        status = "pass" if not worst.exceeds else "fail" if counts else "wrong"
         check = self._described(status, worst, note=worst.note or note)
         check = replace(check, compared=len(self._alone) if alone else len(items))
         finds = sensitivity(items, by_module=kind == "parameter gradients")
@@ -427,24 +397,16 @@ class VerificationCase:
             return check
         return replace(check, sensitivity=finds[0], least_sensitive=finds[1])
 
-    def _counts(self, kind: str) -> bool:
-        """Return True if a wrong tensor of this kind fails the verification; in eval, gradients do not."""
-        is_buffer_of_eval = kind == "buffers" and self.mode == "eval"
-        return kind.endswith("outputs") or self.use == "train" or is_buffer_of_eval
-
     def _described(self, status: str, item: Deviation, **more: Any) -> Check:
-        more = {
-            "note": item.note,
-            "error": finite(item.error),
-            "allowed": finite(item.allowed),
-        } | more
-        return self._check(item.kind, status, worst=item.name, **more)
+        numbers = {"error": finite(item.error), "allowed": finite(item.allowed)}
+        return self._check(
+            item.kind, status, worst=item.name, **{"note": item.note} | numbers | more
+        )
 
-    def _check(self, kind: str, status: str, *, inputs: str = "", **more: Any) -> Check:
+    def _check(self, kind: str, status: str, **more: Any) -> Check:
         """Return a check of this case; `more` are further fields of Check."""
-        parts = self.inputs, "compiled" if self.compiled else "", inputs
-        more |= {"inputs": ", ".join(filter(None, parts)), "dtype": name_of(self.dtype)}
-        return Check(what=kind, status=status, mode=self.mode, batch=self.call.batch, **more)
+        more |= {"dtype": name_of(self.dtype), "batch": self.call.batch}
+        return Check(what=kind, status=status, mode=self.mode, **more)
 
 
 def _allowed(item: Deviation) -> Deviation:
@@ -452,9 +414,12 @@ def _allowed(item: Deviation) -> Deviation:
     return replace(item, allowed=item.error, note="") if item.exceeds else item
 
 
-def _unsafe_text(run: Run) -> str:
-    place, issue = run.unsafe or ("", "")
-    return f"torch may end the process in the backward of {place or 'the model'} [{issue}]"
+def _unsafe_note(run: Run) -> str:
+    if run.unsafe is None:
+        return ""
+    place, issue = run.unsafe
+    where = f"the backward of {place or 'the model'} [{issue}]"
+    return f"torch may end the process in {where}, so it was not run"
 
 
 def _may_be_rounding(item: Deviation) -> bool:

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from prepare.core.forward.call import call_of
-from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.torch_state import Amp, autocast, device_of, read_amp
 from prepare.core.model.tensors import lazy_parameter, name_of
 from prepare.core.utils.machine import environment
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.stages.verify.advice import advice
-from prepare.stages.verify.budget import SECONDS, Budget, default_memory
+from prepare.stages.verify.budget import Budget
 from prepare.stages.verify.case import VerificationCase
-from prepare.stages.verify.inputs import shifted
 from prepare.stages.verify.records import Verification, unknown
 from prepare.stages.verify.static_checks import static_checks, tensor_pairs
 
@@ -26,22 +23,16 @@ if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
     from prepare.stages.stage import Mode
 
-Level = Literal["short", "full"]
-# At this mean, in standard deviations, CPU group norm loses all digits of channels-last inputs.
-_LARGE_MEAN = 100.0
-
 
 def verify(
     reference: nn.Module | Callable[[], nn.Module] | str,
     prepared: nn.Module,
     batch: Any,
     *,
-    level: Level = "short",
     pipeline: Pipeline | None = None,
     mode: Mode = "eval",
     gradients: bool = True,
     seconds: float | None = None,
-    memory: int | None = None,
     amp: Amp = "none",
 ) -> Verification:
     """Check whether `prepared` computes the outputs and gradients of `reference`, within its dtype's error.
@@ -52,8 +43,6 @@ def verify(
         prepared: the model that `apply` returned. Both models are restored: gradients, buffers, hooks, modes.
         batch: the input of the unprepared model: a tensor, a tuple of positional or a mapping of named
             arguments, or an Example.
-        level: `short` compares one mode on this batch; `full` also the other mode, and inputs with a mean of
-            100 standard deviations.
         pipeline: the pipeline that prepared the model. It formats the batch, unless the model formats its
             inputs itself, and checks that every tensor still has the wanted device, dtype and layout.
             Without a pipeline, the batch is moved to the prepared model's device and dtype.
@@ -61,65 +50,46 @@ def verify(
             verification; in `eval` they are reported, and only wrong outputs, and buffers that a forward in
             eval mode changes, fail it.
         gradients: compare gradients in mode `eval` too, where they are only reported.
-        seconds: the time limit in seconds; by default 30, up to 300 for a large model, and 600 for `full`.
-        memory: the memory limit in bytes; by default half of the free memory.
+        seconds: the time limit in seconds; by default 30, up to 300 for a large model.
         amp: run the forward of the prepared model under `torch.autocast` to this dtype, with scaled gradients
             for float16. The tolerance is then that of the dtype; the exact run has no autocast.
 
     The reference runs in float64 if that fits into the limits, else in float32. The tolerance follows from
     its error in the prepared model's dtypes: see `deviations.py`. In mode `train`, and where something is
     wrong, each leaf module is compared alone: see `modules_alone.py`. Dropout is off, and both models draw
-    the same random numbers. A compiled model is compared twice: without the compiler, and as it will be used.
+    the same random numbers. A compiled model is compared without the compiler, and called once with it.
 
     Raises:
-        RefusedError: both models are the same object, `level`, `mode` or `amp` is unknown, mode `train` is
+        RefusedError: both models are the same object, `mode` or `amp` is unknown, mode `train` is
             requested without gradients, or a lazy module has no parameters yet.
     """
     if isinstance(reference, str):
-        return unknown(reference, level=level, mode=mode)
+        return unknown(reference, mode=mode)
     if not isinstance(reference, nn.Module):
         reference = reference()
-    _check_arguments(reference, prepared, level=level, mode=mode, gradients=gradients)
+    _check_arguments(reference, prepared, mode=mode, gradients=gradients)
     amp = read_amp(amp)
     autocast(amp, device_of([prepared]))  # raises if the device has none
-    budget = Budget(level, seconds, memory or default_memory(prepared))
-    call, pairs = call_of(batch).map(Tensor.detach), tensor_pairs(reference, prepared)
+    budget, call = Budget(seconds, prepared), call_of(batch).map(Tensor.detach)
+    pairs = tensor_pairs(reference, prepared)
     checks, rewritten = static_checks(reference, prepared, pairs, pipeline)
-    case_of = partial(
-        VerificationCase, reference, prepared, pipeline, amp, budget, rewritten, pairs
+    case = VerificationCase(
+        reference, prepared, pipeline, amp, budget, rewritten, pairs, call, mode, gradients
     )
-    options: Any = {"use": mode, "backward": gradients}
-    cases = [case_of(call, mode, **options)]
-    if level == "full":
-        moved, inputs = call.map(partial(shifted, deviations=_LARGE_MEAN)), "mean 100 deviations"
-        other: Mode = "train" if mode == "eval" else "eval"
-        cases += [case_of(call, other, **options, inputs="other mode")]
-        cases += [case_of(moved, each, **options, inputs=inputs) for each in (mode, other)]
-    if any(check.status == "fail" for check in checks):
-        cases[1:] = []
-    else:
-        with eager_if_compiled(prepared):
-            checks += [check for case in cases for check in case.checks()]
-    if contains_compiled(prepared) and len(checks) > 4:
-        options["backward"] = mode == "train" and cases[0].unsafe is None
-        cases.append(case_of(call, mode, **options, compiled=True))
-        checks += cases[-1].checks()
+    if all(check.status != "fail" for check in checks):
+        checks += case.checks()
     first = {check.status: check for check in reversed(checks)}
     status = next((word for word in ("fail", "cannot tell") if word in first), "pass")
     worst = first.get("wrong" if status == "pass" else status)
     bad, culprit, advised = [c for c in checks if c.status in ("fail", "wrong")], None, ""
     if bad:
-        case = next((each for each in cases if each.wrong or each.raised or each.unsafe), cases[0])
         culprit = case.culprit if case.culprit is not None or bad[0].mode else bad[0].worst
-        with eager_if_compiled(prepared):
-            advised = advice(case, checks, culprit)
-    exact = [name_of(case.exact_dtype) for case in cases if case.deviations]
+        advised = advice(case, checks, culprit)
     return Verification(
         status=status,
         reason=worst.reason if worst else "",
-        level=level,
         mode=mode,
-        reference=max(exact, default="", key=lambda name: name == "float32"),
+        reference=name_of(case.exact_dtype) if case.deviations else "",
         checks=tuple(checks),
         culprit=type(prepared).__name__ if culprit == "" else culprit or "",
         advice=advised,
@@ -130,11 +100,10 @@ def verify(
 
 
 def _check_arguments(
-    reference: nn.Module, prepared: nn.Module, *, level: str, mode: str, gradients: bool
+    reference: nn.Module, prepared: nn.Module, *, mode: str, gradients: bool
 ) -> None:
-    for name, word, allowed in (("level", level, SECONDS), ("mode", mode, ("eval", "train"))):
-        if word not in allowed:
-            raise RefusedError(name, f"{word!r} is not a {name}", choose(word, allowed))
+    if mode not in ("eval", "train"):
+        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
     if mode == "train" and not gradients:
         remedy = "remove gradients=False, or set mode='eval'"
         raise RefusedError("gradients", "mode 'train' requires them", remedy)

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 _BLIND = 0.001
 # A sensitivity of more than this says nothing about the gradients.
 _HIDDEN = 0.1
-_NOISES = {"bfloat16": "bf16 noise", "float16": "fp16 noise"}
-_LIMITS = ("verify.seconds", "verify.memory")
 _SERIOUS = ("fail", "wrong", "cannot tell")
 _COLUMNS = parts.columns(
     "Status text, Compared text, Case text, Worst code, Error number, Tolerance number, "
@@ -43,7 +41,7 @@ def verify_document(shown: ReportContext) -> Document | None:
         title=parts.RIGHT,
         place=40,
         line=verify_sentence(verification),
-        head=f"verify ({verification.level})",
+        head="verify",
         answers=(_answer(verification),),
         advice=tuple(_advice(verification)),
         notes=(verification.advice,) if wrong and verification.advice else (),
@@ -56,11 +54,10 @@ def _without(shown: ReportContext) -> Document | None:
     """Return the document of a run that was to be verified, and was not."""
     if not shown.had("verify"):
         return None
-    answer, remark = parts.NOT_MEASURED, shown.without("verify")
+    remark, sentence = shown.without("verify"), "Results not measured"
+    missing = Answer(parts.RIGHT, "plain", parts.NOT_MEASURED, remark, sentence=sentence)
     if shown.unchanged:
-        answer, remark = "Unchanged", parts.UNCHANGED
-    sentence = "" if shown.unchanged else "Results not measured"
-    missing = Answer(parts.RIGHT, "plain", answer, remark, sentence=sentence)
+        missing = Answer(parts.RIGHT, "plain", "Unchanged", parts.UNCHANGED)
     return Document(name="verify", place=40, answers=(missing,))
 
 
@@ -116,12 +113,15 @@ def _sensitivity_text(verification: Verification) -> str:
 
 
 def _hidden(verification: Verification) -> str:
-    """Return `gradients unclear (bf16 noise hides errors below 230 %)`; empty if smaller ones are found."""
+    """Return `gradients cannot be judged in bfloat16: ...`; empty if smaller errors are found."""
     least, _ = verification.sensitivity("gradients") or (0.0, "")
     if least <= _HIDDEN:
         return ""
-    noise = _NOISES.get(verification.amp, "noise")
-    return f"gradients unclear ({noise} hides errors below {_percent(least)})"
+    own = (check.dtype for check in verification.checks if check.dtype.endswith("float16"))
+    once = words(cli="run once with precision=float32", python="verify it once in float32")
+    if verification.amp != "none":
+        once = words(cli="run once with amp=none", python="verify it once without autocast")
+    return f"gradients cannot be judged in {next(own, verification.amp)}: {once}"
 
 
 def _percent(part: float) -> str:
@@ -158,7 +158,8 @@ def _answer(verification: Verification) -> Answer:
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
         elif verification.mode == "train" and _hidden(verification):
-            kind, answer, sentence = "warn", "Outputs only", "Outputs right"
+            kind, answer, sentence = "warn", "Outputs right", "Outputs right"
+            line = f"outputs right; {(remark := _hidden(verification))}"
     return Answer(parts.RIGHT, kind, answer, remark, sentence=sentence, line=line)
 
 
@@ -167,13 +168,11 @@ def _advice(verification: Verification) -> Iterator[parts.Advice]:
         remark = "the report has probable causes and remedies" if verification.advice else ""
         yield parts.Advice(10, "bad", "Do not use it", remark)
     elif verification.status == "cannot tell":
-        limit = next((key for key in _LIMITS if f"raise {key}" in verification.reason), "")
-        answer = f"Raise {limit}" if limit else "Verify it with verify=full"
+        is_short = "raise verify.seconds" in verification.reason
+        answer = "Raise verify.seconds" if is_short else "Verify it on another batch"
         yield parts.Advice(30, "warn", answer)
     elif verification.mode == "train" and (remark := _hidden(verification)):
-        once = words(cli="with precision=float32 amp=none", python="without half and autocast")
-        answer = f"Verify it once in float32, {once}"
-        yield parts.Advice(72, "warn", answer, remark)
+        yield parts.Advice(72, "warn", f"Judge the gradients: {remark.partition(': ')[2]}")
 
 
 def _parts(verification: Verification) -> Iterator[Part]:

@@ -1,4 +1,4 @@
-"""Format the user's batch for the prepared model, and vary it: mode, size, mean, small random changes."""
+"""Format the user's batch for the prepared model, and vary it by small random changes."""
 
 from __future__ import annotations
 
@@ -39,29 +39,6 @@ def user_formatter(pipeline: Pipeline) -> Callable[[Any], Any] | None:
     """Return the function with which a user formats a batch; None if the model formats it itself."""
     is_attached = any(getattr(step, "attach", False) for step in pipeline.steps.values())
     return None if is_attached else pipeline.format
-
-
-def resized(call: Call, size: int) -> Call:
-    """Return the call with `size` samples: the first ones, or repetitions with small random changes."""
-    batch = call.batch
-    if batch is None or batch == size:
-        return call
-
-    def resize(tensor: Tensor) -> Tensor:
-        if not tensor.dim() or len(tensor) != batch:
-            return tensor
-        repeats = -(-size // batch)
-        parts = [tensor, *(jittered(tensor, seed, 0.1) for seed in range(1, repeats))]
-        return torch.cat([part.contiguous() for part in parts])[:size].contiguous()
-
-    return call.map(resize)
-
-
-def shifted(tensor: Tensor, deviations: float) -> Tensor:
-    """Shift a floating-point tensor by a number of its standard deviations."""
-    if not tensor.is_floating_point() or tensor.numel() < 2:
-        return tensor
-    return tensor + deviations * tensor.double().std().to(tensor.dtype)
 
 
 def nudged(tensor: Tensor) -> Tensor:

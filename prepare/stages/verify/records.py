@@ -19,7 +19,7 @@ class Check:
     """The result of one check, in one case.
 
     `what` is values, casts, layout, flags, forward, outputs, input gradients, parameter gradients, buffers,
-    module outputs, module gradients, or batch (changed in place, only where it fails). In a check of modules,
+    module outputs or module gradients. In a check of modules,
     which ran alone, `worst`
     is a module and `compared` counts modules. `mode`, `batch` and `inputs` describe the case; they
     are empty for a check without a forward. `dtype` is the coarsest dtype of the prepared model. `error` is
@@ -81,7 +81,6 @@ class Verification(JsonRecord, Readable):
     )
     status: str
     reason: str
-    level: str
     mode: str
     reference: str = ""
     checks: tuple[Check, ...] = ()
@@ -113,6 +112,6 @@ class Verification(JsonRecord, Readable):
             raise ValueError(f"{self.status!r} is not a status")
 
 
-def unknown(reason: str, *, level: str, mode: str) -> Verification:
+def unknown(reason: str, *, mode: str) -> Verification:
     """Return a verification that could not compare anything, and the reason."""
-    return Verification(status="cannot tell", reason=reason, level=level, mode=mode)
+    return Verification(status="cannot tell", reason=reason, mode=mode)

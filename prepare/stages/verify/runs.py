@@ -1,11 +1,10 @@
-"""Run a model once on stand-ins for its tensors, and record what it and its modules compute."""
+"""Run a model once on stand-ins for its tensors, and record what it and its leaf modules compute."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,13 +18,12 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from prepare.core.forward.call import Call, named_tensors_in, tensors_in
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import copy_of, real_stand_in, unchanged
-from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.tensors import is_plain
 from prepare.core.model.unsafe_backward import UnsafeCalls
 from prepare.core.utils.process_state import held_interrupts, ignored_warnings, interruptible
 from prepare.pipeline.transfer import check_cast
 from prepare.stages.verify.same_numbers import SameNumbers, make_deterministic, run_backward
-from prepare.steps.repairs.conv3d import REPAIR, backward_exceeds_memory
+from prepare.steps.repairs.convolutions import CONV3D, backward_exceeds_memory
 
 KINDS = ("outputs", "input gradients", "parameter gradients", "buffers")
 # Compilers read the gradient of every input, also of those that are not leaves; a checkpoint wants gradients.
@@ -41,7 +39,7 @@ Named = dict[str, Tensor]
 
 @dataclass
 class ModuleCall:
-    """A call of a module: its outputs and their gradients, its arguments and their gradients, by place.
+    """A call of a leaf module: its arguments and outputs, and their gradients by place.
 
     `needs` says which arguments must get a gradient, `tracked` which outputs need one.
     """
@@ -57,29 +55,17 @@ class ModuleCall:
 
 @dataclass
 class Run:
-    """The tensors of one run by kind and name, and the calls of its modules in the order of their ends.
+    """The tensors of one run by kind and name, and the calls of its leaves in the order of their ends.
 
     `unsafe` is the module whose backward may end the process, and the known issue; no backward ran then.
-    `changed` names the inputs that the forward changed. `numbers` counts those of all outputs of leaves, and
-    `unfolded` those of the largest input that a convolution in float64 unfolds.
+    `numbers` counts those of all outputs of leaves.
     """
 
     tensors: dict[str, Named] = field(default_factory=dict)
     calls: list[ModuleCall] = field(default_factory=list)
     seconds: float = 0.0
     unsafe: tuple[str, str] | None = None
-    changed: set[str] = field(default_factory=set)
     numbers: int = 0
-    unfolded: int = 0
-
-    def by_call(self) -> dict[tuple[str, int], ModuleCall]:
-        """Return the calls by the name of the module and their number."""
-        counts: Counter[str] = Counter()
-        named = {}
-        for call in self.calls:
-            counts[call.name] += 1
-            named[call.name, counts[call.name]] = call
-        return named
 
 
 def run_model(
@@ -90,53 +76,46 @@ def run_model(
     flags: Mapping[str, bool],
     backward: bool,
     graph: bool = False,
-    record: str = "",
+    record: bool = False,
     seed: int = 0,
     wide: bool = False,
     amp: str = "none",
-    scale: float = 1.0,
     compiled: bool = False,
-    frozen: bool = False,
     change: Callable[[Tensor], Tensor] | None = None,
     repair: torch.dtype | None = None,
 ) -> Run:
     """Run a model forward, and backward from fixed random gradients; restore the model and all else.
 
-    `stand_in` replaces each tensor of the model. `record` keeps the calls of `leaves`, or of `all` modules. A
-    compiled model has its own random numbers and dropout. With `frozen` the inputs need no gradient, as in
-    most training. The gradients are multiplied by `scale`, as a GradScaler does, and the results divided by
-    it. `change` replaces the outputs of leaves, and `repair` avoids torch's own faults in this dtype.
-    `graph`: the forward needs a graph even without a backward.
+    `stand_in` replaces each tensor of the model. `record` keeps the calls of leaves. A compiled model has its
+    own random numbers and dropout. Inputs need a gradient only with `backward`, and `graph` makes a graph
+    without one. `change` replaces the outputs of leaves; `repair` avoids torch's own faults in this dtype.
     """
     result, start, leaves = Run(), time.perf_counter(), Named()
+    nothing: Any = contextlib.nullcontext()
     with held_interrupts(), unchanged(model, call.args, call.kwargs, stand_in=stand_in):
         make_deterministic(model, flags, seed)
         with (
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(backward or graph),
-            changed_outputs(model, change) if change else contextlib.nullcontext(),
-            repaired(model, repair) if repair else contextlib.nullcontext(),
+            _changed(model, change) if change else nothing,
+            repaired(model, repair) if repair else nothing,
             ignored_warnings(_QUIET),
-            contextlib.nullcontext() if compiled else SameNumbers(wide=wide),
+            nothing if compiled else SameNumbers(wide=wide),
         ):
-            given = call.map(partial(_leaf, leaves) if backward and not frozen else copy_of)
-            before = given.tensors()
-            with _hooks(model, result, record) if not compiled else contextlib.nullcontext():
-                with autocast(amp, device_of([model], before)):
+            given = call.map(partial(_leaf, leaves) if backward else copy_of)
+            with nothing if compiled else _hooks(model, result, record=record):
+                with autocast(amp, device_of([model], given.tensors())):
                     output = interruptible(model, *given.args, **given.kwargs)
                 named = dict(named_tensors_in(output))
                 if backward and result.unsafe is None:
-                    interruptible(_backward, [t for t in named.values() if t.requires_grad], scale)
-        pairs = enumerate(zip(call.tensors(), before, strict=True))
-        result.changed = {f"input {i}" for i, pair in pairs if not _are_equal(*pair)}
+                    interruptible(_backward, [t for t in named.values() if t.requires_grad])
         buffers = {n: b.detach() for n, b in model.named_buffers() if not b.is_nested}
         result.tensors = {"outputs": {n: t.detach() for n, t in named.items()}, "buffers": buffers}
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
         both: Any = leaves, trained
         for kind, tensors in zip(KINDS[1:3], both, strict=True):
             if backward and result.unsafe is None:
-                grads = {n: t.grad for n, t in tensors.items() if t.grad is not None}
-                result.tensors[kind] = {n: g / scale if scale != 1 else g for n, g in grads.items()}
+                result.tensors[kind] = {n: t.grad for n, t in tensors.items() if t.grad is not None}
     result.seconds = time.perf_counter() - start
     return result
 
@@ -174,16 +153,17 @@ def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None)
 
 
 @contextlib.contextmanager
-def changed_outputs(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
+def _changed(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
     """Replace the floating-point outputs of each leaf by `change` of them, inside the block."""
 
     def after(_module: nn.Module, _args: Any, output: Any) -> Any:
-        is_float = isinstance(output, Tensor) and output.is_floating_point() and output.numel() > 1
+        is_float = isinstance(output, Tensor) and output.is_floating_point()
         # In backward a checkpointed segment runs again, and must get what it got before.
-        return change(output) if is_float and torch._C._current_autograd_node() is None else None
+        is_forward = is_float and torch._C._current_autograd_node() is None
+        return change(output) if is_forward else None
 
     with contextlib.ExitStack() as stack:
-        for module in filter(is_leaf, model.modules()):
+        for module in filter(_is_leaf, model.modules()):
             stack.callback(module.register_forward_hook(after).remove)
         yield
 
@@ -197,10 +177,8 @@ def repaired(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """
 
     def contiguous(tensor: Any) -> Any:
-        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
-            return tensor
-        exact = tensor.stride() == canonical_stride(tensor.shape, "contiguous")
-        return tensor if exact else tensor.clone(memory_format=torch.contiguous_format)
+        is_strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided
+        return tensor.contiguous() if is_strided else tensor
 
     def before(_module: nn.Module, args: Any) -> Any:
         return tuple(map(contiguous, args))
@@ -214,20 +192,20 @@ def repaired(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
             if isinstance(module, _NORMS):
                 stack.callback(module.register_forward_pre_hook(before).remove)
                 stack.callback(module.register_forward_hook(after).remove)
-            if dtype == torch.bfloat16 and REPAIR.fits(module):
-                REPAIR.repair(module, {})
+            if dtype == torch.bfloat16 and CONV3D.fits(module):
+                CONV3D.repair(module, {})
         yield
 
 
-def is_leaf(module: nn.Module) -> bool:
+def _is_leaf(module: nn.Module) -> bool:
     """Return whether a module runs as a whole: its children, if it has any, hold numbers only."""
     whole = hasattr(module, "parametrizations") or isinstance(module, nn.MultiheadAttention)
     return whole or not module._modules
 
 
 @contextlib.contextmanager
-def _hooks(model: nn.Module, result: Run, record: str) -> Iterator[None]:
-    """Record the calls of modules, their sizes, and the first one whose backward is not safe."""
+def _hooks(model: nn.Module, result: Run, *, record: bool) -> Iterator[None]:
+    """Record the calls of leaves, their sizes, and the first module whose backward is not safe."""
     running: dict[str, list[tuple[ModuleCall, list[tuple[Tensor, int]]]]] = {}
     calls = UnsafeCalls()
 
@@ -237,34 +215,30 @@ def _hooks(model: nn.Module, result: Run, record: str) -> Iterator[None]:
 
     def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         look(name.rpartition(".")[0])
-        if not (record == "all" or (record and is_leaf(module))):
+        if not record or not _is_leaf(module):
             return None
-        given, place = Call(args, kwargs), iter(range(1 << 30))
-        is_whole = record == "leaves"
-        call = ModuleCall(name, given.map(_copy) if is_whole else given)
-        call.needs = tuple(tensor.requires_grad for tensor in given.tensors())
-        passed: list[tuple[Tensor, int]] = []
+        given = Call(args, kwargs)
+        call = ModuleCall(name, given.map(_copy))
+        needs = tuple(tensor.requires_grad for tensor in given.tensors())
+        call.needs, passed = needs, list[tuple[Tensor, int]]()
         running.setdefault(name, []).append((call, passed))
 
         def view(tensor: Tensor) -> Tensor:
             # A hook of the tensor itself would get the gradients of all its uses.
             seen = tensor.view_as(tensor) if tensor.requires_grad else tensor
             passed.append((seen, seen._version))
-            return _watched(seen, call.input_gradients, next(place))
+            return _watched(seen, call.input_gradients, len(passed) - 1)
 
-        given = given.map(view) if is_whole else given
+        given = given.map(view)
         return given.args, given.kwargs
 
     def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        if args and isinstance(args[0], Tensor) and isinstance(output, Tensor):
-            if result.unsafe is None and backward_exceeds_memory(module, args[0], output):
-                result.unsafe = name, _SMALL
-            if hasattr(module, "transposed"):  # a convolution
-                kernel: Any = module.kernel_size
-                result.unfolded = max(result.unfolded, math.prod(kernel) * args[0].numel())
+        is_plain_call = args and isinstance(args[0], Tensor) and isinstance(output, Tensor)
+        if is_plain_call and backward_exceeds_memory(module, args[0], output):
+            result.unsafe = result.unsafe or (name, _SMALL)
         look(name)
         tensors = list(tensors_in(output))
-        result.numbers += sum(tensor.numel() for tensor in tensors) if is_leaf(module) else 0
+        result.numbers += sum(tensor.numel() for tensor in tensors) if _is_leaf(module) else 0
         if running.get(name):
             call, passed = running[name].pop()
             # The gradient of what a module writes in place may go another way.
@@ -309,23 +283,19 @@ def _leaf(leaves: Named, tensor: Tensor) -> Tensor:
     return copy.clone()
 
 
-def _backward(roots: list[Tensor], scale: float) -> None:
-    if scale != 1.0:
-        # The gradient is cast, as a loss in float32 does; a scaled gradient may not fit into float16.
-        roots = [root.float() if root.dtype == torch.float16 else root for root in roots]
-    if roots:
-        run_backward(roots, [random_gradient(root, i) * scale for i, root in enumerate(roots)])
-
-
-def random_gradient(output: Tensor, seed: int) -> Tensor:
-    """Draw numbers that every dtype represents exactly, in the output's layout and of a mean loss's size.
+def _backward(roots: list[Tensor]) -> None:
+    """Run backward from numbers that every dtype represents exactly, of the size of a mean loss's.
 
     A plain sum as the loss is useless for a model that ends in a norm or softmax: its gradient is zero.
     """
-    indices = torch.randint(0, 4, output.shape, generator=torch.Generator().manual_seed(seed))
-    signed = torch.tensor([-1.0, -0.5, 0.5, 1.0])[indices]
-    exponent = round(math.log2(max(output.numel(), 1)) / 2)
-    return torch.empty_like(output).copy_(signed * 2.0**-exponent)
+    gradients = []
+    for seed, root in enumerate(roots):
+        indices = torch.randint(0, 4, root.shape, generator=torch.Generator().manual_seed(seed))
+        signed = torch.tensor([-1.0, -0.5, 0.5, 1.0])[indices]
+        exponent = round(math.log2(max(root.numel(), 1)) / 2)
+        gradients.append(torch.empty_like(root).copy_(signed * 2.0**-exponent))
+    if roots:
+        run_backward(roots, gradients)
 
 
 def _with_hooks(tensor: Tensor, stand_in: Tensor) -> Tensor:
@@ -334,10 +304,3 @@ def _with_hooks(tensor: Tensor, stand_in: Tensor) -> Tensor:
     for hook in (hooks or {}).values():
         stand_in.register_hook(hook)
     return stand_in
-
-
-def _are_equal(first: Tensor, second: Tensor) -> bool:
-    if not is_plain(first) or not is_plain(second):
-        return True  # cannot be told
-    equal = (first == second) | ((first != first) & (second != second))  # noqa: PLR0124  NaN
-    return bool(equal.all())

@@ -6,11 +6,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.numbers import finite, part_of_tolerance
-from prepare.core.utils.options import read_size
 from prepare.stages.registry import stage
 from prepare.stages.stage import (
     Level,
-    Memory,
     Seconds,
     Stage,
     StageContext,
@@ -21,6 +19,9 @@ from prepare.stages.stage import (
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
     from prepare.stages.verify.records import Check
+
+# The seconds of level `full`, which also copies a large model to have a reference.
+_LONG = 600.0
 
 
 @stage("verify")
@@ -35,7 +36,6 @@ class VerifyStage(Stage):
 
     level: Level = key("short", "check outputs and gradients")
     seconds: Seconds = key(None, "seconds that it may use; null: 30, more for a large model", "60")
-    memory: Memory = key(None, "memory that it may use; null: half of what is free", "8GiB")
 
     @classmethod
     def records(cls) -> Mapping[str, Any]:
@@ -48,7 +48,8 @@ class VerifyStage(Stage):
             return 0.0
         from prepare.stages.verify.budget import SECONDS, time_limit
 
-        return self.seconds or time_limit(SECONDS[self.level], work.step_seconds())
+        least = _LONG if self.level == "full" else SECONDS
+        return self.seconds or time_limit(least, work.step_seconds())
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None or not work.example:
@@ -60,11 +61,9 @@ class VerifyStage(Stage):
                 work.reference,
                 work.model,
                 work.example,
-                level=self.level,
                 pipeline=work.pipeline,
                 mode=work.settings.mode,
-                seconds=self.seconds,
-                memory=None if self.memory is None else read_size(self.memory),
+                seconds=self.seconds or (_LONG if self.level == "full" else None),
                 amp=work.amp,
             )
         return {"verify": verification}

@@ -16,7 +16,7 @@ from prepare.core.model.tensors import (
 )
 from prepare.core.model.training_mode import may_read_mode
 from prepare.stages.verify.records import Check
-from prepare.steps.repairs import find_repair, repair_names
+from prepare.steps.repairs import all_repairs
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
@@ -129,7 +129,7 @@ def _check_flags(reference: nn.Module, prepared: nn.Module, mode_changed: tuple[
         note = "one model is in training mode, the other is not"
         return Check(what="flags", status="skipped", note=note)
     flags = {name: module.training for name, module in named_modules(reference)}
-    modules, repairs = dict(named_modules(prepared)), list(map(find_repair, repair_names()))
+    modules, repairs = dict(named_modules(prepared)), all_repairs().values()
     for name, module in modules.items():
         if flags.get(name, module.training) == module.training:
             continue

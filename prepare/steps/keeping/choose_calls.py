@@ -12,7 +12,7 @@ from prepare.registry import STEPS
 from prepare.stages.flow import predict
 from prepare.stages.flow.operator_watcher import KERNEL_NOTE
 from prepare.steps.keeping import operators
-from prepare.steps.keeping.find_calls import SAFE, CodeCall, calls_of
+from prepare.steps.keeping.calls import SAFE, CodeCall, calls_of
 from prepare.steps.keeping.operators import recording
 
 if TYPE_CHECKING:

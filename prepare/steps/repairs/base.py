@@ -1,15 +1,14 @@
-"""The base classes of repairs, which make a module keep the layout of its input, and what they share.
+"""The helpers of repairs, which make a module keep the layout of its input.
 
 A repaired module has a class named `Keeping...` (`KeepingGroupNorm`): a subclass of its original class
 that keeps a channels-last layout through forward and backward.
 """
 
-from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.transforms import is_transformed, rows_copied
@@ -80,48 +79,6 @@ def not_a_view(x: Tensor, *, is_saved: bool = False) -> Tensor:
         return x
     # Not torch's `_unsafe_view`: it changes the strides of dimensions of size 1.
     return _Result.apply(x, is_saved) if x.requires_grad else x.data
-
-
-class Repair:
-    """Make modules of one kind keep the layout of a channels-last input, at torch's accuracy or better.
-
-    Each file in this folder holds one, named `REPAIR`. A repair writes into no tensor and adds no
-    Parameter or buffer: `state_dict`, optimizers and references to the module stay valid.
-    """
-
-    name: str
-
-    def concerns(self, module: nn.Module) -> bool:
-        """Return whether this module is of a kind that this repair is for, whatever code it runs. Pure."""
-        raise NotImplementedError
-
-    def fits(self, module: nn.Module) -> bool:
-        """Return whether a repair of this module would take effect, and it has none yet. Pure."""
-        raise NotImplementedError
-
-    def ranks(self, module: nn.Module) -> tuple[int, ...]:
-        """Return the ranks of the inputs for which this module is repaired."""
-        raise NotImplementedError
-
-    def repair(self, module: nn.Module, formats: Mapping[int, str]) -> None:
-        """Repair `module` in place, for inputs of these ranks: `{5: "channels_last_3d"}`."""
-        raise NotImplementedError
-
-    def is_repaired(self, module: nn.Module) -> bool:
-        """Return whether `module` has this repair."""
-        raise NotImplementedError
-
-    def mends(self, module: nn.Module) -> bool:
-        """Return whether `module` has this repair, and a call runs it."""
-        return self.is_repaired(module)
-
-    def undo(self, module: nn.Module) -> None:
-        """Remove the repair from `module`.
-
-        Raises:
-            RefusedError: its class was changed since, in a way that cannot be told apart from the repair.
-        """
-        raise NotImplementedError
 
 
 class _Result(torch.autograd.Function):

@@ -1,14 +1,15 @@
-"""The repair of average and adaptive pooling: outputs and gradients keep a channels-last layout."""
+"""The repairs of pooling, softmax and circular pads: outputs and gradients keep a channels-last layout."""
 
 from collections.abc import Sequence
 from math import isinf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.steps.repairs.base import is_channels_last, not_a_view
+from prepare.steps.repairs import base
+from prepare.steps.repairs.base import is_channels_last, not_a_view, to_channels_last
 from prepare.steps.repairs.swap_class import SwapClass
 
 
@@ -98,22 +99,6 @@ class KeepingAdaptiveAvgPool2d(nn.AdaptiveAvgPool2d):
         return _mean(input)
 
 
-class _PoolingRepair(SwapClass):
-    """Repair all; in two dimensions the output is torch's."""
-
-
-REPAIR = _PoolingRepair(
-    "pooling",
-    {
-        nn.AvgPool3d: KeepingAvgPool3d,
-        nn.LPPool3d: KeepingLPPool3d,
-        nn.AdaptiveAvgPool3d: KeepingAdaptiveAvgPool3d,
-        nn.AdaptiveMaxPool3d: KeepingAdaptiveMaxPool3d,
-        nn.AdaptiveAvgPool2d: KeepingAdaptiveAvgPool2d,
-    },
-)
-
-
 def _fits(x: Tensor, rank: int) -> bool:
     """Return whether torch's CPU kernels lose the layout of this batch; integers would be rounded twice."""
     on_cpu = x.dim() == rank and x.device.type == "cpu" and x.is_floating_point()
@@ -193,3 +178,88 @@ def _sizes(output_size: Any, input_size: Sequence[int]) -> tuple[int, ...]:
         output_size = [output_size] * len(input_size)
     sizes = zip(output_size, input_size, strict=True)
     return tuple(old if new is None else new for new, old in sizes)
+
+
+# With fewer channels than one vector register holds, the CPU kernels over the last dimensions are scalar.
+_VECTOR_BYTES = 64
+
+
+class _KeepingSoftmax(nn.Module):
+    """Softmax over a permuted view in memory order: over channels, that is the last dimension; no copy.
+
+    Helps: torch's kernel copies a channels-last input, and returns contiguous activations and gradients.
+    Hurts: with fewer than 16 channels (32 in half precision) on a CPU that kernel is 10 times slower;
+    then the contiguous kernel runs, and its result is copied back, which costs more than it saves if the
+    softmax is the last module.
+    Source: measured; a softmax over any dimension is the same for a permuted view.
+    """
+
+    if TYPE_CHECKING:
+        dim: int | None
+    _function = staticmethod(F.softmax)
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  # torch's name
+        rank, dim = input.dim(), self.dim
+        if dim is None or not is_channels_last(input) or not -rank <= dim < rank:
+            return super().forward(input)
+        place, channel_bytes = base.memory_dim(dim, rank), input.shape[1] * input.dtype.itemsize
+        if input.device.type == "cpu" and channel_bytes < _VECTOR_BYTES and place >= rank - 2:
+            return to_channels_last(super().forward(base.with_channels_last_grad(input)))
+        rows = self._function(input.movedim(1, -1), place)
+        return not_a_view(rows.movedim(-1, 1), is_saved=True)
+
+
+class KeepingSoftmax(_KeepingSoftmax, nn.Softmax):
+    """torch's Softmax that keeps a channels-last layout."""
+
+
+class KeepingSoftmin(_KeepingSoftmax, nn.Softmin):
+    """torch's Softmin that keeps a channels-last layout."""
+
+    _function = staticmethod(F.softmin)
+
+
+class KeepingLogSoftmax(_KeepingSoftmax, nn.LogSoftmax):
+    """torch's LogSoftmax that keeps a channels-last layout."""
+
+    _function = staticmethod(F.log_softmax)
+
+
+class KeepingSoftmax2d(_KeepingSoftmax, nn.Softmax2d):
+    """torch's Softmax2d, over the channels of (N, C, H, W), that keeps a channels-last layout."""
+
+    dim = 1
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        # A 3-d input has its channels first; torch rejects a 5-d input.
+        return super().forward(input) if input.dim() == 4 else nn.Softmax2d.forward(self, input)
+
+
+class _KeepingCircularPad(nn.Module):
+    """Circular padding whose result is copied back to channels-last.
+
+    torch writes the parts of the result into a contiguous tensor, in every layout.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        if not is_channels_last(input):
+            return super().forward(input)
+        return to_channels_last(super().forward(base.with_channels_last_grad(input)))
+
+
+class KeepingCircularPad2d(_KeepingCircularPad, nn.CircularPad2d):
+    """torch's CircularPad2d that keeps a channels-last layout."""
+
+
+class KeepingCircularPad3d(_KeepingCircularPad, nn.CircularPad3d):
+    """torch's CircularPad3d that keeps a channels-last layout."""
+
+
+REPAIRS = (
+    SwapClass(
+        "pooling", KeepingAvgPool3d, KeepingLPPool3d, KeepingAdaptiveAvgPool3d,
+        KeepingAdaptiveMaxPool3d, KeepingAdaptiveAvgPool2d,
+    ),
+    SwapClass("softmax", KeepingSoftmax, KeepingSoftmin, KeepingLogSoftmax, KeepingSoftmax2d),
+    SwapClass("circular_pad", KeepingCircularPad2d, KeepingCircularPad3d),
+)  # fmt: skip

@@ -9,41 +9,44 @@ from torch import nn
 from torch.fx import Proxy
 
 from prepare.core.model.forward_code import forward_code, torch_class
-from prepare.core.model.fx_graphs import reshape_for_view
-from prepare.core.model.generated_class import made_of, make_class
 from prepare.core.model.module_kinds import mark_repair
-from prepare.core.model.scripting import script_error
+from prepare.core.model.replaced_method import made_of, make_class, script_error
+from prepare.core.model.transforms import reshape_for_view
 from prepare.errors import RefusedError
-from prepare.steps.repairs.base import Repair
 
 _PARAMETRIZED = "torch.nn.utils.parametrize"
 
 
-class SwapClass(Repair):
+class SwapClass:
     """Repair a module by changing its class: the same object, with its hooks.
 
-    `swaps` is `{torch's class: the repair, a subclass of it}`. A module of a class that runs the code of
-    torch's class gets one made of its own class and of the repair, which comes right before torch's class in
-    the method resolution order: `super().forward(x)` in the user's code runs the repair. The repairs are
-    defined at module level, so that models can be pickled and copied, and read all settings from the module.
-    A weight may be computed each time it is read: a repair reads it once in a call.
+    `repairs` are subclasses of torch's classes; `swaps` is `{torch's class: its repair}`. A module of a class
+    that runs the code of torch's class gets one made of its own class and of the repair, which comes right
+    before torch's class in the method resolution order: `super().forward(x)` in the user's code runs the
+    repair. The repairs are defined at module level, so that models can be pickled and copied, and read all
+    settings from the module. A weight may be computed each time it is read: a repair reads it once in a call.
+
+    A repair writes into no tensor and adds no Parameter or buffer: `state_dict`, optimizers and references to
+    the module stay valid. A repair that changes no class has no `swaps`.
     """
 
     step: ClassVar[str] = "repair_layout"
 
-    def __init__(self, name: str, swaps: Mapping[type[nn.Module], type[nn.Module]]) -> None:
+    def __init__(self, name: str, *repairs: Any) -> None:
         self.name = name
-        self.swaps = {original: mark_repair(keeping) for original, keeping in swaps.items()}
-        self._originals = {keeping: original for original, keeping in swaps.items()}
-        for keeping in swaps.values():
+        self._originals = {mark_repair(keeping): torch_class(keeping) for keeping in repairs}
+        self.swaps = {original: keeping for keeping, original in self._originals.items()}
+        for keeping in repairs:
             keeping.forward = _dispatched(keeping)
-            keeping.__prepare_scriptable__ = _refusing_script(self.step)  # type: ignore[attr-defined]
+            keeping.__prepare_scriptable__ = _refusing_script(self.step)
 
     def concerns(self, module: nn.Module) -> bool:
+        """Return whether this module is of a kind that this repair is for, whatever code it runs. Pure."""
         cls: Any = type(module)  # a class is hashable, which mypy denies
         return torch_class(cls) in self.swaps
 
     def fits(self, module: nn.Module) -> bool:
+        """Return whether a repair of this module would take effect, and it has none yet. Pure."""
         cls: Any = type(module)
         return (
             self.concerns(module)
@@ -53,20 +56,29 @@ class SwapClass(Repair):
         )
 
     def ranks(self, module: nn.Module) -> tuple[int, ...]:
+        """Return the ranks of the inputs for which this module is repaired."""
         cls: Any = type(module)
         ranks: dict[str, tuple[int, ...]] = {"2d": (4,), "3d": (5,)}
         return ranks.get(torch_class(cls).__name__[-2:], (4, 5))
 
     def repair(self, module: nn.Module, formats: Mapping[int, str]) -> None:
+        """Repair `module` in place, for inputs of these ranks: `{5: "channels_last_3d"}`."""
         module.__class__ = self._repaired(type(module))
 
     def is_repaired(self, module: nn.Module) -> bool:
+        """Return whether `module` has this repair."""
         return isinstance(module, tuple(self._originals))
 
     def mends(self, module: nn.Module) -> bool:
+        """Return whether `module` has this repair, and a call runs it."""
         return self.is_repaired(module) and forward_code(module).repaired
 
     def undo(self, module: nn.Module) -> None:
+        """Remove the repair from `module`.
+
+        Raises:
+            RefusedError: its class was changed since, in a way that cannot be told apart from the repair.
+        """
         module.__class__ = self._without(type(module))
 
     def _repaired(self, cls: Any) -> Any:

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.conv import _ConvNd
 
 from prepare.core.model.tensors import is_lazy, is_plain
-from prepare.steps.repairs import find_repair, repair_names
+from prepare.steps.repairs import all_repairs
 from prepare.steps.repairs.base import is_channels_last, not_a_view, with_channels_last_grad
 from prepare.steps.repairs.swap_class import SwapClass
 
@@ -23,6 +23,8 @@ from prepare.steps.repairs.swap_class import SwapClass
 class Rewritten(_ConvNd):
     """A convolution that computes the calls for which its rewrite is, and lets torch compute the others."""
 
+    rewritten_as: ClassVar[str]
+    """The name of the rewrite."""
     in_channels_last = False
     """Whether the pipeline requests channels-last of its output, whatever the format of its weight."""
 
@@ -49,25 +51,15 @@ class Rewritten(_ConvNd):
 
 
 class Rewrite(SwapClass):
-    """Replace the operation of convolutions of one structure: `REWRITE` of each file in this folder.
+    """Replace the operation of convolutions of one structure by an exact identity, `phrase`.
 
-    `identity` are the two sides over indices, in a line. `never_loses` is whether it was never slower in
-    our measurements, for any call that it takes: then it needs no example.
+    `never_loses` is whether it was never slower in our measurements, for any call that it takes: then it
+    needs no example.
     """
 
     step: ClassVar[str] = "rewrite_conv"
-
-    def __init__(
-        self,
-        name: str,
-        swaps: Mapping[type[nn.Module], type[nn.Module]],
-        *,
-        identity: str,
-        phrase: str,
-        never_loses: bool = False,
-    ) -> None:
-        super().__init__(name, swaps)
-        self.identity, self.phrase, self.never_loses = identity, phrase, never_loses
+    phrase: ClassVar[str]
+    never_loses: ClassVar[bool] = False
 
     def mismatch(self, module: Any) -> str:
         """Return what of the structure of a convolution this rewrite is not for; empty if it fits."""
@@ -106,8 +98,8 @@ class Rewrite(SwapClass):
 @contextmanager
 def _without_repairs(module: nn.Module) -> Iterator[None]:
     """Take the repairs of the class off for the block: they lie over a rewrite, as its `super()`."""
-    every = map(find_repair, repair_names())
-    found = [each for each in every if isinstance(each, SwapClass) and each.is_repaired(module)]
+    every = all_repairs().values()
+    found = [each for each in every if each.swaps and each.is_repaired(module)]
     for repair in found:
         repair.undo(module)
     yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -10,7 +11,13 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prepare.app.report.documents import advice, advice_in, shown_of, stage_documents
+from prepare.app.report.documents import (
+    advice,
+    advice_in,
+    is_training,
+    shown_of,
+    stage_documents,
+)
 from prepare.app.report.sentences import (
     bytes_text,
     changes_text,
@@ -23,12 +30,13 @@ from prepare.app.report.terminal.console import console, has_width
 from prepare.app.report.training_code import one_line
 from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Advice, Answer, Document, Row
 from prepare.core.utils.text import line, output, plural, printable
-from prepare.core.utils.wording import step
 
 if TYPE_CHECKING:
     from prepare.app.job.outcome import Outcome
     from prepare.app.job.results import Results
 
+# A step that a remedy adds.
+_STEP = re.compile(r"\+steps\.\S+")
 # The width of the longest label.
 _LABEL = 8
 _ORDER = (LAYOUT, RIGHT, FASTER)
@@ -84,14 +92,24 @@ class RunOutput:
         """Print the answers that are missing, what to do, the first warning or note, and the page."""
         documents = self._documents(results)
         self._show_answers(results, documents, ended=True)
-        _show_rows([(NEXT.lower(), text) for text in self._advice(results, documents)])
+        advised = self._advice(results, documents)
+        _show_rows([(NEXT.lower(), text) for text in advised])
         rows = results.audit.rows if results.audit else ()
         missed = missed_notes(row for row in rows if row.status == "ineffective")
         notes = [*missed, *results.notes, *(note for each in documents for note in each.notes)]
         # A stage that follows a model without preparing it says itself what is slow there.
         told = results.audit is not None or not results.found
         warnings = problems_of(results.plan, "warnings") if told else []
-        _show_first([f"warning: {problem}" for problem in warnings], notes)
+        right = any(a.kind == "good" and a.question == RIGHT for d in documents for a in d.answers)
+        if right and not is_training(results):  # what is an error in training only is on the page
+            errors = problems_of(results.plan, "training_errors")
+            warnings = [each for each in warnings if each not in errors]
+        # A warning whose remedy is what to do anyway is on the page.
+        words = {word for text in advised for word in text.split()}
+        steps = [{*_STEP.findall(each.remedy)} for each in warnings]
+        told_so = [bool(names) and names <= words for names in steps]
+        shown = [f"warning: {w}" for w, told in zip(warnings, told_so, strict=True) if not told]
+        _show_first(shown, notes)
         # Users copy the path, so do not wrap it.
         line(f"  {'details'.ljust(_LABEL)}  {printable(self._path('report.html'))}")
 
@@ -104,19 +122,10 @@ class RunOutput:
         plan, found = results.plan or {}, advice(results, documents)
         text = f"{found.answer[0].lower()}{found.answer[1:]}"
         if found.section == "reproduce":
-            path = self._path("recipe.yaml")
-            method = results.model.partition(".")[2]
-            call = one_line(path, plan, method=method, formats=results.formats)
-            if results.waiting and results.figures().get("time_ratio"):
-                call += f" in a program started with {results.waiting}"
-            added = [
-                step(name, **options)
-                for name, options in (plan.get("training_steps") or {}).items()
-            ]
-            note = f"; training needs {' '.join(added)}, which was not timed" if added else ""
-            if results.amp != "none":
-                note += f"; call it under torch.autocast to {results.amp}"
-            return [f"{call}, or by command recipe={path}{note}"]
+            method, training = results.model.partition(".")[2], is_training(results)
+            formats = results.formats
+            call = one_line("recipe.yaml", plan, method=method, formats=formats, training=training)
+            return [call if method or formats else f"{call}, with the file beside the page"]
         given = [each for document in documents for each in document.answers]
         said = [text for each in given for text in (each.remark, each.line)]
         if not found.remark or any(

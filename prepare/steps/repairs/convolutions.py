@@ -1,18 +1,108 @@
-"""The repair of 3-d convolutions on a CPU: choose fast kernels, and kernels that compute correctly."""
+"""The repairs of convolutions: fast and correct kernels on a CPU, and computed weights in channels-last."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
+from torch.nn.utils import parametrize
 
-from prepare.core.model.issue_sizes import is_smaller_than_kernel
-from prepare.steps.repairs import conv2d
+from prepare.core.model import issue_sizes
+from prepare.core.model.module_kinds import mark_repair
+from prepare.core.model.tensors import computed_names, weight_hooks
+from prepare.core.model.unsafe_backward import is_unsafe_conv2d
+from prepare.steps.repairs import base
 from prepare.steps.repairs._norm_autograd import contiguous_copy, through_contiguous
 from prepare.steps.repairs.base import is_channels_last, not_a_view, to_channels_last
 from prepare.steps.repairs.swap_class import SwapClass
+
+
+class KeepingConv2d(nn.Conv2d):
+    """torch's Conv2d, but run as one matrix product if the weight is large and there are few output pixels.
+
+    In training, a strided 1x1 convolution of fewer than 16 channels gets the pixels that it reads, by an
+    average pooling of single pixels, and runs with stride 1: the result is the same. A grouped one gets a
+    single sample that is a view, as `tokens.transpose(1, 2).reshape(1, C, H, W)`, with exact strides.
+
+    Helps: the last stages of image networks at small batches. torch's kernel reorders the channels-last
+    weight in every call, and its gradient once more.
+    Hurts: the input is stored for the backward pass once for each kernel position, at most an eighth of
+    the size of the weight. Products are summed in another order.
+    Source: measured; in a profile of torch's backward, an `aten::copy_` of the weight's shape. oneDNN#6035;
+    the known issue conv2d_grouped_view_cpu.
+    """
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+        if is_product(self, input, weight):
+            return multiply(self, input, weight, bias)
+        if issue_sizes.is_narrow_strided(self) and is_unsafe_conv2d(
+            input, weight, stride=self.stride
+        ):
+            # Not a slice, whose gradient would be contiguous.
+            return F.conv2d(F.avg_pool2d(input, 1, self.stride), weight, bias)
+        if issue_sizes.is_partly_grouped(self) and _is_view_of_one_sample(input):
+            input = base.with_exact_strides(input) if input.dim() == 4 else input.contiguous()  # noqa: A001
+        return super()._conv_forward(input, weight, bias)
+
+
+class _LargeConvRepair(SwapClass):
+    """Repair only convolutions for which a matrix product may be faster, or whose backward is not safe."""
+
+    def concerns(self, module: nn.Module) -> bool:
+        if not super().concerns(module):
+            return False
+        sizes = issue_sizes
+        kinds = (sizes.has_large_weight, sizes.is_narrow_strided, sizes.is_partly_grouped)
+        return any(is_one(module) for is_one in kinds)
+
+
+def _is_view_of_one_sample(x: Tensor) -> bool:
+    """Return whether `x` is one channels-last sample on a CPU, whose stride over the batch is another's.
+
+    torch adds the dimension of the batch to a sample without one, with such a stride.
+    """
+    if x.device.type != "cpu" or torch.compiler.is_compiling() or x.stride()[-3:-2] != (1,):
+        return False
+    return x.dim() == 3 or (x.dim() == 4 and len(x) == 1 and x.stride(0) != x[0].numel())
+
+
+def is_product(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool:
+    """Return whether a product is faster for `x`; never while compiling: a compiler sees torch's code."""
+    return (
+        issue_sizes.has_large_weight(module)
+        and not torch.compiler.is_compiling()
+        and x.dim() == weight.dim()
+        and x.device.type == "cpu"
+        and x.dtype == weight.dtype
+        and x.dtype in (torch.float32, torch.bfloat16)
+        and not torch.is_autocast_enabled("cpu")
+        and x.shape[1] == module.in_channels
+        and issue_sizes.has_few_pixels(module, x.shape)
+        and is_channels_last(x)
+        and (prod(module.kernel_size) == 1 or is_channels_last(weight))
+    )
+
+
+def multiply(
+    module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor, bias: Tensor | None
+) -> Tensor:
+    """Return the output of the convolution for `x` (N, C, *spatial), in channels-last."""
+    padding: Any = module.padding  # not a string: see `has_large_weight`
+    if any(padding):  # the gradient of a padded tensor is a slice, with the strides of the whole
+        x = base.with_channels_last_grad(x)
+    x = x.movedim(1, -1)
+    if any(padding):
+        x = F.pad(x, [0, 0, *(n for n in reversed(padding) for _ in range(2))])
+    channels = x.dim() - 1
+    for dim, (size, stride, step) in enumerate(
+        zip(module.kernel_size, module.stride, module.dilation, strict=True), start=1
+    ):
+        x = x.unfold(dim, (size - 1) * step + 1, stride)[..., ::step]
+    rows = x.movedim(channels, -1).flatten(channels)  # (N, *spatial, kernel * C)
+    return not_a_view(F.linear(rows, weight.movedim(1, -1).flatten(1), bias).movedim(-1, 1))
+
 
 # The limits of `use_mkldnn` in torch's aten/src/ATen/native/Convolution.cpp: at batch 1 and without groups,
 # at most this many elements in C * D * H; and the batch size from which 1x1x1 kernels use oneDNN.
@@ -35,8 +125,8 @@ class KeepingConv3d(nn.Conv3d):
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
-        if conv2d.is_product(self, input, weight):
-            return conv2d.multiply(self, input, weight, bias)
+        if is_product(self, input, weight):
+            return multiply(self, input, weight, bias)
         if _is_trained(weight, input) and _kernel_exceeds(self, input, input.shape[-3:]):
             x = F.pad(input, _zero_padding(self))
             return F.conv3d(x, weight, bias, self.stride, 0, self.dilation, self.groups)
@@ -83,7 +173,8 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
         if self.padding_mode != "zeros":
             return super().forward(input, output_size)
         weight, bias = self.weight, self.bias
-        output_padding = self._output_padding_for(input, output_size)
+        geometry: Any = (self.stride, self.padding, self.kernel_size, 3, self.dilation)
+        output_padding = self._output_padding(input, output_size, *geometry)
 
         def run_torchs(x: Tensor, weight: Tensor) -> Tensor:
             options = self.stride, self.padding, output_padding, self.groups, self.dilation
@@ -110,11 +201,6 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
             x, halves, bias, self.stride, self.padding, output_padding, 2, self.dilation
         )
 
-    def _output_padding_for(self, x: Tensor, output_size: list[int] | None) -> list[int]:
-        """Return the output padding for the requested size."""
-        geometry: Any = (self.stride, self.padding, self.kernel_size, 3, self.dilation)
-        return self._output_padding(x, output_size, *geometry)
-
     def _output_sizes(self, x: Tensor, output_padding: list[int]) -> list[int]:
         """Return the spatial sizes of the output."""
         dimensions = zip(
@@ -132,12 +218,13 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
         ]
 
 
-REPAIR = SwapClass("conv3d", {nn.Conv3d: KeepingConv3d, nn.ConvTranspose3d: KeepingConvTranspose3d})
+CONV2D = _LargeConvRepair("conv2d", KeepingConv2d)
+CONV3D = SwapClass("conv3d", KeepingConv3d, KeepingConvTranspose3d)
 
 
 def backward_exceeds_memory(module: nn.Module, x: Tensor, output: Tensor) -> bool:
     """Return whether torch's backward of an unrepaired module may read and write outside its tensors."""
-    if not isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)) or REPAIR.mends(module):
+    if not isinstance(module, (nn.Conv3d, nn.ConvTranspose3d)) or CONV3D.mends(module):
         return False
     sizes = (output if isinstance(module, nn.ConvTranspose3d) else x).shape[-3:]
     weight = next(module.parameters())  # also where it computes the weight
@@ -181,7 +268,7 @@ def _kernel_exceeds(
     return (
         (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"))
         and module.padding_mode == "zeros"
-        and is_smaller_than_kernel(module, sizes)
+        and issue_sizes.is_smaller_than_kernel(module, sizes)
     )
 
 
@@ -206,3 +293,82 @@ def _is_matrix_product(module: nn.Conv3d, padding: str | int | tuple[int, ...]) 
     # For a kernel of size 1, neither "same" nor "valid" pads anything.
     padded = any(padding) if isinstance(padding, tuple) else padding not in (0, "same", "valid")
     return prod(module.kernel_size) == prod(module.stride) == 1 and not padded
+
+
+_CONVOLUTIONS = {4: (nn.Conv2d, nn.ConvTranspose2d), 5: (nn.Conv3d, nn.ConvTranspose3d)}
+
+
+class LaidOut(nn.Module):
+    """The last parametrization of a convolution's weight: it makes the computed weight channels-last.
+
+    Helps: weight_norm, spectral_norm and others return a contiguous weight, whatever their source tensors.
+    Hurts: the weight is copied in each forward, or once in `parametrize.cached()`.
+    Source: a parametrization without state; the keys of `state_dict` are the same.
+    """
+
+    def forward(self, weight: Tensor) -> Tensor:
+        return to_channels_last(weight)
+
+    def right_inverse(self, weight: Tensor) -> Tensor:
+        """Pass an assigned weight on unchanged to the parametrizations before this one."""
+        return weight
+
+
+@mark_repair
+class LaysOut:
+    """A forward pre-hook that makes the weight of torch's older hooks (weight_norm, pruning) channels-last.
+
+    Helps and hurts: as `LaidOut`. Does nothing once the other hooks are removed.
+    """
+
+    name = "weight"
+
+    def __call__(self, module: Any, args: Any) -> None:
+        if self.name not in module._parameters:
+            module.weight = to_channels_last(module.weight)
+
+
+class _ComputedWeight(SwapClass):
+    """Add one parametrization, or one hook, after those that compute a convolution's weight."""
+
+    def concerns(self, module: nn.Module) -> bool:
+        return bool(self.ranks(module)) and "weight" in computed_names(module)
+
+    def fits(self, module: nn.Module) -> bool:
+        return self.concerns(module) and not self.is_repaired(module)
+
+    def ranks(self, module: nn.Module) -> tuple[int, ...]:
+        return tuple(rank for rank, classes in _CONVOLUTIONS.items() if isinstance(module, classes))
+
+    def repair(self, module: nn.Module, formats: Mapping[int, str]) -> None:
+        self.undo(module)  # others may have been added after ours
+        if parametrize.is_parametrized(module, "weight"):
+            _parametrizations(module).append(LaidOut().train(module.training))
+        else:
+            module.register_forward_pre_hook(LaysOut())
+
+    def is_repaired(self, module: nn.Module) -> bool:
+        if parametrize.is_parametrized(module, "weight"):
+            return type(_parametrizations(module)[-1]) is LaidOut
+        hooks = [hook for hook, name in weight_hooks(module) if name == "weight"]
+        return bool(hooks) and type(hooks[-1]) is LaysOut
+
+    def mends(self, module: nn.Module) -> bool:
+        return self.is_repaired(module)
+
+    def undo(self, module: nn.Module) -> None:
+        if parametrize.is_parametrized(module, "weight"):
+            parametrizations = _parametrizations(module)
+            for index in reversed(range(len(parametrizations))):
+                if type(parametrizations[index]) is LaidOut:
+                    del parametrizations[index]
+        hooks = module._forward_pre_hooks
+        for key in [key for key, hook in hooks.items() if type(hook) is LaysOut]:
+            del hooks[key]
+
+
+REPAIRS = (CONV2D, CONV3D, _ComputedWeight("computed_weight"))
+
+
+def _parametrizations(module: Any) -> Any:
+    return module.parametrizations.weight

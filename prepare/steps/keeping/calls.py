@@ -1,0 +1,407 @@
+"""Find the calls in a model's own code that may lose a layout, and replace them in a module; its class stays.
+
+What does not work, or costs more:
+
+- A trace of the forward (torch.fx): video autoencoders loop over frames, keep caches, and branch on shapes.
+- A mode of torch (`TorchFunctionMode`) around the call of the model, with the same operators. It leaves as
+  many breaks, but runs for every call of a function of torch. A forward of 22 ms (HunyuanVideo's autoencoder,
+  small) took 8 % more processor time, one of 36 ms (Wan's) 20 %; with hooks that put the mode on, 11 % and
+  27 %. Measured with operators that serve nothing, torch 2.13, one thread, a busy machine, 2026-11-27.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+
+import __future__  # isort: skip
+import ast
+import copy
+import inspect
+import linecache
+import operator as arithmetic
+from dataclasses import dataclass, replace
+from functools import lru_cache, update_wrapper
+from pathlib import Path
+from types import CellType, CodeType, FunctionType
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+from prepare.core.model.replaced_method import ReplacedMethod, foreign_method, replaced_methods
+from prepare.steps.keeping import operators
+
+# The functions that are replaced, and the methods of tensors, by the name of the operator that replaces them.
+FUNCTIONS: dict[Any, str] = {
+    torch.concat: "cat",
+    torch.concatenate: "cat",
+    **{getattr(F, name): name for name in ("pad", "interpolate", "avg_pool3d", "softmax")},
+    **{
+        getattr(torch, name): name
+        for name in (
+            *("cat", "stack", "where", "softmax", "clone", "empty_like", "zeros_like", "ones_like"),
+            *("repeat_interleave", "flatten", "sum"),
+        )
+    },
+    torch.reshape: "torch_reshape",
+}
+METHODS = (
+    "clone", "contiguous", "flatten", "repeat", "repeat_interleave", "reshape", "softmax", "sum",
+    "view",
+)  # fmt: skip
+_OPERATORS = {ast.Add: "add", ast.Mult: "mul"}
+# These change nothing but strides. A `.contiguous()` may be there on purpose, `view` needs it, and reshapes,
+# sums and `+` are everywhere, so these are replaced only if they are named.
+SAFE = frozenset({*FUNCTIONS.values(), "clone", "repeat"}) - {"torch_reshape", "flatten", "sum"}
+_CHANGED = "{} has been changed since {} was loaded: start the process again"
+
+
+@dataclass(frozen=True, slots=True)
+class CodeCall:
+    """One call in a method of a module class.
+
+    `name` is `WanCausalConv3d.forward: F.pad(x, padding)`: the class, the method and the code. `operator`
+    replaces it. `file` and `lines` are the file and its first and last line. `obstacle` says why it cannot
+    be replaced in memory, if it cannot. Without an operator it stands for a method whose source is another.
+    """
+
+    name: str
+    operator: str
+    owner: type
+    method: str
+    file: str
+    lines: tuple[int, int]
+    obstacle: str = ""
+
+
+def find_calls(cls: type[nn.Module]) -> tuple[CodeCall, ...]:
+    """Return the calls in the methods of a class and of its bases, those of torch left out."""
+    found: list[CodeCall] = []
+    for owner in _owners(cls):
+        for method, function in vars(owner).items():
+            if isinstance(function, FunctionType):
+                calls = _calls_in(owner, method, function, function.__code__)
+                if calls and method_owner(cls, method) is not owner:
+                    why = f"{cls.__qualname__} overrides {method}, and may call it with super()"
+                    calls = tuple(replace(call, obstacle=why) for call in calls)
+                found += calls
+    return tuple(found)
+
+
+def calls_of(module: nn.Module) -> Iterator[CodeCall]:
+    """Yield the calls that can be replaced in a module: those of the methods that run in it."""
+    for call in find_calls(type(module)):
+        if not call.obstacle and foreign_method(module, call.method) is None:
+            yield call
+
+
+def method_owner(cls: type, method: str) -> type | None:
+    """Return the class that defines the method that an instance of `cls` runs."""
+    return next((owner for owner in cls.__mro__ if method in vars(owner)), None)
+
+
+def _owners(cls: type) -> Iterator[type]:
+    for owner in cls.__mro__:
+        if owner is nn.Module:
+            return
+        if not owner.__module__.startswith(("torch.", "builtins", "prepare.steps.")):
+            yield owner
+
+
+@lru_cache(maxsize=8192)
+def _calls_in(owner: type, method: str, defined: FunctionType, _: CodeType) -> tuple[CodeCall, ...]:
+    source = method_source(owner, method)
+    if source is None:
+        return ()
+    function, where = source.function, f"{owner.__qualname__}.{method}"
+    code = function.__code__
+    if source.tree is None:
+        names = {name for each in codes(code) for name in each.co_names}
+        if names.isdisjoint({*METHODS, *SAFE}):
+            return ()
+        lines = [line for *_, line in code.co_lines() if line]
+        span = min(lines), max(lines)
+        why = _CHANGED.format(code.co_filename, where)
+        return (CodeCall(f"{where}: ", "", owner, method, code.co_filename, span, why),)
+    obstacle = "" if function is defined else f"{where} is decorated"
+    if method[:2] == method[-2:] == "__":
+        obstacle = f"Python looks for {method} in the class alone"
+    return tuple(
+        CodeCall(
+            f"{where}: {ast.unparse(node)}",
+            operator,
+            owner,
+            method,
+            code.co_filename,
+            (node.lineno, node.end_lineno or node.lineno),
+            obstacle,
+        )
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.expr) and (operator := operator_of(node, source))
+    )
+
+
+def operator_of(node: ast.AST, source: MethodSource) -> str | None:
+    """Return the name of the operator that can replace a node of a function's tree, or None."""
+    if isinstance(node, ast.BinOp):
+        return _OPERATORS.get(type(node.op))
+    if not isinstance(node, ast.Call):
+        return None
+    operator, found = None, value_of(node.func, source)
+    if getattr(found, "__module__", "") == "einops.einops":
+        operator = "rearrange" if found.__name__ == "rearrange" else None
+    elif found is not None:
+        operator = FUNCTIONS.get(found) if isinstance(found, Hashable) else None
+    elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
+        operator = node.func.attr
+    return operator if operator and _is_served(operator, node, is_method=found is None) else None
+
+
+def _is_served(operator: str, node: ast.Call, *, is_method: bool) -> bool:
+    """Return whether the operator has the arguments of a call, as it is written."""
+    if any(keyword.arg is None for keyword in node.keywords):
+        return False
+    given = [node.func, *node.args] if is_method else node.args
+    parameters = _signature(operator).parameters.values()
+    takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
+    if not takes_any and any(isinstance(argument, ast.Starred) for argument in given):
+        return False
+    try:
+        _signature(operator).bind(*given, **{str(each.arg): each for each in node.keywords})
+    except TypeError:
+        return False
+    return True
+
+
+@lru_cache
+def _signature(operator: str) -> inspect.Signature:
+    return inspect.signature(getattr(operators, operator))
+
+
+def value_of(node: ast.AST, source: MethodSource) -> Any:
+    """Return the value of a dotted name, if it begins with a global of the function; else None."""
+    if isinstance(node, ast.Attribute):
+        base = value_of(node.value, source)
+        return None if base is None else getattr(base, node.attr, None)
+    if isinstance(node, ast.Name) and not any(
+        node.id in (*code.co_varnames, *code.co_cellvars, *code.co_freevars)
+        for code in codes(source.function.__code__)
+    ):
+        return source.function.__globals__.get(node.id)
+    return None
+
+
+_PREFIX = "_keeping_"
+_STEP = "keep_layout"
+
+
+def replaced_calls(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of the calls that are replaced in a module."""
+    return tuple(call for _, method in _own(module) for call in method.args[1])
+
+
+def replace_calls(module: nn.Module, names: Iterable[str]) -> None:
+    """Replace the calls of these names in a module, beside those that are replaced."""
+    wanted, by_method = {*names, *replaced_calls(module)}, dict[str, list[str]]()
+    for call in calls_of(module):
+        if call.name in wanted:
+            by_method.setdefault(call.method, []).append(call.name)
+    for method, found in by_method.items():
+        vars(module)[method] = _replaced(module, method, tuple(dict.fromkeys(found)))
+
+
+def put_back(module: nn.Module) -> None:
+    """Give a module the methods of its class back, also where another program has kept ours."""
+    for name, method in _own(module):
+        if name == method.__name__:
+            del vars(module)[name]
+        else:
+            vars(module)[name] = method.__wrapped__
+
+
+def _own(module: nn.Module) -> list[tuple[str, ReplacedMethod]]:
+    return [each for each in replaced_methods(module) if each[1].step == _STEP]
+
+
+def _replaced(module: nn.Module, method: str, names: tuple[str, ...]) -> ReplacedMethod:
+    """Return the method of a module with these calls replaced; what a pickle calls."""
+    owner: Any = method_owner(type(module), method)
+    source = method_source(owner, method)
+    function = vars(owner)[method]
+    if source is not None and source.tree is not None and source.function is function:
+        function = _rewritten(owner, method, source, function.__code__, frozenset(names))
+    return ReplacedMethod(module, method, function, _replaced, (method, names), _STEP)
+
+
+@lru_cache(maxsize=1024)
+def _rewritten(
+    owner: type, method: str, source: MethodSource, _: CodeType, names: frozenset[str]
+) -> FunctionType:
+    function = source.function
+    replaced = _Replace(source, names, f"{owner.__qualname__}.{method}: ")
+    body: Any = replaced.visit(copy.deepcopy(source.tree))
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+    cells.update((name, CellType(value)) for name, value in replaced.used.items())
+    code = source.compiled(body, owner.__name__, cells)
+    cells.setdefault("__class__", CellType(owner))
+    closure = tuple(cells[name] for name in code.co_freevars)
+    made = FunctionType(
+        code, function.__globals__, function.__name__, function.__defaults__, closure
+    )
+    made.__kwdefaults__ = function.__kwdefaults__
+    update_wrapper(made, function)
+    del vars(made)["__wrapped__"]  # its own code is what runs
+    return made
+
+
+class _Replace(ast.NodeTransformer):
+    """Replaces calls of these names by operators; a nested call first.
+
+    `F.pad(x, size)` becomes `_keeping_F_pad(F.pad)(x, size)`, `x.clone()` becomes `_keeping_x_clone(x)`.
+    """
+
+    def __init__(self, source: MethodSource, names: frozenset[str], prefix: str) -> None:
+        self._source, self._names, self._prefix = source, names, prefix
+        self.used: dict[str, Callable[..., Any]] = {}
+
+    def visit(self, node: Any) -> Any:
+        operator = operator_of(node, self._source)
+        if operator is None or self._prefix + ast.unparse(node) not in self._names:
+            return self.generic_visit(node)
+        function = value_of(node.func, self._source) if isinstance(node, ast.Call) else None
+        text = "x_" + operator if function is None else ast.unparse(node.func).replace(".", "_")
+        name = ast.Name(_PREFIX + text, ast.Load())
+        self.used[name.id] = _replacement(operator, node, function)
+        made = self._made(name, self.generic_visit(node), is_function=function is not None)
+        return ast.fix_missing_locations(ast.copy_location(made, node))
+
+    def _made(self, name: ast.Name, node: Any, *, is_function: bool) -> ast.Call:
+        if isinstance(node, ast.BinOp):
+            return ast.Call(name, [node.left, node.right], [])
+        if is_function:
+            return ast.Call(ast.Call(name, [node.func], []), node.args, node.keywords)
+        return ast.Call(name, [node.func.value, *node.args], node.keywords)
+
+
+def _replacement(operator: str, node: Any, function: Any) -> Callable[..., Any]:
+    """Return what serves a call, or chooses what serves it: the function may be another by then."""
+    serve = getattr(operators, operator)
+    if isinstance(node, ast.BinOp):
+        return operators.otherwise(serve, getattr(arithmetic, operator))
+    if function is None:
+        return operators.otherwise(serve, operators.method(operator))
+    ours = operators.otherwise(serve, function)
+
+    def chosen(found: Any) -> Any:
+        return ours if found is function else found
+
+    return chosen
+
+
+# The parts of a statement that hold other statements.
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+_TORCH = str(Path(torch.__file__).parent)
+
+
+@dataclass(frozen=True, slots=True)
+class MethodSource:
+    """A function, its syntax tree with the line numbers of its file, and the names that the file imports.
+
+    The tree is None if it is not that of the function's code: the file has been changed since.
+    """
+
+    function: FunctionType
+    tree: ast.FunctionDef | None
+    imported: frozenset[str]
+
+    def compiled(self, tree: ast.FunctionDef, owner: str, names: Iterable[str]) -> CodeType:
+        """Compile a tree as this function of the class `owner`; `names` are its free variables."""
+        # A class, so that private names are mangled and super() has its cell; its own name stays global.
+        free, code = sorted({*names} - {"__class__"}), self.function.__code__
+        body: list[ast.stmt] = [] if owner in free else [ast.Global([owner])]
+        undecorated = copy.copy(tree)
+        undecorated.decorator_list = []
+        body.append(ast.ClassDef(owner, [], [], [undecorated], []))
+        parameters = ast.arguments([], [ast.arg(name) for name in free], None, [], [], None, [])
+        # Python compiles calls of what the file imports in another way.
+        used = sorted(self.imported & {name for each in codes(code) for name in each.co_names})
+        imports = [ast.Import([ast.alias(name)]) for name in used]
+        module: Any = ast.Module([*imports, ast.FunctionDef("factory", parameters, body, [])], [])
+        flags = code.co_flags & __future__.annotations.compiler_flag
+        made: Any = compile(
+            ast.fix_missing_locations(module), code.co_filename, "exec", flags, dont_inherit=True
+        )
+        for name in ("factory", owner, tree.name):
+            made = next(c for c in made.co_consts if isinstance(c, CodeType) and c.co_name == name)
+        return made.replace(co_qualname=code.co_qualname)
+
+
+def method_source(owner: type, method: str) -> MethodSource | None:
+    """Return the source of a method that a class defines, without its decorators.
+
+    None if it is a function of torch, or its source is not there.
+    """
+    defined = vars(owner).get(method)
+    function = inspect.unwrap(defined) if isinstance(defined, FunctionType) else None
+    if not isinstance(function, FunctionType) or function.__code__.co_filename.startswith(_TORCH):
+        return None
+    # With the code, which may be exchanged, as IPython's autoreload does.
+    return _source(owner.__name__, function, function.__code__)
+
+
+@lru_cache(maxsize=4096)
+def _source(owner: str, function: FunctionType, code: CodeType) -> MethodSource | None:
+    linecache.checkcache(file := inspect.getsourcefile(code) or "")
+    if not (lines := linecache.getlines(file, function.__globals__)):
+        return None
+    try:
+        trees, imported = _parsed("".join(lines))
+        tree = trees[code.co_firstlineno, code.co_name]
+    except (SyntaxError, ValueError, KeyError):
+        return MethodSource(function, None, frozenset())
+    found = MethodSource(function, tree, imported)
+    is_loaded = _bare(found.compiled(tree, owner, code.co_freevars)) == _bare(code)
+    return found if is_loaded else MethodSource(function, None, imported)
+
+
+class _File(NamedTuple):
+    """The functions of a file, by their first line and name, and the names that it imports."""
+
+    functions: Mapping[tuple[int, str], ast.FunctionDef]
+    imported: frozenset[str]
+
+
+@lru_cache(maxsize=64)
+def _parsed(text: str) -> _File:
+    functions: dict[tuple[int, str], ast.FunctionDef] = {}
+    imported: set[str] = set()
+    pending: list[tuple[Any, bool]] = [(ast.parse(text), True)]
+    for node, is_outside in pending:
+        if isinstance(node, ast.FunctionDef):
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            functions[first, node.name] = node
+        elif isinstance(node, ast.Import | ast.ImportFrom) and is_outside:
+            imported |= {(each.asname or each.name).partition(".")[0] for each in node.names}
+        inside = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+        parts = (part for block in _BLOCKS for part in getattr(node, block, ()))
+        pending += [(part, is_outside and not inside) for part in parts]
+    return _File(functions, frozenset(imported))
+
+
+def codes(code: CodeType) -> list[CodeType]:
+    """Return a code and those of the functions and comprehensions inside it."""
+    found = [code]
+    for each in found:
+        found += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
+    return found
+
+
+def _bare(code: CodeType) -> CodeType:
+    """Return a code without its lines, and without the flag of a function in a function."""
+    return code.replace(
+        co_firstlineno=1,
+        co_linetable=b"",
+        co_flags=code.co_flags & ~inspect.CO_NESTED,
+        co_consts=tuple(_bare(c) if isinstance(c, CodeType) else c for c in code.co_consts),
+    )
