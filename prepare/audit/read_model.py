@@ -14,7 +14,7 @@ from torch.nn.modules.conv import _ConvNd
 from prepare.audit import STATUSES, AuditRow
 from prepare.core.model.forward_overrides import computed_tensors
 from prepare.core.model.memory_format import canonical_stride, satisfied, takes
-from prepare.core.model.module_kinds import CONVOLUTIONS, operation_of
+from prepare.core.model.module_kinds import CONVOLUTIONS, CONVOLUTIONS_2D_3D, operation_of
 from prepare.core.model.tensors import (
     NamedTensor,
     dtype_text,
@@ -42,12 +42,10 @@ def read_model(model: nn.Module, plan: Plan | None) -> tuple[list[AuditRow], dic
         shared.setdefault(identity(place.tensor), []).append(place.path)
     rows = []
     for place in places:
-        key = (place.owner, place.name, place.kind)
-        names = shared[identity(place.tensor)]
-        others = tuple(sorted(p for p in names if p != place.path)) if len(names) > 1 else ()
-        kind = type(modules[place.owner]).__name__
-        row = _read(place.tensor, kind, key, planned.get(key), others)
-        is_weight = place.name == "weight" and isinstance(modules[place.owner], CONVOLUTIONS)
+        owner, key = modules[place.owner], (place.owner, place.name, place.kind)
+        others = tuple(sorted({*shared[identity(place.tensor)]} - {place.path}))
+        row = _read(place.tensor, type(owner).__name__, key, planned.get(key), others)
+        is_weight = place.name == "weight" and isinstance(owner, CONVOLUTIONS)
         rows.append(row._replace(operation=operation_of(place.module)) if is_weight else row)
     for name, module in modules.items():
         rows += _computed_rows(name, module, planned)
@@ -58,6 +56,8 @@ def read_model(model: nn.Module, plan: Plan | None) -> tuple[list[AuditRow], dic
     outside = unregistered_tensors(model)
     summary["format_steps"] = sorted(formats)
     summary["unregistered"] = sorted(f"{p}: {name_of(t.dtype)} {t.device}" for p, t in outside)
+    found = (m for m in modules.values() if isinstance(m, CONVOLUTIONS_2D_3D))
+    summary["first_input"] = [[2, m.in_channels, *[64] * len(m.kernel_size)] for m in found][:1]
     return rows, summary
 
 

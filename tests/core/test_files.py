@@ -22,11 +22,6 @@ def test_any_text_comes_back_as_it_was(tmp_path, text):
     assert names(tmp_path) == ["a"]
 
 
-def test_text_without_lone_surrogates_is_plain_utf_8(tmp_path):
-    files.write_text(tmp_path / "a", "é😀\r\n")
-    assert (tmp_path / "a").read_bytes() == "é😀\r\n".encode()
-
-
 def test_a_file_of_any_name_is_replaced_by_one_that_is_shorter(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in ("a", tmp_path / "b", tmp_path / ("n" * 255)):
@@ -173,12 +168,6 @@ def test_a_failure_names_the_file_and_what_to_do(folder, done, name, wrong):
     assert names(folder) == before
     assert files.read_text(folder / "recipe.yaml") == "old"
     assert (folder / "pipe").is_fifo()
-
-
-@posix
-def test_the_nearest_name_in_the_current_folder_is_named(folder, monkeypatch):
-    monkeypatch.chdir(folder)
-    assert failure(files.read_text, "recpie.yaml").endswith("; did you mean recipe.yaml?")
 
 
 @pytest.mark.parametrize("name", ["a\0b", "a\nb", "\x1b[31m", "\ud800", ""], ids=ascii)

@@ -1,6 +1,7 @@
 """A job shows what it has done as soon as it is known, and keeps it if it is stopped."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from torch import nn
@@ -12,9 +13,11 @@ from prepare.app.cli import main as cli
 from prepare.app.job.results import read_results
 from prepare.app.job.run_stages import _memfmt_note
 from prepare.app.report.documents import shown_of, stage_documents, verdict
-from prepare.core.document import Answer, Document
+from prepare.core.document import Answer, Document, ReportContext
+from prepare.core.utils.wording import command_line_words
 from prepare.pipeline import Pipeline
 from prepare.stages.registry import STAGES
+from prepare.stages.verify.document import verify_document
 
 CONF = RUN.parent / "conf"
 ANSWERS = ["layout", "right", "faster", "next", "details"]
@@ -173,3 +176,34 @@ def test_the_path_of_a_run_stands_once_and_is_not_broken(go, monkeypatch):
 def test_an_input_step_that_changes_the_example_is_verified(go):
     _, said = go("+steps.input_format={memory_format:channels_last}", "bench=none")
     assert "right     yes" in said.out
+
+
+OF_CODER = ("model._target_=coder_nets.Coder", "bench=none")
+
+
+def test_what_to_do_is_made_from_the_model_and_does_not_fail(go):
+    _, said = go(*OF_CODER, "input.shape=null")
+    word = "memfmt=channels_last_3d"
+    assert f"as in {word}" in said.out
+    _, said = go(*OF_CODER, "input.shape=null", word)
+    assert "as in input.shape=[2,3,64,64,64]" in said.out
+
+
+def test_convolutions_that_a_method_does_not_call_are_counted(go):
+    words = ("flow=predict", "memfmt=channels_last_3d", "input.shape=[2,3,8,8,8]")
+    _, said = go(*OF_CODER, "verify=none", "model.method=encode", *words)
+    assert "1 not called by encode" in said.out
+
+
+@pytest.mark.parametrize(("word", "other"), [("precision=bfloat16", "float32"), ("amp=bfloat16", "amp=none")])  # fmt: skip
+def test_gradients_in_bfloat16_name_the_run_that_judges_them(word, other):
+    amp = "bfloat16" if word.startswith("amp") else "none"
+    found = made.verification()
+    kind = {"dtype": "bfloat16", "what": "input gradients", "sensitivity": 0.9}
+    checks = (replace(found.checks[0], **kind),)
+    found = replace(found, mode="train", amp=amp, checks=checks)
+    with command_line_words():
+        document = verify_document(ReportContext(found={"verify": found}))
+    assert document.answers[0].kind == "warn"
+    assert other in document.answers[0].line
+    assert other in document.advice[0].answer

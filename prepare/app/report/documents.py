@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -174,9 +175,10 @@ def advice(run: Results, documents: Iterable[Document]) -> Advice:
     weights = convolution_weights(run.audit.rows if run.audit else ())
     if weights and run.unchanged:
         found.append(_with_a_format(weights, run.audit))
-    if weights and not (run.has_example or run.unchanged):
-        example = f"as in {_input_of(weights[0])}"
-        found.append(replace(_DEFAULTS["example"], rank=60, remark=example))
+    for shape in run.audit.summary.get("first_input", ()) if run.audit else ():
+        if not (run.has_example or run.unchanged):
+            example = f"as in input.shape={json.dumps(shape, separators=(',', ':'))}"
+            found.append(replace(_DEFAULTS["example"], rank=60, remark=example))
     troubles = problems_of(run.plan, "problems", "warnings")
     if remedy := next(filter(None, by_remedy(troubles)), ""):
         read = _DEFAULTS["problems"].answer
@@ -193,13 +195,6 @@ def _with_a_format(weights: Sequence[AuditRow], audit: Any) -> Advice:
         return replace(_DEFAULTS["unchanged"], rank=91, answer="Compare two formats", remark=remark)
     remark = f"as in memfmt={word} or precision=bfloat16"
     return replace(_DEFAULTS["unchanged"], rank=92, remark=remark)
-
-
-def _input_of(weight: AuditRow) -> str:
-    """Return an example input for a model whose first convolution has this weight."""
-    outer, inner, *kernel = weight.shape or ()
-    channels = outer if "Transpose" in weight.type else inner
-    return f"input.shape={[2, channels, *[64] * len(kernel)]}".replace(" ", "")
 
 
 def is_training(run: Results) -> bool:

@@ -20,11 +20,6 @@ from prepare.core.utils import json_records
 from prepare.core.utils.packages import version_of
 
 _PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy")
-# The fields of /proc/cpuinfo with the instruction sets that torch's kernels use, on x86 and on ARM.
-_INSTRUCTIONS = {
-    "flags": ("avx", "amx", "f16c", "fma"),
-    "Features": ("asimd", "bf16", "i8mm", "sve", "sme"),
-}
 _TEXTS = ("program", "date", "python", "torch", "platform", "cpu", "git_commit", "waiting")
 # What readers of an environment rely on.
 _TYPES = {
@@ -69,7 +64,6 @@ def environment() -> dict[str, Any]:
     """Return the environment as plain data; None for anything unknown."""
     import torch
 
-    cpuinfo = _cpuinfo()
     devices = ["mps"] if torch.backends.mps.is_available() else []
     if torch.cuda.is_available():
         devices = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
@@ -82,9 +76,7 @@ def environment() -> dict[str, Any]:
         "packages": {name: version_of(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "torch": torch.__version__,
-        "cpu": cpuinfo.get("model name") or _processor() or None,
-        # CPUs of the same name may differ in these, and so in the speed of 16-bit types.
-        "instructions": _instructions(cpuinfo),
+        "cpu": _cpu(),
         # A change of any of these may change the fastest kernel, or make it wrong.
         "accelerator": accelerator(),
         "cores": os.cpu_count(),
@@ -156,23 +148,13 @@ def _dotted_cudnn(number: int | None) -> str | None:
     return f"{number // major}.{number % major // 100}.{number % 100}"
 
 
-def _cpuinfo() -> dict[str, str]:
-    """Return the fields of the first processor in /proc/cpuinfo; an empty dict outside Linux."""
-    try:
+def _cpu() -> str | None:
+    """Return the name of the first processor; None if it is not known."""
+    with suppress(OSError):
         text = Path("/proc/cpuinfo").read_text(errors="replace")
-    except OSError:
-        return {}
-    lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())
-    return {key.strip(): value.strip() for key, _, value in lines}
-
-
-def _instructions(cpuinfo: dict[str, str]) -> list[str]:
-    return sorted(
-        name
-        for field, prefixes in _INSTRUCTIONS.items()
-        for name in cpuinfo.get(field, "").split()
-        if name.startswith(prefixes)
-    )
+        if match := re.search(r"^model name\s*: (.+)$", text, re.MULTILINE):
+            return match[1].strip()
+    return _processor() or None
 
 
 # Programs are asked once a process: a verification names the environment, and takes 10 ms itself.

@@ -14,10 +14,8 @@ from prepare.core.utils.wording import argument, words
 if TYPE_CHECKING:
     from prepare.stages.verify.records import Check, Verification
 
-# A sensitivity of more than this names the module that has it.
-_BLIND = 0.001
-# A sensitivity of more than this says nothing about the gradients.
-_HIDDEN = 0.1
+# A sensitivity of more than the first names the module that has it; above the second it says nothing.
+_BLIND, _HIDDEN = 0.001, 0.1
 _SERIOUS = ("fail", "wrong", "cannot tell")
 _COLUMNS = parts.columns(
     "Status text, Compared text, Case text, Worst code, Error number, Tolerance number, "
@@ -25,8 +23,7 @@ _COLUMNS = parts.columns(
 )
 _ABOUT_ERRORS = (
     "An error is the largest difference from the exact result, relative to the size of the tensor. Its "
-    "tolerance follows from the error of the unprepared model with the same types; a gradient may differ "
-    "more, because a tie in a maximum or a ReLU sends it another way."
+    "tolerance follows from the error of the unprepared model with the same types."
 )
 
 
@@ -118,10 +115,12 @@ def _hidden(verification: Verification) -> str:
     if least <= _HIDDEN:
         return ""
     own = (check.dtype for check in verification.checks if check.dtype.endswith("float16"))
-    once = words(cli="run once with precision=float32", python="verify it once in float32")
+    if (coarse := next(own, verification.amp)) == "none":
+        return f"gradients unclear (noise hides errors below {_percent(least)})"
+    once = words(cli="with precision=float32", python="in float32")
     if verification.amp != "none":
-        once = words(cli="run once with amp=none", python="verify it once without autocast")
-    return f"gradients cannot be judged in {next(own, verification.amp)}: {once}"
+        once = words(cli="with amp=none", python="without autocast")
+    return f"gradients cannot be judged in {coarse}: run once {once}"
 
 
 def _percent(part: float) -> str:
@@ -171,8 +170,8 @@ def _advice(verification: Verification) -> Iterator[parts.Advice]:
         is_short = "raise verify.seconds" in verification.reason
         answer = "Raise verify.seconds" if is_short else "Verify it on another batch"
         yield parts.Advice(30, "warn", answer)
-    elif verification.mode == "train" and (remark := _hidden(verification)):
-        yield parts.Advice(72, "warn", f"Judge the gradients: {remark.partition(': ')[2]}")
+    elif verification.mode == "train" and (once := _hidden(verification).partition(": ")[2]):
+        yield parts.Advice(72, "warn", f"Judge the gradients: {once}")
 
 
 def _parts(verification: Verification) -> Iterator[Part]:
