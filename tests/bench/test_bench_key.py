@@ -379,7 +379,7 @@ def test_the_default_level_is_short():
 
 
 def test_a_failed_verification_is_shown_beside_the_time(tmp_path, monkeypatch, capsys):
-    wrong = replace(unknown("off", level="short", mode="eval"), status="fail")
+    wrong = replace(unknown("off", mode="eval"), status="fail")
     monkeypatch.setattr(STAGES["verify"], "run", lambda *_: {"verify": wrong})
     code, out, folder = ran(tmp_path, monkeypatch, capsys)
     assert code == 3

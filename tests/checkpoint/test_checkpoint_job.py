@@ -69,7 +69,7 @@ def test_saving_weights_never_overwrites_a_file(here, capsys):
         (["save=w.safetensors", "task=plan"], "save: task=plan does not prepare weights to save"),
         (["weights=ther.safetensors"], "weights: ther.safetensors is not there; did you mean there.safetensors?\n"),
         (["weights=."], "weights: . is a folder; give one of its files: there.safetensors\n"),
-        (["-m", "seed=1,2", "save=w.safetensors"], "save: 'w.safetensors' is one file for 2 runs; save from single runs"),
+        (["-m", "seed=1,2", "save=w.safetensors"], "save: save=w.safetensors is one file for 2 runs; save from single runs"),
     ):  # fmt: skip
         assert cli.run([*RUN, *argv]) == 2
         assert capsys.readouterr().err.startswith(wrong), argv

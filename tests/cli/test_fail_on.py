@@ -49,9 +49,9 @@ def test_another_word_is_refused(tmp_path, capsys):
     assert "'breaks'?" in capsys.readouterr().err
 
 
-def results_of(found, *words):
+def results_of(found):
     about = {"stopped": "", "figures": dict, "amp": "none", "unchanged": False, "notes": []}
-    return SimpleNamespace(found=found, fail_on=words, **about)
+    return SimpleNamespace(found=found, **about)
 
 
 def test_every_reason_of_a_failure_is_named(capsys, monkeypatch):
@@ -61,12 +61,12 @@ def test_every_reason_of_a_failure_is_named(capsys, monkeypatch):
         made.bench(1.5, verdict="slower"),
     )
     found = {"verify": verify, "flow": flow, "bench": bench}
-    both = finished(results_of({"flow": flow, "bench": bench}, "breaks", "slower"))
+    both = finished(results_of({"flow": flow, "bench": bench}), ["breaks", "slower"])
     assert both.result.reason == "fail_on=breaks, fail_on=slower"
     lost, slower = both.result.error.splitlines()
     assert "LOST at 2 places" in lost
     assert "1.5x slower" in slower
-    wrong = finished(results_of(found, "slower"))
+    wrong = finished(results_of(found), ["slower"])
     assert wrong.result.reason.endswith(", fail_on=slower")
     assert (wrong.result.status, wrong.code) == ("verification_failed", 3)
     assert wrong.result.error == f"{verify.reason}\n{slower}"

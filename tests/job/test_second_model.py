@@ -56,7 +56,7 @@ def test_two_models_that_differ_are_not_compared_and_said_once(tmp_path, capsys)
 
 def test_a_tuning_of_models_that_differ_says_what_to_change(tmp_path, capsys):
     assert job("never_twice", tmp_path, "task=tune") == 2
-    assert "same seed" in " ".join(capsys.readouterr().err.split())
+    assert "seed=" in " ".join(capsys.readouterr().err.split())
 
 
 def test_verify_takes_a_function_that_builds_the_reference():

@@ -67,7 +67,7 @@ def test_gradients_whose_errors_noise_hides_are_cannot_tell(size, text):
     assert sentence.startswith(f"pass: outputs right; {hidden}; " if text else "pass: ")
     assert (hidden if text else "gradients right") in error_text(replace(result, mode="train"))
     shown = verify_document(SimpleNamespace(found={"verify": replace(result, mode="train")}))
-    assert shown.answers[0].answer == ("Outputs only" if text else "Yes")
+    assert shown.answers[0].answer == ("Outputs right" if text else "Yes")
     assert "e+0" not in sentence
     assert f"{text} in gradients" in sentence
 
@@ -84,7 +84,7 @@ def test_the_terminal_shows_the_verdict_the_culprit_and_the_advice(capsys):
     assert text.startswith("verify: fail: ")
     assert "the first difference is in 1" in text
     assert '"repair_layout": {}' in text
-    assert "parameter gradients" in text
+    assert "input gradients" in text
 
 
 def test_the_terminal_reports_wrong_checks_of_a_pass(capsys):
