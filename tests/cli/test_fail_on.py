@@ -55,11 +55,8 @@ def results_of(found):
 
 
 def test_every_reason_of_a_failure_is_named(capsys, monkeypatch):
-    verify, flow, bench = (
-        made.verification(1, status="fail"),
-        made.flow(2),
-        made.bench(1.5, verdict="slower"),
-    )
+    verify, flow = made.verification(1, status="fail"), made.flow(2)
+    bench = made.bench(1.5, verdict="slower")
     found = {"verify": verify, "flow": flow, "bench": bench}
     both = finished(results_of({"flow": flow, "bench": bench}), ["breaks", "slower"])
     assert both.result.reason == "fail_on=breaks, fail_on=slower"

@@ -15,7 +15,6 @@ from prepare.core.utils.numbers import pace_text
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line, plural
-from prepare.core.utils.wording import words
 from prepare.errors import ModelError, Problem, RefusedError, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.collect_wants import make_table
@@ -168,10 +167,7 @@ class _Tuner:
         try:
             duplicate = copy_or_build(self.model, self.build)
         except CopyError as error:
-            python = "give build=, a function that builds an equal model"
-            remedy = words(
-                cli="set seed=, so that it is built twice with equal values", python=python
-            )
+            remedy = "set seed=, or give build=, so that a second model is equal"
             raise RefusedError("the model", f"cannot be copied: {error}", remedy) from error
         train = self.mode == "train"
         return duplicate if train and duplicate.training else duplicate.train(train)
