@@ -131,7 +131,7 @@ def test_the_device_of_the_pipeline_need_not_be_here():
 
 
 class Before(NamedTuple):
-    """What a check must leave as it was."""
+    """The state that a check must leave as it was."""
 
     structure: str
     classes: list[type]
