@@ -9,6 +9,7 @@ from prepare.core.model.forward_code import forward_code, torch_class
 from prepare.core.model.issue_sizes import SIZES
 from prepare.core.model.known_issues import ONLY, Issue, standing
 from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.module_kinds import has_own_sizes
 from prepare.core.model.tensors import name_of
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ class CallIssues:
     def of(self, module: nn.Module, shape: Sequence[int]) -> list[Issue]:
         """Return the issues that a call has for certain, given the shape of the module's input."""
         cls: Any = type(module)  # a class is hashable, which mypy denies
-        kind = (torch_class(cls) or cls).__name__
-        if not (issues := self._by_class.get(kind)):
+        kind = getattr(torch_class(cls), "__name__", "")
+        issues = self._by_class.get(kind)
+        if not issues or not has_own_sizes(module):
             return []
         weight = module._parameters.get("weight", vars(module).get("weight"))
         if weight is None:

@@ -30,6 +30,7 @@ def is_narrow_strided(module: Any) -> bool:
         all(size == 1 for size in module.kernel_size)
         and any(step > 1 for step in module.stride)
         and module.padding in (0, (0, 0), "valid")
+        and module.padding_mode == "zeros"
         and module.groups == 1
         and module.in_channels < CHANNEL_BLOCK
     )

@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrize
 
 from prepare.core.model import issue_sizes
-from prepare.core.model.module_kinds import mark_repair
+from prepare.core.model.module_kinds import has_own_sizes, mark_repair
 from prepare.core.model.tensors import computed_names, weight_hooks
 from prepare.core.model.unsafe_backward import is_unsafe_conv2d
 from prepare.steps.repairs import base
@@ -35,6 +35,8 @@ class KeepingConv2d(nn.Conv2d):
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+        if not has_own_sizes(self):
+            return super()._conv_forward(input, weight, bias)
         if is_product(self, input, weight):
             return multiply(self, input, weight, bias)
         if issue_sizes.is_narrow_strided(self) and is_unsafe_conv2d(
@@ -78,7 +80,7 @@ def is_product(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool
         and x.dtype == weight.dtype
         and x.dtype in (torch.float32, torch.bfloat16)
         and not torch.is_autocast_enabled("cpu")
-        and x.shape[1] == module.in_channels
+        and (x.shape[1], *weight.shape[2:]) == (module.in_channels, *module.kernel_size)
         and issue_sizes.has_few_pixels(module, x.shape)
         and is_channels_last(x)
         and (prod(module.kernel_size) == 1 or is_channels_last(weight))
@@ -125,6 +127,8 @@ class KeepingConv3d(nn.Conv3d):
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+        if not has_own_sizes(self):
+            return super()._conv_forward(input, weight, bias)
         if is_product(self, input, weight):
             return multiply(self, input, weight, bias)
         if _is_trained(weight, input) and _kernel_exceeds(self, input, input.shape[-3:]):
@@ -170,7 +174,7 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
         padding: tuple[int, ...]  # never a string in a transposed convolution
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
-        if self.padding_mode != "zeros":
+        if self.padding_mode != "zeros" or not has_own_sizes(self):
             return super().forward(input, output_size)
         weight, bias = self.weight, self.bias
         geometry: Any = (self.stride, self.padding, self.kernel_size, 3, self.dilation)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.fx import Proxy
 
 from prepare.core.model.forward_code import forward_code, torch_class
-from prepare.core.model.module_kinds import mark_repair
+from prepare.core.model.module_kinds import has_own_sizes, mark_repair
 from prepare.core.model.replaced_method import made_of, make_class, script_error
 from prepare.core.model.transforms import reshape_for_view
 from prepare.errors import RefusedError
@@ -43,7 +43,7 @@ class SwapClass:
     def concerns(self, module: nn.Module) -> bool:
         """Return whether this module is of a kind that this repair is for, whatever code it runs. Pure."""
         cls: Any = type(module)  # a class is hashable, which mypy denies
-        return torch_class(cls) in self.swaps
+        return torch_class(cls) in self.swaps and has_own_sizes(module)
 
     def fits(self, module: nn.Module) -> bool:
         """Return whether a repair of this module would take effect, and it has none yet. Pure."""

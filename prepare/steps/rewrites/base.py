@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.conv import _ConvNd
 
+from prepare.core.model.module_kinds import has_own_sizes
 from prepare.core.model.tensors import is_lazy, is_plain
 from prepare.steps.repairs import all_repairs
 from prepare.steps.repairs.base import is_channels_last, not_a_view, with_channels_last_grad
@@ -27,6 +28,8 @@ class Rewritten(_ConvNd):
     """The name of the rewrite."""
     in_channels_last = False
     """Whether the pipeline requests channels-last of its output, whatever the format of its weight."""
+    chosen_for: tuple[Any, ...] = ()
+    """The attributes for which the rewrite was chosen: others that are set later are for torch's code."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
         result = self.served(input, weight, bias)
@@ -34,7 +37,8 @@ class Rewritten(_ConvNd):
 
     def served(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Return the result of the rewrite; None if the rewrite is not for this call."""
-        if not (_is_common(x, weight, self.groups) and self._takes(x)):
+        is_same = (*_sizes(self), self.kernel_size) == (*self.chosen_for, weight.shape[2:])
+        if not (is_same and _is_common(x, weight, self.groups) and self._takes(x)):
             return None
         return self._compute(x, weight, bias)
 
@@ -70,6 +74,10 @@ class Rewrite(SwapClass):
         if not self.concerns(module):
             kinds = " or ".join(sorted(kind.__name__ for kind in self.swaps))
             return f"{type(module).__name__} is no {kinds}"
+        if not has_own_sizes(module):
+            return "a size of it is no tuple, as torch makes them"
+        if (mode := vars(module)["padding_mode"]) != "zeros":
+            return f"padding_mode {mode} is not zeros"
         if mismatch := self.mismatch(module):
             return mismatch
         if not (self.is_repaired(module) or super().fits(module)):
@@ -86,12 +94,14 @@ class Rewrite(SwapClass):
         with _without_repairs(module):
             super().repair(module, formats)
         conv: Any = module
+        vars(module)["chosen_for"] = _sizes(conv)
         if len(conv.kernel_size) + 2 in formats:
             vars(module)["in_channels_last"] = True
 
     def undo(self, module: nn.Module) -> None:
         with _without_repairs(module):
             super().undo(module)
+        vars(module).pop("chosen_for", None)
         vars(module).pop("in_channels_last", None)
 
 
@@ -105,6 +115,11 @@ def _without_repairs(module: nn.Module) -> Iterator[None]:
     yield
     for repair in reversed(found):
         repair.repair(module, {})
+
+
+def _sizes(module: Any) -> tuple[Any, ...]:
+    """Return what torch reads in each call of a convolution besides its tensors."""
+    return module.stride, module.padding, module.dilation, module.groups, module.padding_mode
 
 
 def plain_reason(module: Any) -> str:
