@@ -73,20 +73,27 @@ class InputFormat(InputStep):
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         from prepare.core.forward.input_formatter import FormatHook
+        from prepare.core.model.module_tree import called_modules
 
-        return ("",) if self.attach and not FormatHook(self._formatter).is_on(model) else ()
+        hook = FormatHook(self._formatter)
+        called = called_modules(model).items() if self.attach else ()
+        return [name for name, module in called if not hook.is_on(module)]
 
     def act(self, model: torch.nn.Module) -> None:
         from prepare.core.forward.input_formatter import FormatHook
+        from prepare.core.model.module_tree import called_modules
 
-        FormatHook(self._formatter).install(model)
+        for module in called_modules(model).values():
+            FormatHook(self._formatter).install(module)
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
         """Remove the formatting that `attach` has installed on `model`, in place."""
         from prepare.core.forward.input_formatter import FormatHook
+        from prepare.core.model.module_tree import called_modules
 
-        FormatHook.remove(model)
+        for module in called_modules(model).values():
+            FormatHook.remove(module)
 
     @classmethod
     def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
