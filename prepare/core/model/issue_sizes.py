@@ -41,6 +41,17 @@ def is_partly_grouped(module: Any) -> bool:
     return 1 < module.groups < module.in_channels
 
 
+def is_grouped_dilated(module: Any) -> bool:
+    """Return whether a convolution in a plane has groups of no whole block, and a dilation of its rows."""
+    channels = module.out_channels if module.transposed else module.in_channels
+    return (
+        module.groups > 1
+        and channels // module.groups % CHANNEL_BLOCK > 0
+        and module.dilation[-2] > 1
+        and prod(module.kernel_size[:-2]) == 1
+    )
+
+
 def is_kernel_stride(module: Any) -> bool:
     """Return whether a convolution runs as such with a kernel that is its stride, as a product can."""
     from prepare.core.model.module_kinds import is_rewritten

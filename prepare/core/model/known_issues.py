@@ -15,6 +15,7 @@ from typing import Any
 
 from prepare.core.model.issue_sizes import (
     SIZES,
+    is_grouped_dilated,
     is_kernel_stride,
     is_narrow_strided,
     is_partly_grouped,
@@ -33,6 +34,7 @@ ONLY: dict[str, Callable[[Any], bool]] = {
     ),
     "grouped": lambda module: module.groups > 1,
     "partly_grouped": is_partly_grouped,
+    "grouped_dilated": is_grouped_dilated,
     "large_kernel": lambda module: any(size != 1 for size in module.weight.shape),
     "dilated_bias": lambda module: module.bias is not None and any(n != 1 for n in module.dilation),
     "padded": lambda module: module.padding not in (0, (0, 0)),

@@ -24,14 +24,15 @@ class KeepingConv2d(nn.Conv2d):
 
     In training, a strided 1x1 convolution of fewer than 16 channels gets the pixels that it reads, by an
     average pooling of single pixels, and runs with stride 1: the result is the same. A grouped one gets a
-    single sample that is a view, as `tokens.transpose(1, 2).reshape(1, C, H, W)`, with exact strides.
+    single sample that is a view, as `tokens.transpose(1, 2).reshape(1, C, H, W)`, with exact strides. With
+    groups and dilation it runs on contiguous copies in bfloat16.
 
     Helps: the last stages of image networks at small batches. torch's kernel reorders the channels-last
     weight in every call, and its gradient once more.
     Hurts: the input is stored for the backward pass once for each kernel position, at most an eighth of
     the size of the weight. Products are summed in another order.
     Source: measured; in a profile of torch's backward, an `aten::copy_` of the weight's shape. oneDNN#6035;
-    the known issue conv2d_grouped_view_cpu.
+    the known issues conv2d_grouped_view_cpu and conv2d_grouped_dilated_bfloat16_cpu.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
@@ -44,6 +45,11 @@ class KeepingConv2d(nn.Conv2d):
         ):
             # Not a slice, whose gradient would be contiguous.
             return F.conv2d(F.avg_pool2d(input, 1, self.stride), weight, bias)
+        if _has_unset_gradient(self, input, weight):
+            run = super()._conv_forward
+            if input.dim() == 3:  # a sample without a batch
+                return run(contiguous_copy(input), contiguous_copy(weight), bias)
+            return through_contiguous(lambda x: run(x, contiguous_copy(weight), bias), input)
         if issue_sizes.is_partly_grouped(self) and _is_view_of_one_sample(input):
             input = base.with_exact_strides(input) if input.dim() == 4 else input.contiguous()  # noqa: A001
         return super()._conv_forward(input, weight, bias)
@@ -56,7 +62,10 @@ class _LargeConvRepair(SwapClass):
         if not super().concerns(module):
             return False
         sizes = issue_sizes
-        kinds = (sizes.has_large_weight, sizes.is_narrow_strided, sizes.is_partly_grouped)
+        kinds = (
+            *(sizes.has_large_weight, sizes.is_narrow_strided),
+            *(sizes.is_partly_grouped, sizes.is_grouped_dilated),
+        )
         return any(is_one(module) for is_one in kinds)
 
 
@@ -68,6 +77,18 @@ def _is_view_of_one_sample(x: Tensor) -> bool:
     if x.device.type != "cpu" or torch.compiler.is_compiling() or x.stride()[-3:-2] != (1,):
         return False
     return x.dim() == 3 or (x.dim() == 4 and len(x) == 1 and x.stride(0) != x[0].numel())
+
+
+def _has_unset_gradient(module: nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
+    """Return whether torch leaves the gradient of the weight unset: conv2d_grouped_dilated_bfloat16_cpu."""
+    return (
+        issue_sizes.is_grouped_dilated(module)
+        and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"))
+        and weight.requires_grad
+        and torch.is_grad_enabled()
+        and x.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+    )
 
 
 def is_product(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool:

@@ -75,7 +75,7 @@ class _Flat(Rewrite):
             return f"stride {module.stride} is not 1 where the kernel is flat"
         if not isinstance(module.padding, str) and any(module.padding[flat]):
             return f"padding {module.padding} is not 0 where the kernel is flat"
-        return ""
+        return _fault_in_2d(module)
 
 
 _KEYS = torch._C._TorchDispatchModeKey
@@ -133,7 +133,21 @@ class _Causal(Rewrite):
         # As a 2-d convolution torch's backward may write outside its memory: conv2d_strided_kernel_1_cpu.
         if prod(module.kernel_size[1:]) == 1 < prod(module.stride[1:]):
             return f"stride {module.stride} is not 1 where the kernel is one pixel"
-        return "" if module.dilation[0] == 1 else f"dilation {module.dilation} is not 1 in time"
+        if module.dilation[0] > 1:
+            return f"dilation {module.dilation} is not 1 in time"
+        return _fault_in_2d(module)
+
+
+def _fault_in_2d(module: Any) -> str:
+    """Return what torch's 2-d convolutions break on, and its 3-d ones do not; empty if nothing."""
+    if module.groups > 1 and prod(module.dilation) > 1:  # conv2d_grouped_dilated_bfloat16_cpu
+        return f"groups {module.groups} come with dilation {module.dilation}"
+    padding = () if isinstance(module.padding, str) else module.padding
+    sizes = zip(padding, module.kernel_size, module.dilation, strict=False)
+    if any(pad > step * (size - 1) for pad, size, step in sizes if pad):
+        # Where an output sees padding alone, oneDNN may end the process.
+        return f"padding {module.padding} is as wide as the kernel"
+    return ""
 
 
 def _time_padding(module: nn.Conv3d) -> int:
