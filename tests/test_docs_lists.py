@@ -17,7 +17,7 @@ from prepare.audit import STATUSES as AUDIT_STATUSES
 from prepare.registry import STEPS
 from prepare.stages.bench.records import VERDICTS
 from prepare.stages.flow.torch_operators import CAUSES
-from prepare.stages.registry import tasks
+from prepare.stages.stage import tasks
 from prepare.stages.tune.records import STATUSES as TUNE_STATUSES
 from prepare.stages.verify.modules_alone import MODULE_KINDS
 from prepare.stages.verify.records import STATUSES as VERIFY_STATUSES

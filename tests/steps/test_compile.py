@@ -13,7 +13,7 @@ from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
 from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline
-from prepare.stages.registry import STAGES
+from prepare.stages.stage import STAGES
 from prepare.steps import compile as compiling
 from small_nets import facts
 

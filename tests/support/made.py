@@ -22,7 +22,7 @@ from prepare.errors import Problem
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Comparison, Control, VariantResult
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow
-from prepare.stages.registry import STAGES
+from prepare.stages.stage import STAGES
 from prepare.stages.tune.records import CandidateResult, Tuning
 from prepare.stages.verify.records import Check, Verification
 from small_nets import small_3d
