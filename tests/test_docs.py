@@ -23,7 +23,7 @@ from prepare.app.cli.commands import COMMANDS as SUBCOMMANDS
 from prepare.app.job.settings import group_names
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import time_prepared
-from prepare.stages.registry import tasks
+from prepare.stages.stage import tasks
 from prepare.steps.device import Device
 from small_nets import OPTIONAL
 

@@ -7,7 +7,6 @@ import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -29,7 +28,7 @@ from prepare.stages.bench import time_prepared as levels
 from prepare.stages.bench.document import speed_sentence
 from prepare.stages.bench.records import INFERENCE, TRAINING, Comparison
 from prepare.stages.bench.time_prepared import time_models
-from prepare.stages.registry import STAGES
+from prepare.stages.stage import STAGES
 from prepare.stages.verify.records import unknown
 from small_nets import bits
 
@@ -293,7 +292,7 @@ def references(monkeypatch, verify, bench):
         monkeypatch.setattr(STAGES[name], "run", look)
     given = replace(settings(**levels), steps={"conv2d_memory_format": {}})
     monkeypatch.setattr(build_model, "instantiated", lambda _: net())
-    run_stages.run_stages(given, folder=Path(), progress=lambda _: nullcontext(), show=lambda _: None)  # fmt: skip
+    run_stages.run_stages(given, progress=lambda _: nullcontext(), show=lambda _: None)  # fmt: skip
     return seen
 
 
@@ -308,7 +307,7 @@ def test_a_stage_says_how_long_it_may_take(monkeypatch):
     levels = {name: STAGES[name](level="short") for name in ("verify", "bench")}
     given = replace(settings(**levels), steps={"conv2d_memory_format": {}})
     monkeypatch.setattr(build_model, "instantiated", lambda _: net())
-    run_stages.run_stages(given, folder=Path(), progress=lambda what: said.append(what) or nullcontext(), show=lambda _: None)  # fmt: skip
+    run_stages.run_stages(given, progress=lambda what: said.append(what) or nullcontext(), show=lambda _: None)  # fmt: skip
     limits = [re.search(r"; up to (\d+) s$", text)[1] for text in said if "looking" in text]
     assert (limits[0], len(limits)) == ("30", 2)
 

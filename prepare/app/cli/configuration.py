@@ -28,7 +28,7 @@ from prepare.app.job.settings import GROUPS, group_names, read_settings
 from prepare.core.utils.folders import conf_dir, own_name, run_name
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
-from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import ordered_stages
 
 CONFIG_NAME = "config"
 # What Hydra raises for a wrong word. The built-in ones: for a group given null, a mapping or an empty
