@@ -55,13 +55,6 @@ class Mixed(nn.Module):
         return self.flat(x[:, :, 0]).sum() + self.deep(x)
 
 
-def oddly_named():
-    model = nn.Sequential()
-    model.add_module("[red]\n=1+1", nn.Conv2d(3, 4, 1))
-    model.add_module("\udc80<b>|", nn.Conv2d(4, 4, 1))
-    return model
-
-
 def exits(code=0):
     sys.exit(code)
 
