@@ -2,7 +2,6 @@
 
 import re
 
-
 from prepare.app.cli.commands import COMMANDS
 from prepare.app.job.settings import key_names
 from prepare.registry import STEPS

@@ -7,13 +7,6 @@ from prepare.app.cli.configuration import problems_of
 from prepare.app.job.settings import ADDED_GROUP, group_names
 from words import composing
 
-# Arguments of prepare.frameworks, whose packages may be missing.
-OTHERS |= {"module", "network"}
-# An argument of torch.load, whose signature has it by position only.
-OTHERS |= {"weights_only"}
-# Our group in another Hydra application.
-OTHERS |= {"prepare/steps"}
-
 
 @pytest.fixture(scope="module")
 def compose():

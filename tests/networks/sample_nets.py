@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
 from itertools import pairwise
@@ -127,12 +126,6 @@ def waits(name="go", seconds=60):
     while not Path(name).exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     return Net()
-
-
-def waits_with_another():
-    """The same, with a process beside it, as a loader of data has."""
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    return waits()
 
 
 def small():

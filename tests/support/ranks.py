@@ -18,9 +18,6 @@ from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import same_on_all_ranks
 
 FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
-PREPARED = Pipeline.from_config(
-    {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}, "input_format": {"attach": True}}
-)
 PATIENCE = timedelta(seconds=60)
 
 
@@ -125,12 +122,6 @@ def refusal(act, *args):
 
 def strides(model):
     return {name: parameter.stride() for name, parameter in model.named_parameters()}
-
-
-def received(model):
-    """Receive a model from another process; return its layout and whether it formats its inputs."""
-    output = model(torch.randn(2, 3, 8, 8))
-    return PREPARED.check(model), output.dtype, output.stride()
 
 
 # ------------------------------------------------------------------------------- DDP
