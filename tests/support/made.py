@@ -28,7 +28,6 @@ from prepare.stages.verify.records import Check, Verification
 from small_nets import small_3d
 
 NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "memfmt=channels_last", "device=cpu", "verify=none")  # fmt: skip
-SVG = "{http://www.w3.org/2000/svg}"
 MACHINE = {"torch": "2.13.0", "cpu": "Some", "devices": ["a"], "accelerator": {"backend": "cpu"}, "packages": {"numpy": "2"}}  # fmt: skip
 SWEEP = "one"
 OK = Result("ok", seconds=2.0)
