@@ -71,7 +71,7 @@ class KeepLayout(ForChannelsLast):
         return {name: module}
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
-        from prepare.core.model.replaced_method import foreign_method
+        from prepare.core.model.module_kinds import foreign_method
         from prepare.steps.keeping.calls import find_calls
 
         if not self.formats(model):
@@ -131,7 +131,7 @@ class KeepLayout(ForChannelsLast):
 
     @classmethod
     def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        from prepare.core.model.replaced_method import replaced_methods
+        from prepare.core.model.module_kinds import replaced_methods
 
         for name, module in model.named_modules():
             same = reference.get_submodule(name)

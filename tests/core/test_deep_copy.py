@@ -8,7 +8,7 @@ import torch
 from einops.layers import torch as einops
 from torch import nn
 
-from prepare.core.model.deep_copy import CopyError, deep_copy
+from prepare.core.model.module_tree import CopyError, deep_copy
 from prepare.core.model.training_mode import may_read_mode
 from prepare.stages.verify import verify
 from small_nets import same

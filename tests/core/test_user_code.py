@@ -10,7 +10,7 @@ from torch import nn
 
 from prepare.app.job.build_model import import_plugins
 from prepare.app.job.model_target import locate_named
-from prepare.core.forward.explain_error import explained
+from prepare.core.forward.run_example import explained
 from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError

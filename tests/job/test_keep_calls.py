@@ -4,7 +4,7 @@ import pytest
 
 from prepare.app.cli import main as cli
 from prepare.app.job import build_model, run_stages
-from prepare.core.model.deep_copy import CopyError
+from prepare.core.model.module_tree import CopyError
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import Flow
 

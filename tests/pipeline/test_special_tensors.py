@@ -10,8 +10,7 @@ from torch import nn
 from prepare import checkpoint
 from prepare.audit import audit
 from prepare.core.forward.unchanged import unchanged
-from prepare.core.model.deep_copy import deep_copy
-from prepare.core.model.module_tree import structure
+from prepare.core.model.module_tree import deep_copy, structure
 from prepare.errors import CheckpointError, RefusedError
 from prepare.pipeline import Pipeline, like
 from prepare.stages.verify import verify

@@ -23,7 +23,7 @@ from keeping_nets import (
     image,
     video,
 )
-from prepare.core.forward.calling import calling
+from prepare.core.forward.call import calling
 from prepare.core.model.module_tree import copy_tree
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.model.issue_sizes import has_many_rows
+from prepare.core.model.known_issues import has_many_rows
 from prepare.pipeline import Pipeline
 from prepare.steps import repair_layout
 from prepare.steps.repairs import find_repair

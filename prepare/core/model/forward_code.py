@@ -14,9 +14,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.core.model.module_kinds import REPAIRS, is_repair
+from prepare.core.model.module_kinds import REPAIRS, ReplacedMethod, is_repair
 from prepare.core.model.module_tree import source_of
-from prepare.core.model.replaced_method import ReplacedMethod
 
 # The methods with which a call may begin, outermost first.
 _ENTRIES = ("__call__", "_call_impl", "forward")
@@ -123,8 +122,8 @@ class _Search:
         self.seen: set[str] = set()
 
     def code(self) -> ForwardCode:
-        own = (n for n in _ENTRIES if getattr(self.cls, n) is not getattr(nn.Module, n))
-        starts = {*own, *self.on_instance}
+        defined = (vars(c).keys() for c in self.cls.__mro__ if c is not nn.Module)
+        starts = {*self.on_instance}.union(*defined)
         self._look_up(next((name for name in _ENTRIES if name in starts), "forward"))
         through = frozenset() if self.calls_kernel else frozenset(self.through)
         works = self.works or self.calls_kernel or bool(self.replaced)
