@@ -57,7 +57,8 @@ from prepare.pipeline.preconditions import (
 )
 from prepare.pipeline.tensor_table import tensor_plans
 from prepare.registry import STEPS
-from prepare.step import PHASES, Step, remembering
+from prepare.step import PHASES, ModuleStep, Step, remembering
+from prepare.steps.device import Device
 from prepare.steps.input_format import InputFormat
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -81,7 +82,7 @@ class Pipeline:
         if isinstance(steps, Mapping):
             remedy = "write Pipeline.from_config({name: options})"
             raise ConfigError("steps", "a mapping of names to options, not steps", remedy)
-        self.steps: dict[str, Step] = {step.name: step.settle() for step in steps}
+        self.steps: dict[str, Step] = {step.name: _settled(step) for step in steps}
         self._phases = self._by_phase()
 
     @classmethod
@@ -294,16 +295,21 @@ class Pipeline:
         """
         check_module(model)
         given = Example(*arguments(example))
-        for step in [step for step in self.steps.values() if step.without_example()]:
+        for step in self.asking():
             copied = copy_tree(model, cache(clone_of))  # a shared tensor stays one
             chosen, notes = self.step_for(step, copied, given, amp)
             for note in notes:
                 _log.warning("%s", note)
-            self.steps[step.name] = chosen.settle()
+            self.steps[step.name] = chosen
             self._phases = self._by_phase()
 
+    def asking(self) -> list[ModuleStep]:
+        """Return the steps that choose options by an example, and have none yet."""
+        structure = (step for step in self.steps.values() if isinstance(step, ModuleStep))
+        return [step for step in structure if step.without_example()]
+
     def step_for(
-        self, step: Step, copied: nn.Module, example: Any, amp: Amp
+        self, step: ModuleStep, copied: nn.Module, example: Any, amp: Amp
     ) -> tuple[Step, list[str]]:
         """Return a step of this pipeline with the options that it finds with `example`, and notes on them.
 
@@ -314,8 +320,6 @@ class Pipeline:
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
         step, given = step.bind(steps), others.formatted(example)
-        if not step.measures:
-            return step.for_example(copied, given, backward=backward, amp=amp)
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
         raise_problems(RefusedError, module_problems(copied))
         return on_rank_zero(lambda: step.for_example(copied, given, backward=backward, amp=amp))
@@ -381,6 +385,10 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline.from_config({self.to_config()!r})"
+
+
+def _settled(step: Step) -> Step:
+    return step.settle() if isinstance(step, Device) else step
 
 
 def _built(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[Step]:

@@ -42,8 +42,6 @@ class RewriteConv(SwapsClasses):
     Source: `docs/rewrites.md` has the identities and our measurements.
     """
 
-    only_layouts = False
-    measures = True
     force: bool = False
     """Rewrite all that fits, whatever is faster."""
     linear: Patterns | None = None

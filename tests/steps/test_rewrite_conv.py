@@ -14,7 +14,7 @@ from prepare import predict, verify
 from prepare.app.cli import main as cli
 from prepare.audit import Audit, audit
 from prepare.errors import ConfigError, PatternError
-from prepare.pipeline import Pipeline
+from prepare.pipeline import Pipeline, like
 from prepare.stages.tune.candidates import candidates
 from prepare.steps import repair_layout, rewrite_conv
 from prepare.steps.rewrites import _choose, all_rewrites, find_rewrite
@@ -412,7 +412,7 @@ def test_a_copy_from_before_follows():
     teacher = copy.deepcopy(model)
     step = pipeline(linear=["proj"])
     step.apply(model)
-    step.steps["rewrite_conv"].follow(teacher, model)
+    like(teacher, model)
     assert type(teacher.proj) is LinearConv3d
 
 

@@ -41,6 +41,13 @@ _REPLACE: dict[str, Any] = {} if BASE else {"replace": True}
 # Overrides that change how a sweep runs and not its results: they are not part of a name.
 _NOT_NAMED = ("isolate=", "resume=", "overwrite=")
 _RECIPE = "recipe="
+# The groups of the configuration that add a step.
+_STEP_GROUPS = {
+    "device": "device",
+    "half": "precision",
+    "conv2d_memory_format": "memfmt",
+    "conv3d_memory_format": "memfmt",
+}
 
 
 def slug(overrides: Iterable[str]) -> str:
@@ -102,7 +109,7 @@ def _steps_of(path: str, words: Sequence[str]) -> dict[str, Any]:
                 continue
             step = STEPS[name].from_options(options)
             problems += recipe.refused(step)
-            group = step.added_by.partition("=")[0]
+            group = _STEP_GROUPS.get(name)
             if group == "device" and group in chosen:
                 continue  # as in `Pipeline.load(path, device=...)`
             steps[name] = step.to_options()
