@@ -305,8 +305,7 @@ class Pipeline:
 
     def asking(self) -> list[ModuleStep]:
         """Return the steps that choose options by an example, and have none yet."""
-        structure = (step for step in self.steps.values() if isinstance(step, ModuleStep))
-        return [step for step in structure if step.without_example()]
+        return [step for step in Phases.of(self.steps.values()).structure if step.without_example()]
 
     def step_for(
         self, step: ModuleStep, copied: nn.Module, example: Any, amp: Amp

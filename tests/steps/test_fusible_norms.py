@@ -36,13 +36,6 @@ def test_a_block_with_an_own_forward_on_the_object_is_not_fused():
     assert planned(nn.Sequential(block, nn.ReLU()).eval()) == []
 
 
-def test_one_apply_traces_once_before_and_once_after():
-    traced = []
-    net = lively(Net(lambda net, x: traced.append(1) or net.bn(net.conv(x))))
-    FUSE.apply(nn.Sequential(net, nn.ReLU(), nn.BatchNorm2d(4).eval()))
-    assert len(traced) == 4  # with an even size and an odd one
-
-
 def test_a_compiled_part_is_traced_without_its_compiler():
     net, compiled = lively(Net()), []
     net.compile(backend=lambda graph, _: compiled.append(graph) or graph)
