@@ -1,23 +1,17 @@
-"""Pages that list what the code has: layers, statuses, checks, files, keys and steps."""
+"""Pages that explain words of the program: layers, statuses, checks, causes and files."""
 
 import ast
 import re
 import tomllib
 
-import yaml
-
-from doc_pages import PAGES
-from paths import CONF, ROOT
+from paths import ROOT
 from prepare.app.job.record import STATUSES as JOB_STATUSES
 from prepare.app.job.record import shown_files
-from prepare.app.job.settings import group_names
 from prepare.app.report.sweep_table import SHARED
 from prepare.app.sweep.summary import UNENDED
 from prepare.audit import STATUSES as AUDIT_STATUSES
-from prepare.registry import STEPS
 from prepare.stages.bench.records import VERDICTS
 from prepare.stages.flow.torch_operators import CAUSES
-from prepare.stages.registry import tasks
 from prepare.stages.tune.records import STATUSES as TUNE_STATUSES
 from prepare.stages.verify.modules_alone import MODULE_KINDS
 from prepare.stages.verify.records import STATUSES as VERIFY_STATUSES
@@ -91,51 +85,6 @@ def test_every_cause_of_a_break_is_in_the_glossary():
 def test_every_file_of_a_run_is_explained_on_its_page():
     text = (ROOT / "docs" / "output.md").read_text()
     assert [file for file in sorted(shown_files()) if f"`{file}`" not in text] == []
-
-
-def keys(values: dict, above: str = "") -> set[str]:
-    """Return the dotted names of all values of a configuration."""
-    found = set()
-    for key, value in values.items():
-        found |= keys(value, f"{above}{key}.") if isinstance(value, dict) else {f"{above}{key}"}
-    return found
-
-
-def test_every_group_key_and_task_is_on_the_configuration_page():
-    config = yaml.safe_load((CONF / "config.yaml").read_text())
-    whole = {
-        key: config[key] for key in config if key not in ("defaults", "hydra", "steps", "input")
-    }
-    for group in ("verify", "bench"):
-        for file in (CONF / group).glob("*.yaml"):
-            whole |= {f"{group}.{key}": 0 for key in yaml.safe_load(file.read_text())}
-    words = {*group_names(), *tasks(), *keys(whole)}
-    words -= {"verify.level", "bench.level"}  # verify=short, bench=short
-    assert sorted(words - listed("configuration.md")) == []
-
-
-def test_coding_agents_read_the_words_of_the_help():
-    text = (ROOT / "docs" / "agents.md").read_text()
-    words = re.findall(r"^\| `task=(\w+)` \| (.+) \|$", text, re.MULTILINE)
-    assert words == [(word, task.help) for word, task in tasks().items()]
-    codes = re.compile(r"^\| (\d+) \|", re.MULTILINE)
-    configuration = (ROOT / "docs" / "configuration.md").read_text()
-    assert codes.findall(text) == codes.findall(configuration)
-    named = re.findall(r"`(\w+\.(?:json|yaml|html|txt))`", text)
-    assert set(named) - {"llms.txt", "traceback.txt"} <= set(shown_files())
-
-
-def test_every_option_of_a_group_is_on_the_configuration_page():
-    text = (ROOT / "docs" / "configuration.md").read_text()
-    groups = [group for group in group_names() if group != "model"]  # of other packages: monai_...
-    options = {file.stem for group in groups for file in (CONF / group).glob("*.yaml")}
-    assert [option for option in sorted(options) if f"`{option}`" not in text] == []
-
-
-def test_every_built_in_step_is_on_a_page():
-    text = "\n".join(page.read_text() for page in PAGES)
-    built_in = [name for name in STEPS if STEPS[name].__module__.startswith("prepare.steps.")]
-    assert [name for name in built_in if f"`{name}" not in text] == []
 
 
 def test_the_example_page_is_small_and_whole_as_its_picture_says():

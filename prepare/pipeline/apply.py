@@ -15,7 +15,6 @@ from prepare.core.model.module_tree import Snapshot, copy_tree
 from prepare.core.utils.process_state import act_on_interrupts, held_interrupts
 from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError, RefusedError, StepError, raise_problems
-from prepare.pipeline.collect_wants import make_table, targets
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
     KnownIssues,
@@ -29,7 +28,7 @@ from prepare.pipeline.optimizer_state import (
 )
 from prepare.pipeline.plan import Action
 from prepare.pipeline.preconditions import precondition_problems, scripted_problems
-from prepare.pipeline.tensor_table import RequestTable
+from prepare.pipeline.tensor_table import RequestTable, make_table, targets
 from prepare.pipeline.transfer import AnyMove, Transfer
 from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
 

@@ -8,7 +8,7 @@ import pytest
 from prepare.app.cli.commands import COMMANDS
 from prepare.app.job.settings import key_names
 from prepare.registry import STEPS
-from prepare.stages.registry import tasks
+from prepare.stages.stage import tasks
 from words import NET, SMALL
 
 GROUPS = ("model", "device", "precision", "memfmt", "input")

@@ -24,7 +24,7 @@ from prepare.core.forward.example_input import DTYPES
 from prepare.core.utils.suggest import nearest
 from prepare.errors import ConfigError
 from prepare.registry import STEPS
-from prepare.stages.registry import STAGES
+from prepare.stages.stage import STAGES
 
 HERE = Path(__file__).resolve().parent
 OPTIONS = {

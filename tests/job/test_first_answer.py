@@ -16,7 +16,7 @@ from prepare.app.report.documents import shown_of, stage_documents, verdict
 from prepare.core.document import Answer, Document, ReportContext
 from prepare.core.utils.wording import command_line_words
 from prepare.pipeline import Pipeline
-from prepare.stages.registry import STAGES
+from prepare.stages.stage import STAGES
 from prepare.stages.verify.document import verify_document
 
 CONF = RUN.parent / "conf"

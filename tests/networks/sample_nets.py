@@ -28,11 +28,6 @@ class Net(nn.Module):
         return x if scale is None else x * scale
 
 
-class NeedsDepth(Net):
-    def __init__(self, depth):
-        super().__init__(depth)
-
-
 class Views(Net):
     def forward(self, x):
         return super().forward(x).view(x.shape[0], -1)
@@ -81,10 +76,6 @@ def runs_out_of_memory():
 
 def interrupts():
     raise KeyboardInterrupt
-
-
-def gives_no_model():
-    return 3
 
 
 def changes_the_process():

@@ -39,24 +39,10 @@ def check_network(model, example, pairs, norms):
     assert verification.status == "pass", verification.reason
 
 
-def test_a_padding_that_depends_on_sizes_can_be_traced():
-    assert len(find_pairs(build("transformers_mobilenet_v2"))[0]) == 52
-
-
 def example_of(name):
     return build_example(
         OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{name}.yaml").input), 0
     )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["nnunet_plain2d", "nnunet_plain3d", "nnunet_resenc2d", "nnunet_resenc3d"]
-)
-def test_a_fused_nnu_net_gives_the_same_output(name):
-    model = with_batch_norm(name)
-    norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    check_network(model, example_of(name), norms, norms)
 
 
 def test_nnu_net_norms_with_two_names_are_fused():

@@ -28,7 +28,7 @@ from prepare.app.job.settings import GROUPS, group_names, read_settings
 from prepare.core.utils.folders import conf_dir, own_name, run_name
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
-from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import ordered_stages
 from prepare.steps import GROUP_OF
 
 CONFIG_NAME = "config"

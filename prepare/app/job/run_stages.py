@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -27,9 +26,8 @@ from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
-from prepare.pipeline.collect_wants import format_steps
-from prepare.stages.registry import stages_of, tasks
-from prepare.stages.stage import Stage, StageContext
+from prepare.pipeline.tensor_table import format_steps
+from prepare.stages.stage import Stage, StageContext, stages_of, tasks
 
 if TYPE_CHECKING:
     from prepare.app.job.settings import Settings
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 def run_stages(
     settings: Settings,
     *,
-    folder: Path,
     progress: Progress,
     show: Show,
 ) -> tuple[Results, StageContext]:
@@ -54,7 +51,7 @@ def run_stages(
     stages = [settings.stages[name] for name in stages_of(settings.task)]
     with progress(f"building {settings.model['_target_']}"):
         model = model_of(settings, stages)
-    work = _planned(settings, model, stages, folder=folder, progress=progress)
+    work = _planned(settings, model, stages, progress=progress)
     left_out = map(str, work.pipeline.left_out())
     work.notes[:0] = [*(str(p) for error in work.plan.errors for p in error.problems), *left_out]
     results = _results(settings, work)
@@ -94,7 +91,7 @@ def run_stages(
 
 
 def _planned(
-    settings: Settings, model: nn.Module, stages: list[Stage], *, folder: Path, progress: Progress
+    settings: Settings, model: nn.Module, stages: list[Stage], *, progress: Progress
 ) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
     prepares = tasks()[settings.task].prepares
@@ -113,11 +110,9 @@ def _planned(
     work = StageContext(
         model=model,
         settings=settings,
-        stages=settings.stages,
         example=example,
         pipeline=declared,
         plan=plan,
-        folder=folder,
         build=lambda: model_of(settings, stages),
         progress=progress,
     )

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from prepare.errors import Problem
-from prepare.stages.registry import stage
-from prepare.stages.stage import Stage, StageContext, Task, key
+from prepare.stages.stage import Stage, StageContext, Task, key, stage
 
 if TYPE_CHECKING:
     from torch import nn
