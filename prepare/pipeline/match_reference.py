@@ -1,6 +1,6 @@
 """Give a copy of a model the layout of a prepared reference model."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -10,18 +10,18 @@ from prepare.core.forward.float32_calls import call_in_float32, casts_of, remove
 from prepare.core.forward.input_formatter import FormatHook
 from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.replaced_method import replaced_methods
-from prepare.core.model.tensors import NamedTensor, identity, is_wrapper, named_tensors, stride_of
+from prepare.core.model.tensors import NamedTensor, is_wrapper, named_tensors, stride_of
 from prepare.core.utils.process_state import held_interrupts
 from prepare.errors import RefusedError, raise_problems
 from prepare.pipeline.plan import state
 from prepare.pipeline.preconditions import scripted_problems
+from prepare.pipeline.tensor_table import make_table
 from prepare.pipeline.transfer import Move, Transfer
 from prepare.steps.compile import Compile
 from prepare.steps.repairs import all_repairs
 from prepare.steps.rewrites import all_rewrites
 
 _Model = TypeVar("_Model", bound=nn.Module)
-_KEEP = "keep_layout"
 
 
 def like(model: _Model, reference: nn.Module) -> _Model:
@@ -39,28 +39,20 @@ def like(model: _Model, reference: nn.Module) -> _Model:
     copy: Any = model
     if isinstance(model, AveragedModel) and not isinstance(reference, AveragedModel):
         copy = model.module
-    _match(copy, reference)
-    return model
-
-
-def _match(model: nn.Module, reference: nn.Module) -> None:
-    for each in (model, reference):
+    for each in (copy, reference):
         raise_problems(RefusedError, scripted_problems(each))
-    places = {place.path: place for place in named_tensors(model)}
+    requests = make_table(copy, []).requests
+    places = {place.path: place for request in requests for place in request.places}
     targets = {place.path: place.tensor for place in named_tensors(reference)}
     _check_same_tensors(places, targets)
-    by_identity: dict[Hashable, dict[str, Tensor]] = {}
-    for path, place in places.items():
-        by_identity.setdefault(identity(place.tensor), {})[path] = place.tensor
     moves = []
-    for shared in by_identity.values():
-        path, tensor = next(iter(shared.items()))
-        target = targets[path]
-        if state(tensor) != state(target):
-            tensors = list({id(tensor): tensor for tensor in shared.values()}.values())
-            moves.append(Move(path, tensors, target.device, target.dtype, stride_of(target)))
-    snapshot, transfer = Snapshot(model), Transfer(moves)
-    pairs = [(module, reference.get_submodule(name)) for name, module in model.named_modules()]
+    for request in requests:
+        new = targets[request.path]
+        if state(request.tensor) != state(new):
+            tensors = request.tensors
+            moves.append(Move(request.path, tensors, new.device, new.dtype, stride_of(new)))
+    snapshot, transfer = Snapshot(copy), Transfer(moves)
+    pairs = [(module, reference.get_submodule(name)) for name, module in copy.named_modules()]
     with held_interrupts(may_hang=True):
         try:
             for module, same in pairs:
@@ -73,6 +65,7 @@ def _match(model: nn.Module, reference: nn.Module) -> None:
                 transfer.undo()
                 snapshot.restore()
             raise
+    return model
 
 
 def _follow_code(module: nn.Module, same: nn.Module) -> None:
@@ -80,7 +73,8 @@ def _follow_code(module: nn.Module, same: nn.Module) -> None:
     module.training = module.training and same.training
     if type(same) is type(module):
         methods = replaced_methods(same)
-        vars(module).update((name, m.bound_to(module)) for name, m in methods if m.step == _KEEP)
+        ours = [(name, each) for name, each in methods if each.step == "keep_layout"]
+        vars(module).update((name, each.bound_to(module)) for name, each in ours)
     formats = {4: "", 5: ""} if "in_channels_last" in vars(same) else {}
     for swap in (*all_repairs().values(), *all_rewrites().values()):
         if swap.is_repaired(same) and swap.fits(module):

@@ -34,7 +34,7 @@ from prepare.errors import (
     raise_problems,
 )
 from prepare.patterns import are_no_code, exactly, patterns_in
-from prepare.pipeline.apply import Phases, Survey, apply_steps, check_module, survey
+from prepare.pipeline.apply import Survey, apply_steps, by_phase, check_module, survey
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
@@ -83,7 +83,11 @@ class Pipeline:
             remedy = "write Pipeline.from_config({name: options})"
             raise ConfigError("steps", "a mapping of names to options, not steps", remedy)
         self.steps: dict[str, Step] = {step.name: _settled(step) for step in steps}
-        self._phases = self._by_phase()
+        self._bind()
+
+    def _bind(self) -> None:
+        steps = self.steps.values()
+        self._phases = by_phase(step.bind(steps) for step in steps)
 
     @classmethod
     def from_config(cls, steps: _Steps) -> Pipeline:
@@ -301,11 +305,12 @@ class Pipeline:
             for note in notes:
                 _log.warning("%s", note)
             self.steps[step.name] = chosen
-            self._phases = self._by_phase()
+            self._bind()
 
     def asking(self) -> list[ModuleStep]:
         """Return the steps that choose options by an example, and have none yet."""
-        return [step for step in Phases.of(self.steps.values()).structure if step.without_example()]
+        steps = self.steps.values()
+        return [each for each in steps if isinstance(each, ModuleStep) and each.without_example()]
 
     def step_for(
         self, step: ModuleStep, copied: nn.Module, example: Any, amp: Amp
@@ -322,9 +327,6 @@ class Pipeline:
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
         raise_problems(RefusedError, module_problems(copied))
         return on_rank_zero(lambda: step.for_example(copied, given, backward=backward, amp=amp))
-
-    def _by_phase(self) -> Phases:
-        return Phases.of(step.bind(self.steps.values()) for step in self.steps.values())
 
     def undo(self, model: nn.Module, *, phases: Iterable[str] = PHASES) -> None:
         """Take the steps of these phases back, in place, the last first, as far as steps can be undone."""
@@ -363,7 +365,7 @@ class Pipeline:
         Without an input step that is the device and the floating-point dtype that the steps give to the
         weights, without which the model raises; the step `input_format` gives the memory format too.
         """
-        for step in self._phases.inputs or self._needed_format():
+        for step in self._phases["inputs"] or self._needed_format():
             batch = step.format(batch)
         return batch
 
