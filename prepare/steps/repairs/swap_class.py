@@ -10,6 +10,7 @@ from torch.fx import Proxy
 
 from prepare.core.model import module_kinds
 from prepare.core.model.forward_code import forward_code, torch_class
+from prepare.core.model.module_kinds import made_of, make_class, mark_repair
 from prepare.errors import RefusedError
 
 _PARAMETRIZED = "torch.nn.utils.parametrize"
@@ -32,9 +33,7 @@ class SwapClass:
 
     def __init__(self, name: str, *repairs: Any) -> None:
         self.name = name
-        self._originals = {
-            module_kinds.mark_repair(keeping): torch_class(keeping) for keeping in repairs
-        }
+        self._originals = {mark_repair(keeping): torch_class(keeping) for keeping in repairs}
         self.swaps = {original: keeping for keeping, original in self._originals.items()}
         for keeping in repairs:
             keeping.forward = _dispatched(keeping)
@@ -94,7 +93,7 @@ class SwapClass:
             return self._originals[cls]
         if cls.__module__ == _PARAMETRIZED:
             return _rebased(cls, self._without(cls.__base__))
-        if made := module_kinds.made_of(cls):
+        if made := made_of(cls):
             return made[0]
         wrong = f"{cls.__qualname__} was derived from the class of a repaired module"
         raise RefusedError(self.step, wrong, "undo first what gave the module this class")
@@ -105,9 +104,7 @@ def subclass_of(own: Any, keeping: Any) -> Any:
     """Return the class `Keeping...` made of a user's class and a repair: the same class each time."""
     members = {"__module__": keeping.__module__, "__doc__": own.__doc__}
     name = keeping.__name__.removesuffix(torch_class(keeping).__name__) + own.__name__
-    return module_kinds.mark_repair(
-        module_kinds.make_class(name, (own, keeping), members, subclass_of, own, keeping)
-    )
+    return mark_repair(make_class(name, (own, keeping), members, subclass_of, own, keeping))
 
 
 def _can_be_made_of(cls: Any) -> bool:
