@@ -42,8 +42,6 @@ class RewriteConv(SwapsClasses):
     Source: `benchmarks/results/rewrites.md` has our measurements.
     """
 
-    only_layouts = False
-    measures = True
     force: bool = False
     """Rewrite all that fits, whatever is faster."""
     linear: Patterns | None = None

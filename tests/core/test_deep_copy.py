@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.model.deep_copy import CopyError, deep_copy
+from prepare.core.model.module_tree import CopyError, deep_copy
 
 FLAT = {"spatial_dims": 2, "in_channels": 1}
 

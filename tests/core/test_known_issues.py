@@ -12,8 +12,7 @@ from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from issue_checks import FLAT, gradient, is_last, last, with_norm
 from paths import PYTHONPATH
-from prepare.core.model.issue_sizes import SIZES
-from prepare.core.model.known_issues import ONLY, issues, make_issue, standing
+from prepare.core.model.known_issues import ONLY, SIZES, issues, make_issue, standing
 from prepare.steps import repairs
 
 BY_NAME = {issue.name: issue for issue in issues()}

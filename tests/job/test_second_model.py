@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from prepare.app.cli import main as cli
-from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.pipeline import Pipeline
 from prepare.stages.verify import verify
 from sample_nets import RefersToItself

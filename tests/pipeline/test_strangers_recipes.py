@@ -103,6 +103,7 @@ def third_party(monkeypatch):
         number: int | str = 1
         checked: Annotated[str, "a text", lambda text: None] = "b"
         harmless: Annotated[str, ForRecipes(str.isidentifier)] = "c"
+        small: Annotated[int, ForRecipes(range(8).__contains__)] = 0
         exclude: Patterns = ()
 
         def want(self, tensor):
@@ -184,8 +185,14 @@ def test_no_option_of_a_compiler_is_for_recipes(script):
     assert len(keys) > 250
     for value in (*hostile(script), True, 1, 0.5, None):
         step = STEPS["compile"](backend="inductor", options=dict.fromkeys(keys, value))
-        assert step.recipe_options()["options"] == {}
+        assert recipe.options_of(step)["options"] == {}
         assert len(recipe.refused(step)) == len(keys)
+
+
+def test_a_number_is_for_recipes_as_far_as_its_mark_allows(third_party):
+    Pipeline.from_recipe({"everything": {"small": 7}})
+    with pytest.raises(ConfigError, match=r"^steps\.everything\.small: a recipe may set only"):
+        Pipeline.from_recipe({"everything": {"small": 8}})
 
 
 def test_a_backend_of_a_plugin_is_not_for_recipes(monkeypatch):

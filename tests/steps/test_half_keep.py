@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.float32_calls import casts_of
+from prepare.core.forward.input_formatter import casts_of
 from prepare.errors import PatternError
 from prepare.pipeline import Pipeline
 from prepare.stages.verify import verify

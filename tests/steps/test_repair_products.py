@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from prepare.core.model import issue_sizes
+from prepare.core.model import known_issues
 from prepare.core.model.memory_format import canonical_stride
 from prepare.steps.repairs import convolutions, find_repair
 from prepare.steps.repairs.base import FORMATS
@@ -75,7 +75,7 @@ def test_a_product_is_as_accurate_and_keeps_the_layout(name, batch, dtype, monke
     exact = results(module, x, torch.float64)
     assert not calls
     if batch == 2:  # twice as many pixels
-        monkeypatch.setattr(issue_sizes, "_MIN_CHANNELS_PER_PIXEL", 4)
+        monkeypatch.setattr(known_issues, "_MIN_CHANNELS_PER_PIXEL", 4)
     actual = results(repaired_conv, x, dtype)
     assert calls == [1]
     for error, limit in zip(errors(actual, exact), limits(module, x, dtype, exact), strict=True):

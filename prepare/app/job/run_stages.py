@@ -23,10 +23,10 @@ from prepare.core.forward.call import arguments, call_of
 from prepare.core.forward.compiled import compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_example
 from prepare.core.forward.run_example import count_layouts, run_example
-from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
-from prepare.pipeline.collect_wants import format_steps
+from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.stage import Stage, StageContext, stages_of, tasks
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def run_stages(
             with progress("auditing"):
                 audited = audit(model, plan=work.plan)
             if all(type(each).choose is Stage.choose for each in stages):  # none tried the formats
-                work.notes += _memfmt_note(model, work.pipeline)
+                work.notes += _memfmt_note(model, work)
             results = replace(results, seen=seen, has_example=seen is not None, audit=audited)
             # The first answer: the rest loads more of torch than everything until here.
             show(results)
@@ -183,8 +183,7 @@ def _require_devices(work: StageContext) -> None:
 
 def _for_example(work: StageContext) -> Pipeline:
     """Return the pipeline with the options that its steps find with the example."""
-    steps, config = work.pipeline.steps.values(), work.pipeline.to_config()
-    asking = [step for step in steps if step.without_example()]
+    asking, config = work.pipeline.asking(), work.pipeline.to_config()
     if not asking or not work.example:
         return work.pipeline
     with work.progress("choosing the calls to replace"):
@@ -248,10 +247,10 @@ def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | Non
         return f"the model cannot be copied, and {error}; {remedy}"
 
 
-def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
+def _memfmt_note(model: nn.Module, work: StageContext) -> list[str]:
     """Return a note if nothing was asked of the model's convolutions."""
-    steps = pipeline.steps.values()
-    if format_steps(steps, model) or any(step.measures for step in steps):
+    rewritten = any(action.phase == "structure" for action in work.plan.actions)
+    if rewritten or format_steps(work.pipeline.steps.values(), model):
         return []
     flat, deep = (
         any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)
