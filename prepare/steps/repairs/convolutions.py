@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrize
 
-from prepare.core.model import issue_sizes
+from prepare.core.model import known_issues
 from prepare.core.model.module_kinds import has_own_sizes, mark_repair
 from prepare.core.model.tensors import computed_names, weight_hooks
 from prepare.core.model.unsafe_backward import is_unsafe_conv2d
@@ -40,7 +40,7 @@ class KeepingConv2d(nn.Conv2d):
             return super()._conv_forward(input, weight, bias)
         if is_product(self, input, weight):
             return multiply(self, input, weight, bias)
-        if issue_sizes.is_narrow_strided(self) and is_unsafe_conv2d(
+        if known_issues.is_narrow_strided(self) and is_unsafe_conv2d(
             input, weight, stride=self.stride
         ):
             # Not a slice, whose gradient would be contiguous.
@@ -50,7 +50,7 @@ class KeepingConv2d(nn.Conv2d):
             if input.dim() == 3:  # a sample without a batch
                 return run(contiguous_copy(input), contiguous_copy(weight), bias)
             return through_contiguous(lambda x: run(x, contiguous_copy(weight), bias), input)
-        if issue_sizes.is_partly_grouped(self) and _is_view_of_one_sample(input):
+        if known_issues.is_partly_grouped(self) and _is_view_of_one_sample(input):
             input = base.with_exact_strides(input) if input.dim() == 4 else input.contiguous()  # noqa: A001
         return super()._conv_forward(input, weight, bias)
 
@@ -61,7 +61,7 @@ class _LargeConvRepair(SwapClass):
     def concerns(self, module: nn.Module) -> bool:
         if not super().concerns(module):
             return False
-        sizes = issue_sizes
+        sizes = known_issues
         kinds = (
             *(sizes.has_large_weight, sizes.is_narrow_strided),
             *(sizes.is_partly_grouped, sizes.is_grouped_dilated),
@@ -82,7 +82,7 @@ def _is_view_of_one_sample(x: Tensor) -> bool:
 def _has_unset_gradient(module: nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
     """Return whether torch leaves the gradient of the weight unset: conv2d_grouped_dilated_bfloat16_cpu."""
     return (
-        issue_sizes.is_grouped_dilated(module)
+        known_issues.is_grouped_dilated(module)
         and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"))
         and weight.requires_grad
         and torch.is_grad_enabled()
@@ -94,7 +94,7 @@ def _has_unset_gradient(module: nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
 def is_product(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool:
     """Return whether a product is faster for `x`; never while compiling: a compiler sees torch's code."""
     return (
-        issue_sizes.has_large_weight(module)
+        known_issues.has_large_weight(module)
         and not torch.compiler.is_compiling()
         and x.dim() == weight.dim()
         and x.device.type == "cpu"
@@ -102,7 +102,7 @@ def is_product(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool
         and x.dtype in (torch.float32, torch.bfloat16)
         and not torch.is_autocast_enabled("cpu")
         and (x.shape[1], *weight.shape[2:]) == (module.in_channels, *module.kernel_size)
-        and issue_sizes.has_few_pixels(module, x.shape)
+        and known_issues.has_few_pixels(module, x.shape)
         and is_channels_last(x)
         and (prod(module.kernel_size) == 1 or is_channels_last(weight))
     )
@@ -293,7 +293,7 @@ def _kernel_exceeds(
     return (
         (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"))
         and module.padding_mode == "zeros"
-        and issue_sizes.is_smaller_than_kernel(module, sizes)
+        and known_issues.is_smaller_than_kernel(module, sizes)
     )
 
 
