@@ -76,8 +76,6 @@ class Rewrite(SwapClass):
             return f"{type(module).__name__} is no {kinds}"
         if not has_own_sizes(module):
             return "a size of it is no tuple, as torch makes them"
-        if (mode := vars(module)["padding_mode"]) != "zeros":
-            return f"padding_mode {mode} is not zeros"
         if mismatch := self.mismatch(module):
             return mismatch
         if not (self.is_repaired(module) or super().fits(module)):
@@ -136,9 +134,8 @@ def plain_reason(module: Any) -> str:
 
 
 def _padding(module: Any) -> Sequence[int]:
-    if isinstance(module.padding, str):
-        return module._reversed_padding_repeated_twice if module.padding == "same" else ()
-    return module.padding
+    is_zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return module.padding if is_zeros else module._reversed_padding_repeated_twice
 
 
 def multiply(module: Rewritten, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

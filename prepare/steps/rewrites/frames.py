@@ -75,6 +75,8 @@ class _Flat(Rewrite):
             return f"stride {module.stride} is not 1 where the kernel is flat"
         if not isinstance(module.padding, str) and any(module.padding[flat]):
             return f"padding {module.padding} is not 0 where the kernel is flat"
+        if module.padding_mode != "zeros":
+            return f"padding_mode {module.padding_mode} is not zeros"
         return _fault_in_2d(module)
 
 
@@ -128,8 +130,8 @@ class _Causal(Rewrite):
     def mismatch(self, module: Any) -> str:
         if module.kernel_size[0] == 1:
             return f"kernel {module.kernel_size} has one tap in time"
-        if module.padding == "same":
-            return "padding same is not a number of zeros"
+        if module.padding == "same" or module.padding_mode != "zeros":
+            return f"padding {module.padding} with {module.padding_mode} is not a number of zeros"
         # As a 2-d convolution torch's backward may write outside its memory: conv2d_strided_kernel_1_cpu.
         if prod(module.kernel_size[1:]) == 1 < prod(module.stride[1:]):
             return f"stride {module.stride} is not 1 where the kernel is one pixel"
