@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from prepare import recipe
-from prepare.app.cli.words import first_sentence, options_of, refused
+from prepare.app.cli.words import first_sentence, options_of, refused, resolver_remedy
 from prepare.app.job.settings import GROUPS, group_names, read_settings
 from prepare.core.utils.folders import conf_dir, own_name, run_name
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
@@ -127,9 +127,9 @@ def resolved(config: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
                 value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
             plain[key] = value
         except OmegaConfBaseException as error:
-            where = error.full_key or key
-            remedy = f"set {where}=VALUE"
-            problems.append(Problem(where, first_sentence(str(error)), remedy))
+            where, wrong = error.full_key or key, first_sentence(str(error))
+            remedy = resolver_remedy(wrong) or f"set {where}=VALUE"
+            problems.append(Problem(where, wrong, remedy))
     return plain, problems
 
 

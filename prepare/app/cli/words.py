@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from prepare.app.cli.answer import FLAGS
@@ -43,6 +45,7 @@ _REMEDIES = {
     "Ambiguous value": "add --multirun to run each of them, or write a list as KEY=[a,b]",
     "Could not append": "leave out the +",
     "Multiple values": "leave out the +",
+    "Error resolving interpolation": "write the name of an option",
     "Could not override 'experiment'": "write +experiment=NAME",
     "Could not override 'launcher'": "did you mean hydra/launcher=NAME?",
     "Could not override 'steps'": "add a step as +steps.NAME={}, drop one as steps.NAME=null",
@@ -106,10 +109,20 @@ def _meant(word: str) -> str:
 
 
 def first_sentence(message: str) -> str:
-    """Return the first sentence of an error message, on one line."""
+    """Return the first sentence of an error message, on one line, without what is around it."""
     lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
     first = lines[0].rstrip(".:") if lines else "cannot be used"
-    return re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", first)
+    first = re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", first)
+    return re.sub(r"^In '\w+': |, possible interpolation keys: .*", "", first)
+
+
+def resolver_remedy(sentence: str) -> str:
+    """Return the remedy if a value uses a resolver that another program registers; empty if it does not."""
+    match = re.match(r"Unsupported interpolation type (.+)", sentence)
+    own = (
+        "write the value itself, or add +prepare=default to the program that registers the resolver"
+    )
+    return f"{own} {match[1]!r}" if match else ""
 
 
 def refused(error: Exception, overrides: Sequence[str]) -> Problem:
@@ -125,14 +138,28 @@ def refused(error: Exception, overrides: Sequence[str]) -> Problem:
         remedy = f"give a class or function of your own as model._target_={option}"
     elif group:
         options = getattr(error, "options", None) or options_of(group)
-        remedy = choose_option(option, group, options)
+        remedy = _moved(group, option) or choose_option(option, group, options)
     elif where and isinstance(cause, KeyError | AttributeError):
         remedy = _instead(where, vars(cause)["parent_node"], overrides)
         where = where if "." in where else ""  # the sentence names it
     elif error.__class__.__module__ == "builtins":  # Hydra does not name the word
         taken = re.compile(rf"\+?({'|'.join((*GROUPS, *level_names(), 'steps'))}|)=(null|\W|\d|$)")
         where = next(filter(taken.match, overrides), "")
-    return Problem(where, sentence, remedy)
+        group, _, value = where.partition("=")
+        if value == "null" and group != "steps":
+            sentence = "takes the name of an option, not null"
+            remedy = f"~{group} leaves it out; {choose_option('', group, options_of(group), noun='options')}"
+    return Problem(where, sentence, remedy or resolver_remedy(sentence))
+
+
+def _moved(group: str, option: str) -> str:
+    """Return the remedy if the file of an option is in the folder of --config-dir, and not in its place."""
+    from hydra._internal.utils import get_args_parser
+
+    folder = Path(get_args_parser().parse_known_args()[0].config_dir or os.devnull)
+    right = folder / group / f"{option}.yaml"
+    found = next((path for path in folder.rglob(f"{option}.y*ml") if path != right), None)
+    return f"move {found} to {right}" if found else ""
 
 
 def _instead(where: str, parent: Any, overrides: Sequence[str]) -> str:

@@ -79,6 +79,9 @@ def build_model(settings: Settings) -> nn.Module:
             raise ConfigError(f"model.{key}", wrong) from error
         missing = missing_module(str(cause))
         remedy = install_remedy(missing, imported=True) if missing else ""
+        chosen = any("_convert_" in node for _, node in targets_in(config, "model"))
+        if chosen and _reads_attributes(error):
+            remedy = "give the node _convert_=none: it is read by attributes"
         raise ModelError("model", f"building {target}: {described(cause)}", remedy) from cause
     if not isinstance(model, nn.Module):
         wrong = f"{target} returned an object of type {type(model).__name__}, not a torch.nn.Module"
@@ -91,12 +94,29 @@ def build_model(settings: Settings) -> nn.Module:
 
 
 def instantiated(model: Mapping[str, Any]) -> Any:
-    """Return the model of a configuration, as Hydra instantiates it, with plain data for its keywords."""
+    """Return the model of a configuration, as Hydra instantiates it, with plain data for its keywords.
+
+    A node's `_convert_` is obeyed. Where it leaves the choice, a model that reads its configuration by attributes
+    gets Hydra's own objects: by `object` Hydra makes those of dataclasses, and a command line has none.
+    """
     import hydra.utils
 
     old = hydra.__version__.startswith("1.3.")
     rules = {} if old else {"_execution_whitelist_": listed_targets(model)}
-    return hydra.utils.instantiate({"_convert_": "all", **model}, **rules)
+    random = torch.get_rng_state()
+    try:
+        return hydra.utils.instantiate({"_convert_": "all", **model}, **rules)
+    except Exception as error:
+        if model.get("_convert_", "object") != "object" or not _reads_attributes(error):
+            raise
+    torch.set_rng_state(random)  # the weights are those of a model that is built once
+    return hydra.utils.instantiate({**model, "_convert_": "none"}, **rules)
+
+
+def _reads_attributes(error: Exception) -> bool:
+    """Return whether a model asked plain data for an attribute, as `cfg.width` of a dict."""
+    cause = error.__cause__
+    return isinstance(cause, AttributeError) and type(cause.obj) in (dict, list)
 
 
 def listed_targets(model: Mapping[str, Any]) -> list[str]:

@@ -61,6 +61,8 @@ def _kind(path: Path) -> str:
             remedy = "give the folder of one of its rows"
             raise FileError(files.printable_path(path), "is the folder of a sweep", remedy)
         return "run"
+    if not path.exists():
+        files.read_bytes(path)  # it says so, with the nearest name
     return "recipe" if path.suffix in (".yaml", ".yml") else "audit"
 
 
