@@ -74,13 +74,6 @@ def test_jobs_of_a_sweep_log_in_their_own_folders(tmp_path):
             assert "[hydra." not in text
 
 
-def test_a_run_restores_the_loggers_of_the_process(tmp_path):
-    loggers = [logging.getLogger(name) for name in ("", "prepare", "hydra")]
-    before = [(log.handlers[:], log.level, log.propagate) for log in loggers]
-    logged(tmp_path, "hydra.verbose=true")
-    assert [(log.handlers, log.level, log.propagate) for log in loggers] == before
-
-
 def test_a_log_that_cannot_be_written_stops_nothing(tmp_path, capsys):
     (tmp_path / "folder").mkdir()
     log = LogFile(tmp_path / "folder")

@@ -9,7 +9,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
 
-from prepare.core.utils.options import as_written, plain, read_options, read_size
+from prepare.core.utils.options import as_written, plain, read_options
 from prepare.errors import ConfigError, Problem, raise_problems
 
 if TYPE_CHECKING:
@@ -37,14 +37,8 @@ def _check_seconds(seconds: float | None) -> None:
         raise ValueError(f"{as_written(seconds)} is not a time", "give seconds, as in 60")
 
 
-def _check_memory(memory: int | str | None) -> None:
-    if memory is not None:
-        read_size(memory)
-
-
-# The types of keys that several stages have.
+# The type of a key that several stages have.
 Seconds = Annotated[float | None, "seconds, as in 60", _check_seconds]
-Memory = Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ import prepare.frameworks.hydra
 from paths import CONF
 from prepare.app.cli.configuration import choices_in
 from prepare.app.job.build_model import listed_targets
-from prepare.core.utils.folders import STEP_GROUPS
+from prepare.core.utils.files import STEP_GROUPS
 from prepare.errors import ConfigError
 from prepare.frameworks._recipe import NetworkRecipe, child_network
 from prepare.pipeline import Pipeline

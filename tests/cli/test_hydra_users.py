@@ -6,15 +6,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from paths import RUN
 from prepare.app.cli import hydra_app
 from prepare.app.cli import main as cli
-from prepare.core.utils import files, wording
-from prepare.core.utils.folders import hold_folder
+from prepare.core.utils import files
+from prepare.core.utils.files import hold_folder
 from prepare.errors import FileError
 
 FAST = ("verify=none", "bench=none", "flow=none", "device=cpu")
@@ -218,26 +217,3 @@ def test_hydra_keeps_its_files_without_secrets(conf, monkeypatch):
     texts = [path.read_text() for path in folder.iterdir()]
     assert "${oc.env:TOKEN}" in "".join(texts)
     assert "7123987" not in "".join(texts)
-
-
-def test_an_error_in_a_hydra_program_names_its_words(monkeypatch):
-    def chosen(**choices):
-        config = SimpleNamespace(
-            initialized=lambda: True,
-            get=lambda: SimpleNamespace(runtime=SimpleNamespace(choices=choices)),
-        )
-        module = SimpleNamespace(HydraConfig=config)
-        monkeypatch.setitem(sys.modules, "hydra.core.hydra_config", module)
-
-    python = 'add the step "repair_layout": {}'
-    chosen(model="net")
-    assert f"add the step {wording.step('repair_layout')}" == python
-    chosen(model="net", prepare="default")
-    assert wording.step("repair_layout") == "+prepare/steps=repair_layout"
-    assert wording.step("half", dtype="bfloat16") == "+prepare.steps.half={dtype:bfloat16}"
-    assert wording.option("half", "keep", ["a"]) == "prepare.steps.half.keep=[a]"
-    assert wording.dropped("compile") == "prepare.steps.compile=null"
-    chosen(**{"prepare/steps": "[input_format]"})
-    assert wording.step("repair_layout") == "+prepare.steps.repair_layout={}"
-    with wording.command_line_words():
-        assert wording.step("repair_layout") == "+steps.repair_layout={}"

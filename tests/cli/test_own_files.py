@@ -73,7 +73,7 @@ STEPS = {"steps": {"half": {}}}
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "words"),
+    "case",
     [
         ("model/my.yaml", {"model": NODE}, ["model=my"]),
         ("model/my.yaml", {"model": NODE, "input": INPUT}, ["model=my"]),
@@ -83,7 +83,8 @@ STEPS = {"steps": {"half": {}}}
         ("experiment/my.yaml", {"seed": 3} | STEPS, ["model=unet2d", "+experiment=my"]),
     ],
 )
-def test_a_file_without_its_package_line_is_named(tmp_path, monkeypatch, capsys, path, text, words):
+def test_a_file_without_its_package_line_is_named(tmp_path, monkeypatch, capsys, case):
+    path, text, words = case
     monkeypatch.chdir(tmp_path)
     write(tmp_path, path, text)
     line = refused(capsys, *words)
@@ -96,12 +97,11 @@ def test_a_file_without_its_package_line_is_named(tmp_path, monkeypatch, capsys,
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "words"),
+    "case",
     [("model/my.yaml", NODE, ["model=my"]), ("input/my.yaml", INPUT, ["model=unet2d", "input=my"])],
 )
-def test_a_file_whose_keys_are_at_the_top_is_named(
-    tmp_path, monkeypatch, capsys, path, text, words
-):
+def test_a_file_whose_keys_are_at_the_top_is_named(tmp_path, monkeypatch, capsys, case):
+    path, text, words = case
     monkeypatch.chdir(tmp_path)
     write(tmp_path, path, GLOBAL + yaml.safe_dump(text))
     line = refused(capsys, *words)

@@ -58,16 +58,13 @@ def test_the_environment_holds_the_libraries_of_the_accelerator(monkeypatch):
     assert rocm["architectures"] == ["gfx942"]
 
 
-def test_the_driver_is_read_from_the_kernel_or_nvidia_smi(tmp_path, monkeypatch):
+def test_the_driver_is_read_from_the_kernel(tmp_path, monkeypatch):
     kernel = tmp_path / "version"
     kernel.write_text("NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06  Release Build\n")
     monkeypatch.setattr("prepare.core.utils.machine._DRIVERS", (tmp_path / "none", kernel))
-    assert driver.__wrapped__() == "580.65.06"
-    monkeypatch.setattr("prepare.core.utils.machine._DRIVERS", ())
-    monkeypatch.setattr("prepare.core.utils.machine._asked", lambda *words: "570.1")
-    assert driver.__wrapped__() == "570.1"
-    monkeypatch.setattr("prepare.core.utils.machine._asked", lambda *words: None)
-    assert driver.__wrapped__() is None
+    assert driver() == "580.65.06"
+    kernel.unlink()
+    assert driver() is None
 
 
 def test_other_programs_are_asked_once_a_process(tmp_path, monkeypatch):

@@ -34,32 +34,22 @@ def test_a_file_of_any_name_is_replaced_by_one_that_is_shorter(tmp_path, monkeyp
 DATA = {"b": 1, "a": [{"x": [1, 2]}, {"é": None}], "none": [], "text": "\ud800<>&", "deep": {"k": [1.5, True]}}  # fmt: skip
 
 
-def test_json_keeps_the_order_of_keys_and_is_ascii(tmp_path):
+def test_json_has_one_item_of_a_list_on_each_line_and_is_ascii(tmp_path):
     json_records.write_json(tmp_path / "a.json", DATA)
-    text = files.read_text(tmp_path / "a.json")
-    assert text.isascii()
-    assert text.startswith('{\n "b": 1,\n "a": [\n  {\n')
-    assert text.endswith("}\n")
-    assert list(json.loads(text)) == list(DATA)
-    assert json.loads(text) == DATA
-
-
-def test_json_in_lines_has_one_item_of_a_list_on_each(tmp_path):
-    json_records.write_json(tmp_path / "a.json", DATA, lines=True)
     text = files.read_text(tmp_path / "a.json")
     assert text == (
         '{\n"b": 1,\n"a": [\n{"x": [1, 2]},\n{"\\u00e9": null}\n],\n"none": [],\n'
         '"text": "\\ud800<>&",\n"deep": {"k": [1.5, true]}\n}\n'
     )
+    assert list(json.loads(text)) == list(DATA)
     assert json.loads(text) == DATA
 
 
-@pytest.mark.parametrize("lines", [False, True])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), [-float("inf")], object()])
-def test_json_of_what_json_cannot_hold_leaves_the_old_file(tmp_path, value, lines):
+def test_json_of_what_json_cannot_hold_leaves_the_old_file(tmp_path, value):
     json_records.write_json(tmp_path / "a", {"old": 1})
     with pytest.raises((ValueError, TypeError)):
-        json_records.write_json(tmp_path / "a", {"new": value}, lines=lines)
+        json_records.write_json(tmp_path / "a", {"new": value})
     assert json.loads(files.read_text(tmp_path / "a")) == {"old": 1}
     assert names(tmp_path) == ["a"]
 

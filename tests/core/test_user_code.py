@@ -105,7 +105,7 @@ def test_a_syntax_error_names_its_line_once(nets):
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("user_nets.Zzz", "user_nets has no 'Zzz'; it has Net, helper, build"),
+        ("user_nets.Zzz", "user_nets has no 'Zzz'; it has Net, build, helper"),
         ("user_nets.Nett", "user_nets has no 'Nett'; did you mean 'user_nets.Net'?"),
         (
             "user_netz.Net",

@@ -7,7 +7,7 @@ import pytest
 
 from prepare.app.cli import main as cli
 from prepare.audit import Audit
-from prepare.core.utils.folders import new_folder, run_name
+from prepare.core.utils.files import new_folder, run_name
 from run_faults import SMALL, WRITTEN, all_whole, drive, posix, status, told
 
 IMPOSSIBLE = ["file/x", "file", "/proc/x", "n" * 300]

@@ -19,7 +19,7 @@ from prepare.app.report.pages.sweep_page import sweep_page, write_sweep_page
 from prepare.app.report.sweep_table import conclusions, right_text
 from prepare.app.sweep.ranking import rank
 from prepare.app.sweep.summary import read_summary
-from prepare.core.utils.folders import hold_folder
+from prepare.core.utils.files import hold_folder
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from typing import Any
@@ -24,8 +23,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from prepare import recipe
 from prepare.app.cli.words import first_sentence, options_of, refused, resolver_remedy
-from prepare.app.job.settings import GROUPS, group_names, read_settings
-from prepare.core.utils.folders import conf_dir, own_name, run_name
+from prepare.app.job.settings import GROUPS, group_names, key_names, read_settings
+from prepare.core.utils.files import conf_dir, own_name, run_name
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
 from prepare.stages.registry import ordered_stages
@@ -144,12 +143,30 @@ def problems_of(config: DictConfig) -> list[Problem]:
     if problems:
         # What only the job knows (its number, its folder) has no value before it, and is checked there.
         return [p for p in problems if not re.search(r"HydraConfig|value: hydra\.", p.wrong)]
+    choices = choices_in(config.hydra)
+    if misplaced := [*_misplaced(plain, choices)]:
+        return misplaced
     models = [name for name in options_of("model") if name != "custom"]
     try:
-        read_settings(plain, choices=choices_in(config.hydra), models=models)
+        read_settings(plain, choices=choices, models=models)
     except ConfigError as error:
         return [*error.problems]
     return []
+
+
+def _misplaced(config: Mapping[str, Any], choices: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem for each option file whose keys are not where its group has them."""
+    for group, choice in choices.items():
+        # The options of the other groups set keys that are not theirs, as `steps`.
+        inside = {group} if group in ("model", "input") else {*key_names()}
+        below = config.get(group)
+        if isinstance(below, Mapping) and inside & {*below} and "_target_" not in below:
+            wrong = f"its keys are one level too deep, below {group}"
+            remedy = "let it begin with the line '# @package _global_'"
+            yield Problem(f"{group}/{choice}.yaml", wrong, remedy)
+        elif {"model": "_target_", "input": "shape"}.get(group) in config:
+            remedy = f"leave out '# @package _global_', or put them below {group}:"
+            yield Problem(f"{group}/{choice}.yaml", "its keys are at the top", remedy)
 
 
 def launcher_problems(about: DictConfig) -> Iterator[Problem]:
@@ -170,33 +187,21 @@ def rows_of(config: DictConfig) -> list[list[str]]:
     """Return the overrides of every row of a sweep, in the order of Hydra's basic sweeper.
 
     Raises:
-        ConfigError: a key has no values, or several rows would write one file.
+        ConfigError: there are no rows, or several of them would write one file.
     """
     about = config.hydra
     params = [f"{key}={value}" for key, value in (about.sweeper.get("params") or {}).items()]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     parsed = parser.parse_overrides([*params, *overrides_in(about)])
-    problems = []
-    for each in parsed:
-        if each.is_sweep_override() and not _values(each):
-            wrong = f"{each.get_value_string()} gives no list of values"
-            remedy = f"write the values with commas, as in {each.key_or_group}=1,2"
-            problems.append(Problem(each.key_or_group, wrong, remedy))
-    raise_problems(ConfigError, problems)
     (batch,) = BasicSweeper.split_arguments(parsed, None)
     rows = [list(map(as_written, row)) for row in batch]
+    if not rows:
+        raise ConfigError("", "there is nothing to run", "write values with commas, as in seed=1,2")
     saved = [word for row in rows for word in row if word.startswith("save=")]
     if len({*saved}) < len(saved) and saved[0] != "save=null" and "${" not in saved[0]:
         wrong = f"{saved[0]} is one file for {len(saved)} runs"
         raise ConfigError("save", wrong, "save from single runs, without --multirun")
     return rows
-
-
-def _values(override: Any) -> list[str]:
-    """Return the values of a sweep; none for an interval, or a range whose step is 0."""
-    with suppress(*ERRORS):
-        return list(override.sweep_string_iterator())
-    return []
 
 
 def composed(rows: list[list[str]], config_name: str | None) -> list[DictConfig]:

@@ -15,7 +15,7 @@ from typing import Any, get_args, get_type_hints
 from prepare.app.cli.words import USAGES, options_of
 from prepare.app.job.record import shown_files
 from prepare.app.job.settings import ADDED_GROUP, group_names, key_names, level_names
-from prepare.core.utils.folders import conf_dir
+from prepare.core.utils.files import conf_dir
 from prepare.core.utils.machine import program
 from prepare.core.utils.options import describe, plain
 from prepare.core.utils.suggest import listed, nearest

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
@@ -34,7 +35,7 @@ from prepare.app.report.terminal.sweep_progress import SweepProgress
 from prepare.app.sweep.leader import Leader
 from prepare.app.sweep.manifest import SweepManifest, identity_of, number_duplicates
 from prepare.app.sweep.worker import run_in_sweep, shares_cores
-from prepare.core.utils.folders import conf_dir, hold_folder, new_folder
+from prepare.core.utils.files import conf_dir, hold_folder, new_folder
 from prepare.core.utils.machine import command_line
 from prepare.core.utils.packages import check_torch
 from prepare.core.utils.process_state import Stopped
@@ -198,7 +199,7 @@ def _ending_on_errors() -> Iterator[CommandState]:
     state = STATE.get() or CommandState()
     try:
         yield state
-    except OmegaConfBaseException as error:  # a folder of Hydra that cannot be resolved
+    except (HydraException, OmegaConfBaseException) as error:  # as a folder that cannot be resolved
         state.error = ConfigError.of([refused(error, [])])
     except Exception as error:
         state.error = error

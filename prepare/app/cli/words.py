@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from prepare.app.cli.answer import FLAGS
 from prepare.app.job.settings import GROUPS, group_names, key_names, level_names, step_remedy
-from prepare.core.utils.folders import conf_dir
+from prepare.core.utils.files import conf_dir
 from prepare.core.utils.suggest import choose_option, nearest
 from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.registry import STEPS
@@ -42,6 +42,7 @@ _OTHERS = {
 _OTHER_KEYS = {"memory_format": "memfmt", "dtype": "precision"}
 # What to do about a word that Hydra refused, by the beginning of what it says.
 _REMEDIES = {
+    "BasicSweeper does not": "write the values with commas, as in KEY=1,2",
     "Ambiguous value": "add --multirun to run each of them, or write a list as KEY=[a,b]",
     "Could not append": "leave out the +",
     "Multiple values": "leave out the +",
@@ -86,9 +87,9 @@ def _flag_meant(word: str, known: Sequence[str]) -> str:
     if key.partition(".")[0] in key_names():
         return f"write it without the dashes: {key}={value or 'VALUE'}"
     names = [name for name in (*known, *FLAGS) if name.startswith("--")]
-    close = [name for name in names if name.startswith(f"-{word}")] or nearest(word, names)
-    known_word = key in _OTHERS or key in STEPS or not close
-    return _meant(key) if known_word else f"did you mean {close[0]}? see --help"
+    begun = [name for name in names if name.startswith(f"-{word}")]
+    close = begun or nearest(word, names, cutoff=0.7)
+    return f"did you mean {close[0]}? see --help" if close else _meant(key)
 
 
 def options_of(group: str) -> list[str]:
@@ -113,7 +114,7 @@ def first_sentence(message: str) -> str:
     lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
     first = lines[0].rstrip(".:") if lines else "cannot be used"
     first = re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", first)
-    return re.sub(r"^In '\w+': |, possible interpolation keys: .*", "", first)
+    return re.sub(r"^In '[\w/]+': |, possible interpolation keys: .*", "", first)
 
 
 def resolver_remedy(sentence: str) -> str:
@@ -148,7 +149,7 @@ def refused(error: Exception, overrides: Sequence[str]) -> Problem:
         group, _, value = where.partition("=")
         if value == "null" and group != "steps":
             sentence = "takes the name of an option, not null"
-            remedy = f"~{group} leaves it out; {choose_option('', group, options_of(group), noun='options')}"
+            remedy = f"~{group} leaves it out; {choose_option('', group, options_of(group))}"
     return Problem(where, sentence, remedy or resolver_remedy(sentence))
 
 
@@ -166,14 +167,13 @@ def _instead(where: str, parent: Any, overrides: Sequence[str]) -> str:
     """Return the remedy for a key that does not exist; `parent` is the configuration above it."""
     above, _, key = where.rpartition(".")
     names = list(map(str, parent)) if isinstance(parent, Mapping) else []
-    if above == "steps":
-        if key in STEPS:
-            return f"add it as +steps.{key}={{}}"
-        meant = {name: f"+steps.{name}={{}}" for name in STEPS}
-    elif above:
+    steps = {name: f"+steps.{name}={{}}" for name in STEPS}
+    if above and above != "steps":
         if not names:
             return f"{above} has no keys; set it as {above}=VALUE"
         meant = {name: f"{above}.{name}" for name in names}
+    elif above:
+        meant = steps
     elif key in STEPS:
         value = next((w.partition("=")[2] for w in overrides if w.partition("=")[0] == key), "")
         return step_remedy(key, None if value in ("null", "false") else value)
@@ -183,11 +183,10 @@ def _instead(where: str, parent: Any, overrides: Sequence[str]) -> str:
         for top in names:
             if isinstance(node := parent._get_node(top), Mapping) and key in node:
                 return f"did you mean '{top}.{key}'?"
-        meant = {name: f"+steps.{name}={{}}" for name in STEPS}
-        meant |= {name: name for name in key_names()} | _OTHER_KEYS
+        meant = steps | {name: name for name in key_names()} | _OTHER_KEYS
     if close := nearest(key, meant):
         near = meant[close[0]]
-        return f"did you mean {near}?" if "=" in near else f"did you mean {near!r}?"
+        return f"did you mean {near if '=' in near else repr(near)}?"
     return f"add it as +{where}=VALUE" if above else f"keys: {', '.join(key_names())}"
 
 

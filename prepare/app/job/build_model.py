@@ -96,8 +96,8 @@ def build_model(settings: Settings) -> nn.Module:
 def instantiated(model: Mapping[str, Any]) -> Any:
     """Return the model of a configuration, as Hydra instantiates it, with plain data for its keywords.
 
-    A node's `_convert_` is obeyed. Where it leaves the choice, a model that reads its configuration by attributes
-    gets Hydra's own objects: by `object` Hydra makes those of dataclasses, and a command line has none.
+    A node's `_convert_` is obeyed. Where it leaves the choice, a model that reads its configuration by
+    attributes gets Hydra's own objects; by `object` Hydra makes those of dataclasses, which words are not.
     """
     import hydra.utils
 

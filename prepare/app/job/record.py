@@ -33,10 +33,6 @@ _LAST = (
 # What Hydra leaves beside a record.
 _HYDRA = ".hydra"
 _KILLED = "holds no result: its run was killed or is still running"
-# Of fields that the files of earlier versions do not have.
-_LATE = {"late": True}
-# More than any of these files needs; a summary also reads folders that others have written.
-_LIMIT = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -53,19 +49,18 @@ class Result(JsonRecord):
     KIND: ClassVar[Kind] = Kind(
         "prepare.result", 1, "the result of a job", "the result.json of a run", FileError
     )
-    LIMIT: ClassVar[int] = _LIMIT
     status: str
     reason: str | None = None
     error: str | None = None
     traceback: str | None = None
     seconds: float = 0.0
-    figures: dict[str, Any] | None = field(default=None, metadata=_LATE)
-    done: list[str] = field(default_factory=list, metadata=_LATE)
-    during: str = field(default="", metadata=_LATE)
-    amp: str = field(default="none", metadata=_LATE)
-    notes: list[str] = field(default_factory=list, metadata=_LATE)
-    problems: list[Problem] = field(default_factory=list, metadata=_LATE)
-    place: str = field(default="", metadata=_LATE)
+    figures: dict[str, Any] | None = None
+    done: list[str] = field(default_factory=list)
+    during: str = ""
+    amp: str = "none"
+    notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    place: str = ""
 
     def check(self) -> None:
         """Raise ValueError for a status that no job has, or figures of other kinds."""
@@ -85,7 +80,6 @@ class Job(JsonRecord):
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.job", 1, "a job", "the job.json of a run", FileError)
-    LIMIT: ClassVar[int] = _LIMIT
     number: int | None
     sweep: str | None
     overrides: list[str]
@@ -94,7 +88,7 @@ class Job(JsonRecord):
     launcher: str | None = None
     shared: bool = False
     seen: dict[str, Any] | None = None
-    model: str = field(default="", metadata=_LATE)
+    model: str = ""
 
 
 def files_in() -> tuple[str, ...]:
@@ -143,7 +137,7 @@ class Record:
 
     def write_plan(self, plan: dict[str, Any]) -> None:
         """Write `plan.json`, the content of a plan."""
-        json_records.write_json(self.folder / "plan.json", plan, lines=True)
+        json_records.write_json(self.folder / "plan.json", plan)
 
     def write_prepared(self, pipeline: Pipeline, audit: Audit) -> None:
         """Write the recipe and the audit; the same bytes for the same model and recipe."""

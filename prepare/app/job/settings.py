@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from prepare.checkpoint.paths import check_readable, check_writable
 from prepare.core.forward.example_input import read_example
-from prepare.core.utils.folders import STEP_GROUPS
+from prepare.core.utils.files import STEP_GROUPS
 from prepare.core.utils.options import as_written, convert, no_options, read_options
 from prepare.core.utils.suggest import choose, choose_option, nearest
 from prepare.core.utils.wording import command_line_words
-from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
+from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.registry import STEPS
 from prepare.stages.registry import STAGES, ordered_stages, tasks
 from prepare.stages.stage import Stage  # noqa: TC001  read at run time
@@ -115,7 +115,6 @@ def read_settings(
     Raises:
         ConfigError: with one problem for every error in it.
     """
-    raise_problems(ConfigError, _misplaced(config, choices))
     read: dict[str, Any] = {"choices": dict(choices), "stages": {}}
     hints = get_type_hints(Settings, include_extras=True)
     problems = [*_unknown_keys(config)]
@@ -167,21 +166,6 @@ def _collected(problems: list[Problem]) -> Iterator[None]:
         problems += error.problems
 
 
-def _misplaced(config: Mapping[str, Any], choices: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for each option file whose keys are not where its group has them: its package is wrong."""
-    for group, choice in choices.items():
-        # The options of the other groups set keys that are not theirs, as `steps`.
-        inside = {group} if group in ("model", "input") else {*key_names()}
-        below = config.get(group)
-        if isinstance(below, Mapping) and inside & {*below} and "_target_" not in below:
-            wrong = f"its keys are one level too deep, below {group}"
-            remedy = "let it begin with the line '# @package _global_'"
-            yield Problem(f"{group}/{choice}.yaml", wrong, remedy)
-        elif {"model": "_target_", "input": "shape"}.get(group) in config:
-            remedy = f"leave out '# @package _global_', or put them below {group}:"
-            yield Problem(f"{group}/{choice}.yaml", "its keys are at the top", remedy)
-
-
 def _unknown_keys(config: Mapping[str, Any]) -> Iterable[Problem]:
     known = {*(field.name for field in fields(Settings)), *STAGES} - {"choices", "stages"}
     for key in config:
@@ -220,7 +204,7 @@ def no_model(models: Iterable[str]) -> Problem:
     """Return the problem of a configuration without a model, with the list of models."""
     names = list(models)
     remedy = "choose model=NAME, or give your own as model._target_=package.module.name"
-    listed = f"; {choose_option('', 'model', names, noun='models')}" if names else ""
+    listed = f"; {choose_option('', 'model', names)}" if names else ""
     return Problem("model", NO_MODEL, remedy + listed)
 
 

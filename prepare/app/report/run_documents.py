@@ -235,10 +235,10 @@ def _declaration(run: Results) -> Iterator[Part]:
 
 
 def _accelerator(identity: Mapping[str, Any]) -> str:
-    """Return the known versions of an accelerator's libraries: `backend cuda, cuDNN 9.10.2`."""
-    known = {name: identity.get(key) for key, name in NAMES.items()}
-    texts = {name: ", ".join(v) if isinstance(v, list) else v for name, v in known.items() if v}
-    return ", ".join(f"{name} {value}" for name, value in texts.items())
+    """Return the known versions of an accelerator's libraries: `backend cuda, cudnn 9.10.2`."""
+    known = ((name, identity[name]) for name in NAMES if identity.get(name))
+    texts = ((name, ", ".join(v) if isinstance(v, list) else v) for name, v in known)
+    return ", ".join(f"{name} {value}" for name, value in texts)
 
 
 def audit_facts(audit: Audit) -> list[tuple[str, str]]:

@@ -23,7 +23,7 @@ from prepare.app.report.terminal.console import console, has_width, table_lines
 from prepare.app.report.terminal.run import shown_folder
 from prepare.app.sweep.ranking import Ranking, rank
 from prepare.core.utils import files, json_records
-from prepare.core.utils.text import csv_text, line, one_line, output, plural, printable
+from prepare.core.utils.text import csv_text, first_line, line, output, plural, printable
 
 if TYPE_CHECKING:
     from prepare.app.sweep.summary import Summary, SweepRow
@@ -38,7 +38,7 @@ def write_summary(summary: Summary, folder: Path) -> None:
     ranking = rank(summary)
     rows = [_data(row, ranking) for row in summary.rows]
     data = {"format": FORMAT, "version": VERSION, "rows": rows}
-    json_records.write_json(folder / "summary.json", data, lines=True)
+    json_records.write_json(folder / "summary.json", data)
     files.write_text(folder / "summary.csv", csv_text(_csv(summary, ranking)))
     files.write_text(folder / "summary.md", "".join(_markdown(summary, ranking)))
 
@@ -49,7 +49,7 @@ def show_summary(summary: Summary) -> None:
     width = console().width if has_width(output()) else None
     _show_table(columns(summary, ranking), ranking.rows, width)
     for numbers, reason in reasons(summary.rows):
-        line(f"{numbered(numbers)}: {one_line(reason)}")
+        line(f"{numbered(numbers)}: {printable(first_line(reason))}")
     for conclusion in conclusions(summary, ranking):
         line(printable(conclusion))
 
