@@ -146,9 +146,15 @@ def test_a_resolver_of_another_program_is_told_where_it_works(tmp_path, monkeypa
 CFG = {"width": 8, "classes": 2}
 
 
-@pytest.mark.parametrize("convert", [None, "none", "object"])
-def test_a_model_that_reads_attributes_is_built(convert):
-    node = {"_target_": target(ReadsAttributes), "cfg": CFG}
+DATA = {"_target_": target(Sizes), "width": 8}
+
+
+@pytest.mark.parametrize(
+    ("convert", "cfg"),
+    [*((c, CFG) for c in (None, "none", "object")), ("all", DATA), ("partial", DATA)],
+)
+def test_a_model_that_reads_attributes_is_built(convert, cfg):
+    node = {"_target_": target(ReadsAttributes), "cfg": cfg}
     assert instantiated(node | ({"_convert_": convert} if convert else {})).body.out_channels == 8
 
 
@@ -156,12 +162,6 @@ def test_a_model_that_reads_attributes_is_built(convert):
 def test_a_model_that_wants_a_dict_gets_one(convert):
     node = {"_target_": target(ReadsItems), "cfg": CFG}
     assert instantiated(node | ({"_convert_": convert} if convert else {})).body.out_channels == 8
-
-
-@pytest.mark.parametrize("convert", [None, "none", "partial", "object", "all"])
-def test_a_dataclass_is_itself_whatever_is_converted(convert):
-    node = {"_target_": target(ReadsAttributes), "cfg": {"_target_": target(Sizes), "width": 4}}
-    assert instantiated(node | ({"_convert_": convert} if convert else {})).body.out_channels == 4
 
 
 def test_nodes_in_lists_may_choose_for_themselves():
@@ -197,17 +197,6 @@ def test_a_model_with_hydras_objects_goes_through_a_whole_run(tmp_path, monkeypa
 
 
 # ------------------------------------------------------------------------------- other words
-def test_the_class_of_a_network_stands_before_its_helpers(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "helpers_first.py").write_text(
-        "from torch import nn\ndef block():\n    return nn.ReLU()\nclass Net(nn.Module):\n"
-        "    def forward(self, x):\n        return x\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    assert cli.run(["model._target_=helpers_first"]) == 2
-    assert "give helpers_first.Net" in capsys.readouterr().err
-
-
 def test_a_folder_that_does_not_exist_is_not_taken_for_an_audit(tmp_path):
     (tmp_path / "a2").mkdir()
     with pytest.raises(FileError) as caught:

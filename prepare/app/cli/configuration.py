@@ -25,18 +25,17 @@ from prepare import recipe
 from prepare.app.cli.words import first_sentence, options_of, refused, resolver_remedy
 from prepare.app.job.settings import GROUPS, group_names, key_names, read_settings
 from prepare.core.utils.files import conf_dir, own_name, run_name
+from prepare.core.utils.suggest import choose_option
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
-from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import ordered_stages
+from prepare.steps import GROUP_OF
 
 CONFIG_NAME = "config"
 # What Hydra raises for a wrong word. The built-in ones: for a group given null, a mapping or an empty
 # list, and for a key set below null.
 _BUILT_IN = (ValueError, TypeError, AssertionError, AttributeError)
 ERRORS = (HydraException, OmegaConfBaseException, *_BUILT_IN)
-# Hydra 1.4 emulates no older version, and has an argument for what 1.3 does silently.
-BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
-_REPLACE: dict[str, Any] = {} if BASE else {"replace": True}
 # Overrides that change how a sweep runs and not its results: they are not part of a name.
 _NOT_NAMED = ("isolate=", "resume=", "overwrite=")
 _RECIPE = "recipe="
@@ -56,8 +55,7 @@ def unique() -> str:
 
 
 # Registered on import: the worker of a launcher names the folder of a row before it runs the task.
-# OmegaConf 2.4 renames the function.
-_register: Any = OmegaConf.register_new_resolver if BASE else OmegaConf.register_resolver
+_register = OmegaConf.register_new_resolver
 _register("prepare_unique", unique, use_cache=True, replace=True)
 _register("prepare_slug", slug, replace=True)
 _register("prepare_name", run_name, replace=True)
@@ -74,13 +72,13 @@ def store_defaults(words: Sequence[str]) -> list[str]:
     store = ConfigStore.instance()
     for name in options_of("launcher"):
         node = OmegaConf.to_container(OmegaConf.load(conf_dir() / "launcher" / f"{name}.yaml"))
-        store.store(name, node, group="hydra/launcher", provider="prepare", **_REPLACE)
+        store.store(name, node, group="hydra/launcher", provider="prepare")
     stages = {cls.name: cls.defaults() for cls in ordered_stages() if not cls.groups}
-    store.store("stages", stages, provider="prepare", **_REPLACE)
+    store.store("stages", stages, provider="prepare")
     given = next((word for word in words if word.startswith(_RECIPE)), f"{_RECIPE}null")
     path = given.removeprefix(_RECIPE).strip("'\"")
     steps = {} if path == "null" else _steps_of(path, words)
-    store.store("recipe_steps", {"steps": steps}, provider="prepare", **_REPLACE)
+    store.store("recipe_steps", {"steps": steps}, provider="prepare")
     # The folder of a row holds commas and equal signs, which Hydra reads as more than a path.
     quoted = path if re.fullmatch(r"[\w./-]*", path) else "'{}'".format(path.replace("'", "\\'"))
     return [f"{_RECIPE}{quoted}" if word == given else word for word in words]
@@ -101,12 +99,10 @@ def _steps_of(path: str, words: Sequence[str]) -> dict[str, Any]:
                 continue
             step = STEPS[name].from_options(options)
             problems += recipe.refused(step)
-            group = step.added_by.partition("=")[0]
-            if group == "device" and group in chosen:
+            if name == "device" and name in chosen:
                 continue  # as in `Pipeline.load(path, device=...)`
             steps[name] = step.to_options()
-            if group in chosen:
-                word = chosen[group]
+            if word := chosen.get(GROUP_OF.get(name, "")):
                 remedy = f"drop {word}, or change the step with steps.{name}.OPTION=VALUE"
                 problems.append(Problem(word, f"the recipe has the step {name}", remedy))
     except PrepareError as error:
@@ -138,7 +134,7 @@ def problems_of(config: DictConfig) -> list[Problem]:
     for word in overrides_in(config.hydra):
         group, _, value = word.partition("=")
         if group in GROUPS and value.startswith("["):
-            remedy = f"options: {', '.join(options_of(group))}"
+            remedy = choose_option("", group, options_of(group))
             problems.append(Problem(group, f"takes one option, not {value}", remedy))
     if problems:
         # What only the job knows (its number, its folder) has no value before it, and is checked there.
@@ -225,8 +221,10 @@ def composed(rows: list[list[str]], config_name: str | None) -> list[DictConfig]
 
 def choices_in(about: DictConfig) -> dict[str, Any]:
     """Return the own name of the option chosen in each of our groups, without those that were dropped."""
-    chosen = about.runtime.choices
-    return {group: own_name(group, chosen[group]) for group in group_names() if group in chosen}
+    chosen = {name: value for name, value in about.runtime.choices.items() if name in group_names()}
+    # Hydra takes a file's name for that of its option.
+    names = {name: value and value.removesuffix(".yaml") for name, value in chosen.items()}
+    return {group: own_name(group, name) for group, name in names.items()}
 
 
 def overrides_in(about: DictConfig) -> list[str]:

@@ -24,7 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from prepare.app.cli import configuration
 from prepare.app.cli.answer import is_quiet, tell
-from prepare.app.cli.configuration import BASE, choices_in, overrides_in, resolved
+from prepare.app.cli.configuration import choices_in, overrides_in, resolved
 from prepare.app.cli.words import refused
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.outcome import INTERRUPTED
@@ -41,8 +41,6 @@ from prepare.core.utils.packages import check_torch
 from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, raise_problems
-
-_NAMED = re.compile(r"(?:_target_|class)\s*[:=]\s*([\w.]+)")
 
 
 @dataclass
@@ -62,11 +60,8 @@ STATE: ContextVar[CommandState | None] = ContextVar("STATE", default=None)
 
 def launch() -> None:
     """Run the task under Hydra, with the arguments in `sys.argv`."""
-    # Callbacks and logging: ours, and those that the user's own words name.
-    own = {name for word in sys.argv if "hydra" in word for name in _NAMED.findall(word)}
-    rules = BASE or {"execution_whitelist": ("prepare.*", *sorted(own))}
     name = configuration.CONFIG_NAME
-    hydra.main(config_path=str(conf_dir()), config_name=name, **rules)(task)()
+    hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")(task)()
 
 
 def task(config: DictConfig) -> None:

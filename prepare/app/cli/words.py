@@ -14,7 +14,7 @@ from prepare.core.utils.files import conf_dir
 from prepare.core.utils.suggest import choose_option, nearest
 from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.registry import STEPS
-from prepare.stages.registry import tasks
+from prepare.stages.stage import tasks
 
 # The bare words, and what each is for.
 USAGES = {
@@ -29,16 +29,7 @@ _VALUED = (
     *("--config-dir", "-cd", "--experimental-rerun"),
 )
 # Words of other command lines, and what they are called here.
-_OTHERS = {
-    "help": "--help",
-    "version": "--version",
-    "multirun": "--multirun",
-    "list": "steps",
-    "eval": "mode=eval",
-    "train": "mode=train",
-    "dry-run": "task=plan",
-    "dryrun": "task=plan",
-}
+_OTHERS = {"help": "--help", "eval": "mode=eval", "train": "mode=train", "dry-run": "task=plan"}
 _OTHER_KEYS = {"memory_format": "memfmt", "dtype": "precision"}
 # What to do about a word that Hydra refused, by the beginning of what it says.
 _REMEDIES = {

@@ -56,14 +56,13 @@ def _of_runs(runs: list[Results]) -> Iterator[Row]:
 
 
 def _kind(path: Path) -> str:
-    if path.is_dir():
-        if (path / "sweep.json").is_file():
-            remedy = "give the folder of one of its rows"
-            raise FileError(files.printable_path(path), "is the folder of a sweep", remedy)
-        return "run"
+    if (path / "sweep.json").is_file():
+        remedy = "give the folder of one of its rows"
+        raise FileError(files.printable_path(path), "is the folder of a sweep", remedy)
     if not path.exists():
         files.read_bytes(path)  # it says so, with the nearest name
-    return "recipe" if path.suffix in (".yaml", ".yml") else "audit"
+    kind = "recipe" if path.suffix in (".yaml", ".yml") else "audit"
+    return "run" if path.is_dir() else kind
 
 
 def _read_record(folder: Path) -> Results:

@@ -237,8 +237,7 @@ def _declaration(run: Results) -> Iterator[Part]:
 def _accelerator(identity: Mapping[str, Any]) -> str:
     """Return the known versions of an accelerator's libraries: `backend cuda, cudnn 9.10.2`."""
     known = ((name, identity[name]) for name in NAMES if identity.get(name))
-    texts = ((name, ", ".join(v) if isinstance(v, list) else v) for name, v in known)
-    return ", ".join(f"{name} {value}" for name, value in texts)
+    return ", ".join(f"{name} {' '.join(v) if isinstance(v, list) else v}" for name, v in known)
 
 
 def audit_facts(audit: Audit) -> list[tuple[str, str]]:
