@@ -1,4 +1,4 @@
-"""Test copies of models: modes, hooks, shared memory, computed weights, and networks of libraries."""
+"""Test copies of models: modes, hooks, computed weights, and networks of libraries."""
 
 import copy
 
@@ -30,15 +30,6 @@ def test_gradient_hooks_and_attributes_of_parameters_are_copied():
         each(torch.ones(1, 2)).sum().backward()
     assert torch.equal(duplicate.weight.grad, model.weight.grad)
     assert duplicate.weight.lr_scale == 0.1
-
-
-def test_memory_that_a_parameter_shares_is_shared_in_the_copy():
-    model = nn.Conv2d(2, 2, 1)
-    model.flat = model.weight.data.view(-1)
-    duplicate = deep_copy(model)
-    duplicate.flat.fill_(7.0)
-    assert duplicate.weight.eq(7.0).all()
-    assert not model.weight.eq(7.0).any()
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
