@@ -228,13 +228,15 @@ def test_a_large_win_is_settled_when_the_time_is_over(ratios, known, monkeypatch
         rounds[run.is_product].append(1)
         return ratios[len(rounds[True]) % len(ratios)] if run.is_product else 1.0
 
-    def caller(timer, module, call):
+    def caller(timer, module, x, *, needs_grad):
         return Instant(is_product=isinstance(module, LinearConv2d))
 
     monkeypatch.setattr(_choose, "_seconds", seconds)
     monkeypatch.setattr(_choose._Timer, "_caller", caller)
     timer = _choose._Timer({}, limit=0.0, backward=False, amp="none")
-    call = _choose._Recorded(torch.randn(1, 3, 4, 4), needs_grad=False)
+    x = torch.randn(1, 3, 4, 4)
+    like = _choose._Like(x.shape, x.stride(), x.dtype, x.device)
+    call = _choose._Recorded(like, needs_grad=False)
     _, found = timer.timed(nn.Conv2d(3, 4, 2, 2), call, [find_rewrite("linear")])
     assert found == {"linear": known}
     assert len(rounds[True]) <= _choose._LOOKS[0]

@@ -188,8 +188,7 @@ def _require_devices(work: StageContext) -> None:
 
 def _for_example(work: StageContext) -> Pipeline:
     """Return the pipeline with the options that its steps find with the example."""
-    steps, config = work.pipeline.steps.values(), work.pipeline.to_config()
-    asking = [step for step in steps if step.without_example()]
+    asking, config = work.pipeline.asking(), work.pipeline.to_config()
     if not asking or not work.example:
         return work.pipeline
     with work.progress("choosing the calls to replace"):
