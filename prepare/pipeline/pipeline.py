@@ -34,7 +34,7 @@ from prepare.errors import (
     raise_problems,
 )
 from prepare.patterns import are_no_code, exactly, patterns_in
-from prepare.pipeline.apply import Phases, Survey, apply_steps, check_module, survey
+from prepare.pipeline.apply import Survey, apply_steps, by_phase, check_module, survey
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
@@ -57,7 +57,8 @@ from prepare.pipeline.preconditions import (
 )
 from prepare.pipeline.tensor_table import tensor_plans
 from prepare.registry import STEPS
-from prepare.step import PHASES, Step, remembering
+from prepare.step import PHASES, ModuleStep, Step, remembering
+from prepare.steps.device import Device
 from prepare.steps.input_format import InputFormat
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Example = TypeVar("_Example", bound="Example | Call")
+_Asking = ModuleStep | InputFormat
 _Steps = Mapping[str, Mapping[str, Any] | None]
 _log = logging.getLogger(__name__)
 
@@ -85,8 +87,12 @@ class Pipeline:
         if isinstance(steps, Mapping):
             remedy = "write Pipeline.from_config({name: options})"
             raise ConfigError("steps", "a mapping of names to options, not steps", remedy)
-        self.steps: dict[str, Step] = {step.name: step.settle() for step in steps}
-        self._phases = self._by_phase()
+        self.steps: dict[str, Step] = {step.name: _settled(step) for step in steps}
+        self._bind()
+
+    def _bind(self) -> None:
+        steps = self.steps.values()
+        self._phases = by_phase(step.bind(steps) for step in steps)
 
     @classmethod
     def from_config(cls, steps: _Steps) -> Pipeline:
@@ -303,16 +309,16 @@ class Pipeline:
             chosen, notes = self.step_for(step, copied, given, amp)
             for note in notes:
                 _log.warning("%s", note)
-            self.steps[step.name] = chosen.settle()
-            self._phases = self._by_phase()
+            self.steps[step.name] = chosen
+            self._bind()
 
-    def asking(self) -> list[Step]:
-        """Return the steps whose options depend on an example, and are not chosen yet."""
-        steps = self.steps.values()
-        return [step for step in steps if step.bind(steps).without_example()]
+    def asking(self) -> list[_Asking]:
+        """Return the steps that choose options by an example, and have none yet."""
+        steps = [step for step in self.steps.values() if isinstance(step, _Asking)]
+        return [step for step in steps if step.bind(self.steps.values()).without_example()]
 
     def step_for(
-        self, step: Step, copied: nn.Module, example: Any, amp: Amp
+        self, step: _Asking, copied: nn.Module, example: Any, amp: Amp
     ) -> tuple[Step, list[str]]:
         """Return a step of this pipeline with the options that it finds with `example`, and notes on them.
 
@@ -322,22 +328,15 @@ class Pipeline:
         others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
-        bound = step.bind(steps)
-        given = others.formatted(call_of(example).map(copy_of))
-
-        def find() -> tuple[Step, list[str]]:
-            return bound.for_example(copied, given, backward=backward, amp=amp)
-
-        if step.measures:
-            # A wrapped model runs collectives, which rank 0 would wait in for ever.
-            raise_problems(RefusedError, module_problems(copied))
-        chosen, notes = on_rank_zero(find) if step.measures else find()
+        bound, given = step.bind(steps), others.formatted(call_of(example).map(copy_of))
+        # A wrapped model runs collectives, which rank 0 would wait in for ever.
+        raise_problems(RefusedError, module_problems(copied))
+        chosen, notes = on_rank_zero(
+            lambda: bound.for_example(copied, given, backward=backward, amp=amp)
+        )
         # What follows other steps goes on following them.
         same = {f.name for f in fields(step) if getattr(chosen, f.name) == getattr(bound, f.name)}
         return replace(chosen, **{name: getattr(step, name) for name in same}), notes
-
-    def _by_phase(self) -> Phases:
-        return Phases.of(step.bind(self.steps.values()) for step in self.steps.values())
 
     def undo(self, model: nn.Module, *, phases: Iterable[str] = PHASES) -> None:
         """Take the steps of these phases back, in place, the last first, as far as steps can be undone."""
@@ -376,7 +375,7 @@ class Pipeline:
         Without an input step that is the device and the floating-point dtype that the steps give to the
         weights, without which the model raises; the step `input_format` gives the memory format too.
         """
-        for step in self._phases.inputs or self._needed_format():
+        for step in self._phases["inputs"] or self._needed_format():
             batch = step.format(batch)
         return batch
 
@@ -397,6 +396,10 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline.from_config({self.to_config()!r})"
+
+
+def _settled(step: Step) -> Step:
+    return step.settle() if isinstance(step, Device) else step
 
 
 def _built(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[Step]:

@@ -38,7 +38,6 @@ class Half(TensorStep):
     Source: `torch.nn.Module.half`, `torch.nn.Module.bfloat16`; NVIDIA/apex issue 144 for the norms.
     """
 
-    added_by = "precision=half"
     dtype: Literal["float16", "bfloat16"] = "float16"
     keep: Literal["norms"] | Patterns = "norms"
     """Patterns of modules that stay in float32; the word `norms` means batch and instance norms."""
@@ -66,17 +65,6 @@ class Half(TensorStep):
 
         for module in model.modules():
             remove_casts(module)
-
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        from prepare.core.forward.float32_calls import call_in_float32, casts_of, remove_casts
-
-        for name, module in model.named_modules():
-            casts = casts_of(reference.get_submodule(name))
-            if casts != casts_of(module):
-                remove_casts(module)
-                if casts:
-                    call_in_float32(module, casts)
 
     def want(self, tensor: NamedTensor) -> Want | None:
         return self._want if tensor.tensor.is_floating_point() else None

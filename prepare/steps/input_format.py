@@ -15,7 +15,7 @@ from prepare.steps.device import DEVICE, readable_device
 if TYPE_CHECKING:
     import torch
 
-    from prepare.core.forward.input_formatter import Formatter
+    from prepare.core.forward.input_formatter import FormatHook, Formatter
 
 # The memory format of each choice by number of dimensions; 0 stands for any number.
 _BY_RANK: dict[str | None, tuple[tuple[int, str], ...]] = {
@@ -80,16 +80,10 @@ class InputFormat(InputStep):
         return self._formatter(batch)
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
-        from prepare.core.forward.input_formatter import FormatHook
-
-        return (
-            ("",) if self.attach and not FormatHook.of(model, self._formatter).is_on(model) else ()
-        )
+        return ("",) if self.attach and not self._hook(model).is_on(model) else ()
 
     def act(self, model: torch.nn.Module) -> None:
-        from prepare.core.forward.input_formatter import FormatHook
-
-        FormatHook.of(model, self._formatter).install(model)
+        self._hook(model).install(model)
 
     def without_example(self) -> str:
         asks = self.dtype in ("float16", "bfloat16") and self.exclude is None
@@ -115,14 +109,10 @@ class InputFormat(InputStep):
 
         FormatHook.remove(model)
 
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
+    def _hook(self, model: torch.nn.Module) -> FormatHook:
         from prepare.core.forward.input_formatter import FormatHook
 
-        for hook in reference._forward_pre_hooks.values():
-            if isinstance(hook, FormatHook):
-                hook.install(model)
-                return
+        return FormatHook.of(model, self._formatter)
 
     @cached_property
     def _formatter(self) -> Formatter:

@@ -9,28 +9,12 @@ import torch
 from torch import nn
 
 from clocks import Clock
-from prepare.core.forward.call import arguments
-from prepare.core.forward.example_input import Example
-from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare
 from prepare.stages.bench.model_state import modules_in
-from prepare.stages.bench.variant import make_pool
 from small_nets import bits
 
 BATCH = torch.ones(4, 3)
-
-
-def test_an_interrupt_ends_the_bench_and_restores_the_model():
-    model = nn.BatchNorm1d(3)
-
-    def interrupted(progress):
-        if "round" in progress:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        compare({"a": model}, BATCH, train=True, progress=interrupted)
-    assert int(model.num_batches_tracked) == 0
 
 
 class Awkward(nn.Module):
@@ -103,13 +87,6 @@ def test_training_runs_forward_and_backward_with_random_gradients():
     assert model.training
 
 
-def test_training_keeps_the_mode_of_frozen_submodules():
-    model, modes = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval()), SimpleQueue()
-    model[1].register_forward_hook(lambda module, *_: modes.put(module.training))
-    compare({"a": model}, BATCH, train=True, budget=0.2)
-    assert {modes.get() for _ in range(modes.qsize())} == {False}
-
-
 def test_each_variant_gets_the_input_its_pipeline_formats():
     seen = SimpleQueue()  # what a hook keeps in a set is restored
     model = nn.Conv2d(3, 4, 3)
@@ -148,49 +125,6 @@ def test_inputs_differ_between_rounds_and_are_equal_within_one():
     compare({name: variant(name) for name in "ab"}, torch.randn(4, 3), budget=6, _clock=clock)
     assert len({*seen["b"]}) > 4
     assert {*seen["a"]} == {*seen["b"]}
-
-
-def test_an_input_pool_keeps_values_strides_indices_and_names():
-    batch = {
-        "image": torch.randn(2, 4, 4, 4).to(memory_format=torch.channels_last),
-        "index": torch.arange(6),
-        "wide": torch.randn(1, 3).expand(5, 3),
-        "flag": True,
-    }
-    pool = make_pool(batch, seed=0)
-    assert len(pool) == 8
-    for each in pool:
-        assert each["image"].stride() == batch["image"].stride()
-        assert torch.equal(each["image"].flatten().sort()[0], batch["image"].flatten().sort()[0])
-        assert torch.equal(each["index"], batch["index"])
-        assert torch.equal(each["wide"], batch["wide"])
-        assert each["flag"] is True
-    assert not torch.equal(pool[0]["image"], pool[1]["image"])
-    assert bits(make_pool(batch, seed=0)[3]["image"]) == bits(pool[3]["image"])
-
-
-def test_large_batches_have_small_pools_and_functions_fill_theirs():
-    made = []
-
-    def draw():
-        made.append(torch.full((2,), float(len(made))))
-        return made[-1]
-
-    assert [float(each[0]) for each in make_pool(draw, seed=0)] == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert len(make_pool(torch.empty(2**27, dtype=torch.uint8, device="meta"), seed=0)) == 2
-
-
-@pytest.mark.parametrize(
-    ("batch", "given"),
-    [
-        (BATCH, ((BATCH,), {})),
-        ((BATCH, 2), ((BATCH, 2), {})),
-        ({"x": BATCH}, ((), {"x": BATCH})),
-        (Example((1,), {"x": BATCH}), ((1,), {"x": BATCH})),
-    ],
-)
-def test_a_batch_becomes_the_arguments_of_the_call(batch, given):
-    assert str(arguments(batch)) == str(given)
 
 
 def test_the_models_behind_functions_are_found():
@@ -243,15 +177,3 @@ def test_every_forward_is_timed_under_the_autocast(amp, train):
     assert found.settings["amp"] == amp
     assert seen["a"] == seen["b"] == {getattr(torch, amp)}
     assert found.row("b").ratio
-
-
-def test_without_amp_a_surrounding_autocast_is_off_while_timing():
-    seen = set()
-    with torch.autocast("cpu", torch.bfloat16):
-        compare({"a": Seen(seen.add)}, BATCH, budget=0.05)
-    assert seen == {torch.float32}
-
-
-def test_an_unknown_amp_is_refused_before_anything_is_timed():
-    with pytest.raises(RefusedError, match="amp: 'fp17' is not allowed"):
-        compare({"a": Seen()}, BATCH, amp="fp17")

@@ -7,15 +7,12 @@ import importlib
 import inspect
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import prepare.frameworks
-from imports import modules_imported_by
 from prepare.audit import Audit
 from prepare.errors import ConfigError, DriftError, RefusedError
 from prepare.frameworks._recipe import NetworkRecipe, child_network
@@ -76,17 +73,6 @@ def test_the_network_is_the_named_or_the_only_child_with_parameters():
     module.head = nn.Linear(2, 2)
     with pytest.raises(RefusedError, match="2 modules with parameters: net, head; name one, as in"):
         child_network(module, None)
-
-
-def test_importing_the_package_imports_no_framework():
-    # The file, not the module: after another test the package holds its modules, under these names.
-    for name in ("__init__", "_recipe"):
-        imported = modules_imported_by(Path(prepare.frameworks.__path__[0]) / f"{name}.py")
-        assert {each.partition(".")[0] for each in imported} <= {
-            *sys.stdlib_module_names,
-            "prepare",
-            "torch",
-        }
 
 
 # ------------------------------------------------------------------------------ Lightning

@@ -32,22 +32,6 @@ def test_a_folder_that_cannot_be_made_is_one_line_and_exit_1(folder, capsys, wor
     assert (folder / "file").read_text() == "mine"
 
 
-def test_a_rows_folder_that_cannot_be_made_is_one_line_and_exit_1(folder, capsys):
-    code = cli.run(
-        [
-            "--multirun",
-            *SMALL,
-            "seed=1,2",
-            "hydra.sweep.dir=sweep",
-            f"hydra.sweep.subdir=${{hydra.job.num}}{'n' * 300}",
-        ]
-    )
-    out, err = capsys.readouterr()
-    assert code == 1
-    assert "Traceback" not in out + err
-    assert [line for line in told(err) if "too long" in line]
-
-
 TOGETHER = """
     for turn in range(count):
         instant, children = time.time() + 0.05, []
@@ -103,12 +87,6 @@ def check_together(folder: Path, runs: int, rounds: int) -> None:
 @posix
 def test_runs_and_sweeps_of_the_same_second_have_folders_of_their_own(folder):
     check_together(folder, runs=4, rounds=1)
-
-
-@posix
-@pytest.mark.slow
-def test_eight_runs_at_once_twenty_times_have_folders_of_their_own(folder):
-    check_together(folder, runs=8, rounds=20)
 
 
 def test_the_folder_of_a_run_is_named_by_its_model(tmp_path):

@@ -324,35 +324,6 @@ def test_with_low_memory_the_error_names_what_has_changed():
     assert not pipeline.plan(model)
 
 
-def test_with_low_memory_a_failure_after_the_tensors_names_them(monkeypatch):
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-
-    def fail(*args, **kwargs):
-        raise MemoryError("no")
-
-    monkeypatch.setattr(nn.Module, "register_forward_hook", fail)
-    pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16", "keep": ["1"]}})
-    with pytest.raises(
-        PartialError, match="after 2 of 2 tensors: no; .* as before: none"
-    ) as caught:
-        pipeline.apply(model, low_memory=True)
-    assert caught.value.changed == ["0.weight", "0.bias"]
-    assert caught.value.unchanged == []
-    assert isinstance(caught.value.__cause__, MemoryError)
-    assert model[0].weight.dtype is torch.bfloat16
-    monkeypatch.undo()
-    pipeline.apply(model, low_memory=True)
-    assert not pipeline.plan(model)
-
-
-def test_with_low_memory_an_early_failure_changes_nothing():
-    model = small_2d()
-    before = facts(model)
-    with pytest.raises(RuntimeError, match="no"), FailAt(1, RuntimeError("no")):
-        Pipeline.from_config({"half": {}}).apply(model, low_memory=True, known_issues="ignore")
-    assert facts(model) == before
-
-
 def test_low_memory_gives_the_same_model():
     one, other = mixed(), mixed()
     other.load_state_dict(one.state_dict())

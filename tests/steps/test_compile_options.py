@@ -1,7 +1,5 @@
 """Options of the step compile: what reaches torch, and what is refused."""
 
-from importlib.util import find_spec
-
 import pytest
 import torch
 
@@ -9,18 +7,6 @@ from compile_checks import Net, pipeline
 from prepare.app.job.settings import read_settings
 from prepare.errors import ConfigError, RefusedError
 from prepare.pipeline import Pipeline
-from prepare.recipe import load
-from prepare.steps import compile as compiling
-
-
-def test_a_recipe_holds_every_option(tmp_path):
-    declared = Pipeline.from_config({"compile": {"mode": "max-autotune"}})
-    declared.save(tmp_path / "recipe.yaml")
-    assert load(tmp_path / "recipe.yaml")["compile"] == {
-        "backend": "inductor", "mode": "max-autotune", "dynamic": None, "fullgraph": False,
-        "options": {}, "freezing": False,
-    }  # fmt: skip
-    assert Pipeline.load(tmp_path / "recipe.yaml").steps == declared.steps
 
 
 def test_every_option_reaches_torch(monkeypatch):
@@ -104,18 +90,6 @@ def test_only_inductor_reports_a_missing_compiler(monkeypatch):
     with pytest.raises(RefusedError, match=message):
         pipeline(backend="inductor").apply(Net())
     pipeline().apply(Net())
-
-
-def test_a_missing_triton_is_reported_for_cuda(monkeypatch):
-    monkeypatch.setattr(
-        compiling, "find_spec", lambda name: None if name == "triton" else find_spec(name)
-    )
-    steps = {"device": {"device": "cuda"}, "compile": {}}
-    bound = Pipeline.from_config(steps)._phases.runtime[0]
-    assert [str(p) for p in bound.obstacles(Net())] == [
-        "steps.compile.backend: inductor needs the package triton, which is not installed; "
-        "install it, or use the backend aot_eager, which is not faster"
-    ]
 
 
 @pytest.mark.parametrize(

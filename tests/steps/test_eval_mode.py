@@ -52,23 +52,6 @@ def test_norms_in_eval_mode_are_fused_by_the_next_step():
     assert type(model[1]) is nn.Identity
 
 
-def test_overridden_train_methods_are_not_called():
-    class Own(nn.Module):
-        """Writes into its tensor when it changes its mode."""
-
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(1))
-
-        def train(self, mode=True):
-            self.weight.data.zero_()
-            return super().train(mode)
-
-    model = Own()
-    Pipeline.from_config({"eval_mode": {}}).apply(model)
-    assert (model.training, model.weight.item()) == (False, 1.0)
-
-
 @pytest.mark.slow
 def test_a_frozen_norm_is_verified_against_a_frozen_reference():
     model = ResNet2d(width=4, blocks=[1, 1]).train()

@@ -7,9 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.app.cli import main as cli
 from prepare.audit import audit
-from prepare.core.model import tensors
 from prepare.errors import NothingMatchesError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
@@ -71,30 +69,6 @@ def test_an_audit_says_which_steps_asked_for_formats():
         "encoder_last"
     ]
     assert audit(model).summary["format_steps"] == []
-
-
-def test_a_run_says_what_its_format_was_asked_of(tmp_path, capsys):
-    options = ["model=unet2d", "input.shape=[1,1,32,32]", "verify=none", "bench=none"]
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*options, "+steps.all_last={}", f"hydra.run.dir={tmp_path}"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert ended.value.code == 0
-    assert "no memfmt" not in shown
-    assert "convolutions converted" in shown
-
-
-def test_a_step_with_one_answer_searches_no_model(monkeypatch):
-    searched = []
-    found = tensors.convolution_weights
-
-    def search(model):
-        searched.append(model)
-        yield from found(model)
-
-    monkeypatch.setattr(tensors, "convolution_weights", search)
-    assert STEPS["half"].from_options({}).formats(network()) == {}
-    assert STEPS["encoder_last"].from_options({}).formats(network())
-    assert len(searched) == 1
 
 
 @pytest.mark.parametrize("step", ["all_last", "encoder_last"])

@@ -1,7 +1,6 @@
 """What a prepared model can be given to: transforms, tracers, copies. The table in the docs is this table."""
 
 import copy
-import multiprocessing
 import pickle
 import re
 import warnings
@@ -342,24 +341,3 @@ def test_a_graph_of_fx_reshapes_where_a_view_was_replaced(make, steps):
     torch.testing.assert_close(found[0], expected[0])
     called = [node.target for node in graph.graph.nodes if node.op == "call_method"]
     assert called == ["size", "reshape", "view"]
-
-
-def test_a_repaired_module_alone_is_traced_as_torch_traces_it():
-    module = nn.Softmax(1)
-    repairs.find_repair("softmax").repair(module, {4: "channels_last"})
-    x = torch.randn(2, 3, 4, 5)
-    assert torch.equal(torch.fx.symbolic_trace(module)(x), module(x))
-
-
-def answer(given):
-    model, x = given
-    return model(x).detach()
-
-
-@pytest.mark.slow
-def test_a_spawned_process_takes_a_model():
-    pairs = [pair(net) for net in ("instance_norm", "keep_layout", "input_format", "half")]
-    given = [(model, x) for _, model, x in pairs]
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        for actual, (model, x) in zip(pool.map(answer, given), given, strict=True):
-            torch.testing.assert_close(actual, model(x))

@@ -1,7 +1,6 @@
 """The progress of a sweep: its counts, and a spinner that has a text from the start."""
 
 from prepare.app.job.record import Job, Record, Result
-from prepare.app.report.terminal import sweep_progress
 from prepare.app.report.terminal.sweep_progress import SweepProgress
 from prepare.app.sweep.manifest import SweepManifest
 
@@ -25,14 +24,3 @@ def test_a_pipe_gets_the_rows_that_fail_only(tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("#2 seed=2: failed, ")
     assert line.endswith("(3 of 3 done, 1 failed, 1 interrupted)")
-
-
-def test_the_spinner_starts_with_the_counts(tmp_path, monkeypatch):
-    texts = []
-    monkeypatch.setattr(sweep_progress.sys.stderr, "isatty", lambda: True, raising=False)
-    real = sweep_progress._live
-    monkeypatch.setattr(sweep_progress, "_live", lambda text: texts.append(text) or real(text))
-    progress = SweepProgress(tmp_path, MANIFEST)
-    progress.start()
-    progress.stop()
-    assert texts == ["0 of 3 done"]

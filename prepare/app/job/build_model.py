@@ -30,8 +30,7 @@ from prepare.core.utils.text import first_line, size
 from prepare.core.utils.user_code import described, is_out_of_memory
 from prepare.errors import ConfigError, ModelError, PrepareError
 from prepare.pipeline import Pipeline
-from prepare.stages.registry import tasks
-from prepare.stages.stage import Stage
+from prepare.stages.stage import Stage, tasks
 
 if TYPE_CHECKING:
     from prepare.app.job.settings import Settings

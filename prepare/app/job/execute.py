@@ -113,7 +113,7 @@ def run_job(
         _log.debug("configuration: %s", settings)
         with isolated():
             import_plugins(settings.plugins)
-            results, work = run_stages(settings, folder=spec.folder, progress=progress, show=show)
+            results, work = run_stages(settings, progress=progress, show=show)
             if results.audit is not None and not results.stopped:
                 work.notes += save(settings, work.model, work.pipeline, progress)
             with progress("writing the record"):

@@ -23,7 +23,6 @@ from prepare.errors import (
     RefusedError,
     StepError,
 )
-from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import (
     DONE,
     FAILED,
@@ -31,6 +30,7 @@ from prepare.stages.stage import (
     NOT_VERIFIED,  # noqa: F401  the codes are compared with that of an outcome
     WRONG,
     Verdict,
+    ordered_stages,
 )
 
 if TYPE_CHECKING:

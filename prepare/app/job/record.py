@@ -11,7 +11,7 @@ from prepare.app.job.figures import check_figures
 from prepare.core.utils import files, json_records
 from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.errors import FileError, Problem
-from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import ordered_stages
 
 if TYPE_CHECKING:
     from prepare.audit import Audit

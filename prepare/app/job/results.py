@@ -13,7 +13,7 @@ from prepare.audit import Audit
 from prepare.core.utils import files, json_records
 from prepare.core.utils.machine import check_environment, environment
 from prepare.errors import FileError, PrepareError, Problem
-from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import ordered_stages
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -27,9 +26,8 @@ from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
-from prepare.pipeline.collect_wants import format_steps
-from prepare.stages.registry import stages_of, tasks
-from prepare.stages.stage import Stage, StageContext
+from prepare.pipeline.tensor_table import format_steps
+from prepare.stages.stage import Stage, StageContext, stages_of, tasks
 
 if TYPE_CHECKING:
     from prepare.app.job.settings import Settings
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
 def run_stages(
     settings: Settings,
     *,
-    folder: Path,
     progress: Progress,
     show: Show,
 ) -> tuple[Results, StageContext]:
@@ -54,7 +51,7 @@ def run_stages(
     stages = [settings.stages[name] for name in stages_of(settings.task)]
     with progress(f"building {settings.model['_target_']}"):
         model = model_of(settings, stages)
-    work = _planned(settings, model, stages, folder=folder, progress=progress)
+    work = _planned(settings, model, stages, progress=progress)
     left_out = map(str, work.pipeline.left_out())
     work.notes[:0] = [*(str(p) for error in work.plan.errors for p in error.problems), *left_out]
     results = _results(settings, work)
@@ -71,7 +68,7 @@ def run_stages(
             with progress("auditing"):
                 audited = audit(model, plan=work.plan)
             if all(type(each).choose is Stage.choose for each in stages):  # none tried the formats
-                work.notes += _memfmt_note(model, work.pipeline)
+                work.notes += _memfmt_note(model, work)
             results = replace(results, seen=seen, has_example=seen is not None, audit=audited)
             # The first answer: the rest loads more of torch than everything until here.
             show(results)
@@ -94,7 +91,7 @@ def run_stages(
 
 
 def _planned(
-    settings: Settings, model: nn.Module, stages: list[Stage], *, folder: Path, progress: Progress
+    settings: Settings, model: nn.Module, stages: list[Stage], *, progress: Progress
 ) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
     prepares = tasks()[settings.task].prepares
@@ -113,11 +110,9 @@ def _planned(
     work = StageContext(
         model=model,
         settings=settings,
-        stages=settings.stages,
         example=example,
         pipeline=declared,
         plan=plan,
-        folder=folder,
         build=lambda: model_of(settings, stages),
         progress=progress,
     )
@@ -252,10 +247,10 @@ def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | Non
         return f"the model cannot be copied, and {error}; {remedy}"
 
 
-def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
+def _memfmt_note(model: nn.Module, work: StageContext) -> list[str]:
     """Return a note if nothing was asked of the model's convolutions."""
-    steps = pipeline.steps.values()
-    if format_steps(steps, model) or any(step.measures for step in steps):
+    rewritten = any(action.phase == "structure" for action in work.plan.actions)
+    if rewritten or format_steps(work.pipeline.steps.values(), model):
         return []
     flat, deep = (
         any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)

@@ -10,7 +10,7 @@ from typing import Any
 from prepare.app.report.plan_changes import changes_table
 from prepare.core.document import USE_RECIPE, Document, Items, Part, ReportContext
 from prepare.core.utils.text import line, output_to, plural, printable
-from prepare.stages.registry import ordered_stages, stages_of
+from prepare.stages.stage import ordered_stages, stages_of
 
 _LONGEST = 160
 # What to do with a model that is reported on, if nothing speaks against it.
@@ -62,7 +62,7 @@ def documents_of(record: Any) -> list[Document]:
         found = (cls.document(shown) for cls in ordered_stages())
         return [*own, *(document for document in found if document is not None)]
     for cls in ordered_stages():
-        if isinstance(record, cls.shows()):
+        if isinstance(record, tuple(cls.records().values())):
             document = cls.document(ReportContext(found={cls.name: record}))
             return [document] if document else []
     # Importing the class of a plan would load torch.

@@ -11,8 +11,7 @@ from prepare.app.job.record import NOTHING_CHANGED
 from prepare.app.report.sentences import memory_text, timing_text, verified_text
 from prepare.core.utils.numbers import doubt, interval_text, seconds, verdict_text
 from prepare.core.utils.text import size
-from prepare.stages.registry import ordered_stages
-from prepare.stages.stage import Column
+from prepare.stages.stage import Column, ordered_stages
 
 if TYPE_CHECKING:
     from prepare.app.sweep.ranking import RankedGroup, Ranking

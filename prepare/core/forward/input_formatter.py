@@ -75,18 +75,17 @@ class Formatter:
         stride = canonical_stride(tensor.shape, memory_format) if memory_format else None
         if (device, dtype) == (tensor.device, tensor.dtype) and stride in (None, tensor.stride()):
             return tensor
-        if dtype != tensor.dtype:
-            tensor, old = _within_range(tensor, dtype), tensor
-            if tensor is None:
-                tensor, dtype = old, old.dtype
-                wrong = f"{name} holds numbers beyond {_name(self.dtype)}, and stays {_name(dtype)}"
-                remedy = option(_STEP, "exclude", [name])
-                warnings.warn(f"{wrong}; scale them, or say so: {remedy}", stacklevel=2)
+        if (fits := _within_range(tensor, dtype)) is None:
+            wrong = f"{name} holds numbers beyond {_name(dtype)}, and stays {_name(tensor.dtype)}"
+            remedy = option(_STEP, "exclude", [name])
+            warnings.warn(f"{wrong}; scale them, or say so: {remedy}", stacklevel=2)
+            dtype = tensor.dtype
+        tensor = tensor if fits is None else fits
         if stride is None:
             return tensor.to(device, dtype, non_blocking=_may_run_on(tensor, device))
         if torch.jit.is_tracing():  # a trace loses the copy into new memory, and reads garbage
-            name = "contiguous_format" if memory_format == "contiguous" else memory_format
-            return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, str(name)))
+            to = "contiguous_format" if memory_format == "contiguous" else memory_format
+            return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, str(to)))
         if is_transformed():
             moved = tensor.to(device, dtype)
             return moved.contiguous() if memory_format == "contiguous" else rows_copied(moved)
@@ -243,23 +242,13 @@ def note_of(model: nn.Module, error: BaseException, args: Any, kwargs: Any) -> s
     if not dtypes or not re.search(DTYPE_ERROR, str(error)):
         return ""
     dtype = min(dtypes, key=lambda each: (each.itemsize, str(each)))
-    hook, cast, left = FormatHook.of(model, Formatter()), list[str](), list[str]()
-
-    def look(tensor: Tensor, place: str) -> Tensor:
-        if tensor.is_floating_point():
-            (cast if tensor.dtype == dtype else left).append(hook.name_of(place))
-        return tensor
-
-    map_named(look, (tuple(args), kwargs))
-    told = [
-        f"{', '.join(names)} {'are' if names[1:] else 'is'} {word} {_name(dtype)}: "
-        f"{option(_STEP, key, names)} {does}"
-        for names, word, key, does in (
-            (left, "not", "include", "casts"),
-            (cast, "in", "exclude", "leaves as they are"),
-        )
-        if names
-    ]
+    hook, told = FormatHook.of(model, Formatter()), []
+    floats = [each for each in _placed((args, kwargs)) if each[1].is_floating_point()]
+    for key, is_cast in (("include", False), ("exclude", True)):
+        names = [hook.name_of(place) for place, t in floats if (t.dtype == dtype) is is_cast]
+        if names:
+            is_in = f"in {_name(dtype)}" if is_cast else f"not in {_name(dtype)}"
+            told.append(f"{', '.join(names)}: {is_in}; to change that: {option(_STEP, key, names)}")
     return "; ".join(told)
 
 
@@ -270,7 +259,7 @@ def needless(
 
     No convolution and no linear layer gets those: each needs the dtype of its weights.
     """
-    hook, found = FormatHook.of(model, Formatter()), dict[tuple[str, ...], None]()
+    hook, left = FormatHook.of(model, Formatter()), dict[tuple[str, ...], None]()
 
     def patterns(place: str) -> tuple[str, ...]:
         kind, first, *rest = place.split(".")
@@ -279,27 +268,28 @@ def needless(
             return (f"{first}.{inside}" if inside else first,)
         return (inside,) if inside else (hook.name_of(place), first)
 
-    def collect(tensor: Tensor, place: str) -> Tensor:
-        if tensor.dim() > 1 and tensor.dtype == dtype:
-            found.setdefault(patterns(place))
-        return tensor
-
-    map_named(collect, (args, kwargs))
-    left: set[tuple[str, ...]] = set()
+    cast = [place for place, t in _placed((args, kwargs)) if t.dim() > 1 and t.dtype == dtype]
     with unchanged(model, args, kwargs) as state, torch.no_grad():
-        for each in found:
+        for tried in dict.fromkeys(map(patterns, cast)):
+            wide = {*left, tried}
 
-            def widen(tensor: Tensor, place: str, tried: Any = (each, *left)) -> Tensor:
-                return tensor.float() if patterns(place) in tried else tensor
+            def widen(tensor: Tensor, place: str, wide: Any = wide) -> Tensor:
+                return tensor.float() if patterns(place) in wide else tensor
 
-            try:
-                given = map_named(widen, (args, kwargs))
+            given = map_named(widen, (args, kwargs))
+            with contextlib.suppress(Exception):  # it is needed, or the model does not run at all
                 interruptible(model, *given[0], **given[1])
-                left.add(each)
-            except Exception:  # noqa: S110  the argument is needed, or the model does not run at all
-                pass
+                left[tried] = None
             state.restore()
-    return [pattern for each in found if each in left for pattern in each]
+    return [pattern for each in left for pattern in each]
+
+
+def _placed(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in `value` with their places."""
+    if isinstance(value, Tensor):
+        yield place, value
+    for key, item in items_of(value):
+        yield from _placed(item, f"{place}.{key}" if place else str(key))
 
 
 def _within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor | None:
@@ -308,8 +298,8 @@ def _within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor | None:
     These are masks, of which torch's cast makes inf, and then rows of NaN. Return None if `dtype` cannot hold
     another finite value. A compiler or a transform cannot look: there all are limited.
     """
-    limit = torch.finfo(dtype).max
-    if not tensor.numel() or limit >= torch.finfo(tensor.dtype).max:
+    limit = torch.finfo(dtype).max if dtype.is_floating_point else 0.0
+    if not limit or not tensor.numel() or limit >= torch.finfo(tensor.dtype).max:
         return tensor
     if tensor.layout is not torch.strided or tensor.is_nested:
         return tensor

@@ -13,7 +13,7 @@ from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.wording import dropped, option, step
 from prepare.patterns import exactly
-from prepare.pipeline.collect_wants import format_steps
+from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.verify.deviations import GARBAGE
 
 if TYPE_CHECKING:

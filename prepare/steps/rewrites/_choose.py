@@ -43,7 +43,7 @@ _FEW, _MUCH = 3, 0.9
 
 
 class _Like(NamedTuple):
-    """What a tensor is made from that is timed like the input of a call.
+    """The sizes of the input of a call, from which a tensor is made to time it.
 
     All inputs at once are larger than what a forward needs. A tensor on the meta device would do too, but
     what is allocated between two activations keeps malloc from using their memory again.

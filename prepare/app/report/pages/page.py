@@ -23,7 +23,7 @@ from prepare.core.document import Advice, Answer, Charts, Code, Document, Facts,
 from prepare.core.utils import files
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import PrepareError
-from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import ordered_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
