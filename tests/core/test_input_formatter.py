@@ -93,14 +93,6 @@ def test_formats_go_by_rank_and_the_rest_is_untouched(memory_format, rank):
     assert torch.equal(result, tensor)
 
 
-def test_sparse_nested_and_mkldnn_tensors_keep_their_layout():
-    sparse = torch.eye(3).reshape(1, 1, 3, 3).to_sparse()
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    for tensor in (sparse, nested):
-        assert formatted(tensor, memory_format="by_rank") is tensor
-    assert formatted(sparse, dtype="bfloat16").dtype is torch.bfloat16
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -162,17 +154,6 @@ def test_attached_formatting_covers_positional_and_keyword_arguments():
     first, image, stride, other = pipeline.apply(model)(IMAGE, image=IMAGE, other={"n": 3})
     assert (first, image, other) == (torch.bfloat16, torch.bfloat16, {"n": 3})
     assert stride == canonical_stride(IMAGE.shape, "channels_last")
-
-
-def test_attaching_twice_leaves_one_hook_and_other_options_replace_it():
-    pipeline, model = attached()
-    pipeline.apply(pipeline.apply(model))
-    assert len(model._forward_pre_hooks) == 1
-    assert not pipeline.plan(model)
-    other = Pipeline.from_config({"input_format": {"dtype": "float16", "attach": True}})
-    other.apply(model)
-    assert [hook.formatter.dtype for hook in model._forward_pre_hooks.values()] == [torch.float16]
-    assert model(torch.ones(1), image=IMAGE)[1] is torch.float16
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -255,15 +236,6 @@ def test_a_call_that_raises_leaves_the_batch_of_the_caller(error):
     with pytest.raises(error):
         with_hook(stop)(IMAGE, batch)
     assert batch["x"] is IMAGE
-
-
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_a_compiled_call_formats_its_arguments(mode):
-    model = with_hook(lambda x, given: x + given["x"])
-    torch._dynamo.reset()  # the calls of before count towards its limit
-    Pipeline.from_config({"compile": {"backend": "aot_eager", "fullgraph": True}}).apply(model)
-    with mode():
-        assert torch.equal(model(IMAGE, {"x": IMAGE}), IMAGE.bfloat16() * 2)
 
 
 @pytest.mark.parametrize("shape", [(2, 32, 32, 3), (1, 16, 24, 1), (2, 8, 9, 10, 4)])
