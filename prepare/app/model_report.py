@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from prepare.app.job.results import Analyses
+from prepare.app.job.record import Analyses
 from prepare.core.utils import files
 from prepare.core.utils.json_records import Readable
 from prepare.core.utils.suggest import choose
@@ -55,12 +55,10 @@ class Report(Readable, Analyses):
     def save(self, path: str | Path) -> None:
         """Write one page if the name ends in `.html`, else a folder with the page and its data."""
         path = Path(path)
-        from prepare.app.report.objects import DEFAULT, documents_of
-        from prepare.app.report.pages.page import model_page
-        from prepare.app.report.sentences import steps_text
+        from prepare.app.report.objects import DEFAULT, report_documents
+        from prepare.app.report.pages import model_page
 
-        steps = steps_text(self.steps) if self.steps else ""
-        page = model_page(self, documents_of(self), DEFAULT, model=self.model, steps=steps)
+        page = model_page(self, report_documents(self), DEFAULT)
         if path.suffix == ".html":
             files.write_text(path, page)
             return

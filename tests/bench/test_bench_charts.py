@@ -4,9 +4,9 @@ import re
 from dataclasses import replace
 
 import pytest
+from prepare.app.report.pages.section import drawn, laid_out
 
 from page_reader import HOSTILE, TEMPLATES, contrast
-from prepare.app.report.pages.section import drawn, laid_out
 from prepare.core.document import MARKS, Bar, Bars, Charts
 
 

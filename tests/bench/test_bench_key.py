@@ -12,6 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from prepare.app.report.pages.page import run_page
+from prepare.app.report.terminal.console import stage
 from torch import nn
 
 from clocks import Clock
@@ -19,8 +21,6 @@ from made import ran
 from made_works import settings, work
 from page_reader import Reader
 from prepare.app.job import build_model, run_stages
-from prepare.app.report.pages.page import run_page
-from prepare.app.report.terminal.console import stage
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from prepare.app.report.pages.page import run_page
 
 from clocks import Clock, noisy
 from made import comparison, verification
 from page_reader import HOSTILE, Reader
-from prepare.app.report.pages.page import run_page
 from prepare.core.document import ReportContext
 from prepare.core.utils.numbers import seconds
 from prepare.errors import BenchError

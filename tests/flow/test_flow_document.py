@@ -7,12 +7,12 @@ import sys
 from dataclasses import replace
 
 import pytest
+from prepare.app.report.pages.section import section_body
 from torch import nn
 
 from flow_checks import Net, cl
 from made import blocks, copied, flow_of, hostile_flow, module, show
 from page_reader import READABLE, TEMPLATES, contrast
-from prepare.app.report.pages.section import section_body
 from prepare.core.document import ReportContext
 from prepare.errors import FlowError
 from prepare.stages.flow import Flow, observe, predict

@@ -4,15 +4,15 @@ import json
 from dataclasses import replace
 
 import pytest
+from prepare.app.job.results import read_results
+from prepare.app.report.documents import shown_of, stage_documents, verdict
 from torch import nn
 
 import made
 import sample_nets
 from paths import RUN
 from prepare.app.cli import main as cli
-from prepare.app.job.results import read_results
 from prepare.app.job.run_stages import _memfmt_note
-from prepare.app.report.documents import shown_of, stage_documents, verdict
 from prepare.core.document import Answer, Document, ReportContext
 from prepare.core.utils.wording import command_line_words
 from prepare.pipeline import Pipeline

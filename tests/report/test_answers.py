@@ -6,14 +6,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-
-import made
-import prepare
-from prepare.app.job.record import Job, Result
 from prepare.app.job.results import Results
 from prepare.app.report.documents import answers, shown_of, stage_documents
 from prepare.app.report.documents import verdict as verdict_of
 from prepare.app.report.render import breakable, short
+
+import made
+import prepare
+from prepare.app.job.record import Job, Result
 from prepare.app.report.sentences import verified_text
 from prepare.audit import Audit
 from prepare.core.utils.numbers import part_of_tolerance, share_text

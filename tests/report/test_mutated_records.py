@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from prepare.app.job.results import read_results
+from prepare.app.report.pages.page import run_documents, run_page
 
 import made
 from made import write_run
@@ -15,9 +17,7 @@ from mutations import Mutation, mutations
 from prepare import recipe
 from prepare.app.cli.commands import show_sweep
 from prepare.app.job.record import used_folder
-from prepare.app.job.results import read_results
 from prepare.app.report.compare_runs import differences
-from prepare.app.report.pages.page import run_documents, run_page
 from prepare.app.sweep.manifest import read_sweep_manifest
 from prepare.app.sweep.summary import read_summary
 from prepare.audit import Audit

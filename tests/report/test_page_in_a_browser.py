@@ -3,13 +3,13 @@
 from pathlib import Path
 
 import pytest
+from prepare.app.report.pages.page import run_page
+from prepare.app.report.pages.section import LIMIT as ROWS_SHOWN
+from prepare.app.report.render import short
 
 from browser import acted, browser, opened
 from made import blocks, hostile_flow, write_record
 from page_reader import HOSTILE
-from prepare.app.report.pages.page import run_page
-from prepare.app.report.pages.section import LIMIT as ROWS_SHOWN
-from prepare.app.report.render import short
 from prepare.audit import Audit
 
 

@@ -10,13 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from prepare.app.report.pages.page import run_page, write_page
+from prepare.app.report.pages.section import LIMIT as ROWS_SHOWN
+from prepare.app.report.pages.section import long_table
 
 from made import blocks, event, hostile_flow, write_record
 from page_reader import HOSTILE, TEMPLATES, Reader
 from prepare.app.job.record import Job, Record, Result
-from prepare.app.report.pages.page import run_page, write_page
-from prepare.app.report.pages.section import LIMIT as ROWS_SHOWN
-from prepare.app.report.pages.section import long_table
 from prepare.audit import Audit, AuditRow
 from prepare.errors import FileError
 from prepare.stages.flow.records import Flow

@@ -8,14 +8,14 @@ from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
+from prepare.app.report.pages.page import write_page
+from prepare.app.report.pages.section import LIMIT
+from prepare.app.report.pages.sweep_page import sweep_page, write_sweep_page
 
 import made
 from browser import acted, browser, opened
 from page_reader import HOSTILE, Reader
 from prepare.app.job.record import Record, Result
-from prepare.app.report.pages.page import write_page
-from prepare.app.report.pages.section import LIMIT
-from prepare.app.report.pages.sweep_page import sweep_page, write_sweep_page
 from prepare.app.report.sweep_table import conclusions, right_text
 from prepare.app.sweep.ranking import rank
 from prepare.app.sweep.summary import read_summary

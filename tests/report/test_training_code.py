@@ -6,11 +6,11 @@ import re
 
 import pytest
 import torch
+from prepare.app.report.training_code import one_line, training_code
 
 from coder_nets import Coder
 from prepare.app.cli import main as cli
 from prepare.app.job.run_stages import must_format
-from prepare.app.report.training_code import one_line, training_code
 from prepare.core.utils.machine import how_threads_waited
 from prepare.pipeline import Pipeline
 from sample_nets import wrong_in_training

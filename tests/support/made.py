@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from prepare.app.job.results import Analyses, read_results
+from prepare.app.report.terminal.document import show_document
+from prepare.app.report.terminal.sweep import show_summary
 
 from page_reader import HOSTILE
 from prepare import recipe
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Job, Record, Result
-from prepare.app.job.results import Analyses, read_results
-from prepare.app.report.terminal.document import show_document
-from prepare.app.report.terminal.sweep import show_summary
 from prepare.app.sweep.manifest import SweepManifest
 from prepare.audit import Audit, AuditRow
 from prepare.audit import audit as audit_of

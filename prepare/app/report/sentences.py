@@ -8,7 +8,7 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.job.figures import CONVOLUTIONS, interval_of
+from prepare.app.job.record import interval_of
 from prepare.audit import STATUSES, Audit, AuditRow
 from prepare.core.utils.numbers import (
     doubt,
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
 # The statuses of a tensor that nothing has changed.
 _NOT_SHOWN = ("device", "input_format")
 _AS_IT_WAS = ("already", "untouched")
-
-
-def convolutions_text(numbers: Mapping[str, int], steps: Mapping[str, Any]) -> str:
-    """Return the convolutions by status; in other words if no step requested anything but a device."""
-    if steps.keys() <= {"device"} and not numbers.get("converted") and numbers.get("already"):
-        return f"{numbers['already']:,} as they were: no memfmt and no precision was chosen"
-    return counts(numbers, CONVOLUTIONS)
 
 
 def title_text(
@@ -141,7 +134,7 @@ def convolution_weights(rows: Iterable[AuditRow]) -> list[AuditRow]:
 
 
 def elsewhere(run: Results) -> str:
-    """Return the end of a sentence: `; 1 repaired to a matrix product`, `; 13 not called by decode`."""
+    """Return the end of a sentence: `; 1 runs as a matrix product`, `; 13 are not called by decode`."""
     flow, method = run.found.get("flow"), run.model.partition(".")[2] or "forward"
     if flow is None or run.audit is None:
         return ""
@@ -149,10 +142,15 @@ def elsewhere(run: Results) -> str:
     for row in convolution_weights(run.audit.rows):
         if row.module not in ran:
             repaired = row.type.startswith("Keeping") and prod((row.shape or ())[2:]) == 1
-            as_what = "" if row.operation.startswith("conv") else row.operation
-            what = f"run as {as_what}" if as_what else f"not called by {method}"
-            found["repaired to a matrix product" if repaired else what] += 1
-    return "".join(f"; {n} {what}" for what, n in found.items())
+            own = "" if row.operation.startswith("conv") else row.operation
+            found["a matrix product" if repaired else own] += 1
+    texts = (
+        f"{n} {'runs' if n == 1 else 'run'} as {what}"
+        if what
+        else f"{n} {'is' if n == 1 else 'are'} not called by {method}"
+        for what, n in found.items()
+    )
+    return "".join(f"; {text}" for text in texts)
 
 
 def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
@@ -177,6 +175,12 @@ def by_remedy(problems: Iterable[Problem]) -> dict[str, list[str]]:
     for problem in problems:
         groups.setdefault(problem.remedy, []).append(str(replace(problem, remedy="")))
     return groups
+
+
+def is_told(remedy: str, advised: str) -> bool:
+    """Return whether an advice names every step of a remedy, which then need not be said again."""
+    steps = [word for word in remedy.split() if word.startswith("+steps.")]
+    return bool(steps) and all(step in advised for step in steps)
 
 
 def missed_notes(rows: Iterable[AuditRow]) -> list[str]:

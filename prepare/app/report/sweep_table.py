@@ -1,16 +1,18 @@
-"""The table of a sweep as texts, and its conclusions as sentences."""
+"""The table of a sweep as texts, also as JSON, CSV and Markdown, and its conclusions as sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.job.figures import CONVOLUTIONS, interval_of
-from prepare.app.job.record import NOTHING_CHANGED
+from prepare.app.job.record import CONVOLUTIONS, NOTHING_CHANGED, interval_of
 from prepare.app.report.sentences import memory_text, timing_text, verified_text
+from prepare.app.sweep.ranking import rank
+from prepare.core.utils import files, json_records
 from prepare.core.utils.numbers import doubt, interval_text, seconds, verdict_text
-from prepare.core.utils.text import size
+from prepare.core.utils.text import csv_text, printable, size
 from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import Column
 
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from prepare.app.sweep.ranking import RankedGroup, Ranking
     from prepare.app.sweep.summary import Summary, SweepRow
 
+FORMAT, VERSION = "prepare.summary", 1
 # Replaces a verdict if other jobs ran on the same cores.
 SHARED = "on shared cores"
 _RESULTS = {"fail": "wrong", "cannot tell": "unclear"}
@@ -180,3 +183,50 @@ def _interval(figures: Mapping[str, Any]) -> str:
 
 def _seconds(row: SweepRow) -> str:
     return "" if row.seconds is None else f"{row.seconds:.1f} s"
+
+
+def write_summary(summary: Summary, folder: Path) -> None:
+    """Write `summary.json`, `summary.csv` and `summary.md` into the folder of the sweep."""
+    ranking = rank(summary)
+    rows = [_data(row, ranking) for row in summary.rows]
+    data = {"format": FORMAT, "version": VERSION, "rows": rows}
+    json_records.write_json(folder / "summary.json", data, lines=True)
+    files.write_text(folder / "summary.csv", csv_text(_csv(summary, ranking)))
+    files.write_text(folder / "summary.md", "".join(_markdown(summary, ranking)))
+
+
+def _data(row: SweepRow, ranking: Ranking) -> dict[str, Any]:
+    return asdict(row) | {"best": row.number in ranking.best}
+
+
+def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:
+    figures = list(dict.fromkeys(key for row in summary.rows for key in row.figures))
+    own = ("shared", "seconds", "reason", "folder")
+    yield ["number", *summary.varying, "status", "best", *own, *figures]
+    for row in summary.rows:
+        yield [
+            *(row.number, *map(row.choices.get, summary.varying), row.status),
+            *(row.number in ranking.best, *(getattr(row, key) for key in own)),
+            *map(row.figures.get, figures),
+        ]
+
+
+def _markdown(summary: Summary, ranking: Ranking) -> Iterator[str]:
+    shown = [*columns(summary, ranking), Column("reason", reason_text)]
+    lines = [[column.title for column in shown], ["---"] * len(shown)]
+    yield _line(map(_escaped, lines[0])) + _line(lines[1])
+    for row in ranking.rows:
+        yield _line(_escaped(column.text(row)) for column in shown)
+    for conclusion in conclusions(summary, ranking):
+        yield f"\n{_escaped(conclusion)}\n"
+
+
+def _line(cells: Any) -> str:
+    return f"| {' | '.join(cells)} |\n"
+
+
+def _escaped(cell: str) -> str:
+    text = "; ".join(printable(row) for row in cell.splitlines())
+    for sign in "\\|<>`[]*":
+        text = text.replace(sign, f"\\{sign}")
+    return text

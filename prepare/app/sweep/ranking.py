@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prepare.app.job.figures import overlap
+from prepare.app.job.record import overlap
 from prepare.core.utils.machine import command_line
 
 if TYPE_CHECKING:

@@ -123,9 +123,9 @@ def _on_page(found: Comparison, *, wrong: bool) -> Iterator[parts.Part]:
         yield Text(text=_WRONG, kind="error", where="page")
     if found.rows:
         bars = tuple(_bar(row, wrong=wrong) for row in found.rows)
-        yield parts.Charts(charts=(parts.Bars(title=f"Time of one {found.what}", rows=bars),))
+        yield parts.Bars(title=f"Time of one {found.what}", rows=bars)
     yield parts.Folded(title="All figures", parts=(_table(found),))
-    yield parts.Items(texts=tuple(_notes(found)), kind="note", where="page")
+    yield Text(text=tuple(_notes(found)), kind="note", where="page")
 
 
 def _table(found: Comparison) -> parts.Table:

@@ -16,7 +16,6 @@ from prepare.core.document import (
     Answer,
     Document,
     Folded,
-    Items,
     Part,
     ReportContext,
     Table,
@@ -245,7 +244,7 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
     text = f"Requested: {_wanted(flow)}; {how}. Bytes are those of one forward."
     yield Text(text=text, kind="note", where="page")
     notes = tuple(note for note in flow.notes if note != NOT_ASKED)  # the sentence says it
-    yield Items(texts=notes, kind="note")
+    yield Text(text=notes, kind="note")
     yield _breaks(flow, "page")
     yield _copies(flow)
     yield _convolutions(flow)

@@ -43,7 +43,6 @@ def verify_document(shown: ReportContext) -> Document | None:
         advice=tuple(_advice(verification)),
         notes=(verification.advice,) if wrong and verification.advice else (),
         parts=lambda: _parts(verification),
-        lead=(Text(text=verification.advice),) if wrong and verification.advice else (),
     )
 
 

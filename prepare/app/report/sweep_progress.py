@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prepare.app.job.record import KEPT, Job, Record, Result
-from prepare.app.report.terminal.console import console
+from prepare.app.report.terminal import console
 from prepare.core.utils.text import line, plural, printable
 from prepare.errors import FileError
 
