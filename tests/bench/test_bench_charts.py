@@ -4,10 +4,10 @@ import re
 from dataclasses import replace
 
 import pytest
-from prepare.app.report.pages.section import drawn, laid_out
 
 from page_reader import HOSTILE, TEMPLATES, contrast
-from prepare.core.document import MARKS, Bar, Bars, Charts
+from prepare.app.report.html import drawn, laid_out
+from prepare.core.document import MARKS, Bar, Bars
 
 
 def bars(*values, **more):
@@ -46,7 +46,7 @@ def test_a_value_out_of_all_proportion_leaves_the_chart():
     ],
 )  # fmt: skip
 def test_any_chart_can_be_drawn_within_its_frame(chart):
-    body = drawn([Charts(charts=(chart,))], "x")
+    body = drawn([chart], "x")
     assert "<script>" not in body
     assert set(re.findall(r'<p class="bar (\w*)"', body)) <= {*MARKS}
     for row in laid_out(chart)[1]:

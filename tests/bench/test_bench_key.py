@@ -12,15 +12,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from prepare.app.report.pages.page import run_page
-from prepare.app.report.terminal.console import stage
 from torch import nn
 
+import made
 from clocks import Clock
 from made import ran
 from made_works import settings, work
 from page_reader import Reader
 from prepare.app.job import build_model, run_stages
+from prepare.app.report.terminal import stage
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
@@ -366,7 +366,7 @@ def test_the_key_bench_sets_the_level(tmp_path, monkeypatch, capsys, word):
     assert code == 0, out
     assert (folder / "bench.json").exists() == timed
     assert timed == ("faster    not measured" not in out and "faster    " in out)
-    sections = {section.get("id") for section in Reader(run_page(folder)).all("section")}
+    sections = {section.get("id") for section in Reader(made.page_of(folder)).all("section")}
     assert ("bench" in sections) == timed
     if timed:
         found = Comparison.load(folder / "bench.json")
@@ -384,6 +384,6 @@ def test_a_failed_verification_is_shown_beside_the_time(tmp_path, monkeypatch, c
     code, out, folder = ran(tmp_path, monkeypatch, capsys)
     assert code == 3
     assert "; but its outputs are wrong" in " ".join(out.split())
-    text = run_page(folder)
+    text = made.page_of(folder)
     assert "The outputs of the prepared model are wrong" in text
     assert '<p class="bar wrong"' in text

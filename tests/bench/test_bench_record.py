@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from prepare.app.report.pages.page import run_page
 
+import made
 from clocks import Clock, noisy
 from made import comparison, verification
 from page_reader import HOSTILE, Reader
+from prepare.app.job.record import Record, Result
 from prepare.core.document import ReportContext
 from prepare.core.utils.numbers import seconds
 from prepare.errors import BenchError
@@ -126,9 +127,10 @@ def test_a_busy_machine_is_a_reason_and_a_line():
 def page_of(folder, found, checked=None):
     folder.mkdir(exist_ok=True)
     found.save(folder / "bench.json")
+    Record(folder).write_result(Result("ok"))
     if checked:
         checked.save(folder / "verify.json")
-    return run_page(folder)
+    return made.page_of(folder)
 
 
 def test_the_page_shows_the_figures_the_charts_and_the_notes(tmp_path):
@@ -164,11 +166,13 @@ def test_names_in_a_bench_are_escaped_on_the_page(tmp_path):
     assert "alert(1)" in read.text
 
 
-def test_a_page_with_a_bench_is_written_without_torch(tmp_path):
+def test_a_page_with_a_bench_is_drawn_without_torch(tmp_path):
     comparison().save(tmp_path / "bench.json")
     code = (
-        "import sys; from prepare.app.report.pages.page import write_page; "
-        f"write_page({str(tmp_path)!r}); print('torch' in sys.modules)"
+        "import sys; from prepare.app.job.record import Job, Results; "
+        "from prepare.app.report.pages import run_page; from prepare.stages.bench.records import Comparison; "
+        f"found = {{'bench': Comparison.load({str(tmp_path / 'bench.json')!r})}}; "
+        "run_page(Results(job=Job(None, None, [], {}), found=found)); print('torch' in sys.modules)"
     )
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root)

@@ -6,12 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from prepare.app.job.outcome import finished
-from prepare.app.report.terminal.run import RunOutput
 
 import made
 from page_reader import Reader
 from prepare.app.cli import main as cli
+from prepare.app.job.execute import finished
+from prepare.app.report.terminal import RunOutput
 from prepare.stages.registry import STAGES
 
 NET = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu")

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from prepare.app.job.outcome import failure
 
 import sample_nets
 from prepare.app.cli import main as cli
+from prepare.app.job.execute import failure
 from words import NET, SMALL
 
 

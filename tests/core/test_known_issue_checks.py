@@ -5,10 +5,10 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from prepare.app.report.run_documents import issues
 from torch import nn
 
 from issue_checks import FLAT, gradient, is_last, last, with_norm
+from prepare.app.report.sections import issues
 from prepare.core.model.known_issues import standing
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, KnownIssueError, KnownIssueWarning, Problem

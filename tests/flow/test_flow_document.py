@@ -7,12 +7,12 @@ import sys
 from dataclasses import replace
 
 import pytest
-from prepare.app.report.pages.section import section_body
 from torch import nn
 
 from flow_checks import Net, cl
 from made import blocks, copied, flow_of, hostile_flow, module, show
 from page_reader import READABLE, TEMPLATES, contrast
+from prepare.app.report.html import drawn
 from prepare.core.document import ReportContext
 from prepare.errors import FlowError
 from prepare.stages.flow import Flow, observe, predict
@@ -81,7 +81,12 @@ def test_a_contiguous_model_is_told_that_nothing_was_asked_for(tmp_path, capsys)
     assert flow_sentence(flow) == f"{text}, 0 bytes copied per forward"
     show("flow", flow)
     assert capsys.readouterr().out.count(text) == 1
-    assert section_body(flow_document(ReportContext(found={"flow": flow}))).lower().count(text) == 1
+    assert (
+        drawn(flow_document(ReportContext(found={"flow": flow})).shown("page"), "flow")
+        .lower()
+        .count(text)
+        == 1
+    )
     flow.save(tmp_path / "flow.json")
     assert flow_sentence(Flow.load(tmp_path / "flow.json")) == flow_sentence(flow)
     asked = predict(net, cl(2, 3, 8, 8), wanted={4: "channels_last"})
@@ -107,7 +112,7 @@ def test_the_table_names_call_sites_lines_and_the_file(capsys, monkeypatch):
                          ids=["hostile names", "empty", "many blocks", "deep"])  # fmt: skip
 def test_every_flow_is_drawn(flow):
     flow = flow if flow.convolutions else replace(flow, wanted={})
-    body = section_body(flow_document(ReportContext(found={"flow": flow})))
+    body = drawn(flow_document(ReportContext(found={"flow": flow})).shown("page"), "flow")
     assert "<script>alert" not in body
     assert body.count("<details") == body.count("</details>")
 

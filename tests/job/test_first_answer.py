@@ -4,8 +4,6 @@ import json
 from dataclasses import replace
 
 import pytest
-from prepare.app.job.results import read_results
-from prepare.app.report.documents import shown_of, stage_documents, verdict
 from torch import nn
 
 import made
@@ -13,6 +11,7 @@ import sample_nets
 from paths import RUN
 from prepare.app.cli import main as cli
 from prepare.app.job.run_stages import _memfmt_note
+from prepare.app.report.answers import stage_documents, verdict
 from prepare.core.document import Answer, Document, ReportContext
 from prepare.core.utils.wording import command_line_words
 from prepare.pipeline import Pipeline
@@ -104,8 +103,8 @@ def test_a_run_that_changes_nothing_is_not_verified_or_timed(go, words):
     assert ("no memfmt" in said.out) is (not words)
     assert json.loads((folder / "result.json").read_text())["reason"] == "nothing changed"
     assert not {"verify.json", "bench.json"} & {path.name for path in folder.iterdir()}
-    saved = read_results(folder)
-    said = verdict(saved, stage_documents(shown_of(saved)))
+    saved = made.read_run(folder)
+    said = verdict(saved, stage_documents(saved))
     assert said.startswith("Unchanged. Speed not measured.")
 
 
@@ -150,12 +149,12 @@ def test_what_to_do_joins_its_parts_without_a_colon(go, monkeypatch, verdict, ad
 
 
 def test_an_answer_waits_for_those_before_it():
-    from prepare.app.report.terminal.run import _answer_rows
+    from prepare.app.report.terminal import answer_rows
 
     def rows(*questions, ended=False):
         answers = [Answer(question=each, kind="good", answer="Yes") for each in questions]
         documents = [Document(name=each.question, title="t", answers=(each,)) for each in answers]
-        return [label for label, _ in _answer_rows(documents, ended=ended)]
+        return [label for label, _ in answer_rows(documents, ended=ended)]
 
     assert rows("Right", "Faster") == []
     assert rows("Exported", "Layout") == ["layout"]
@@ -192,7 +191,7 @@ def test_what_to_do_is_made_from_the_model_and_does_not_fail(go):
 def test_convolutions_that_a_method_does_not_call_are_counted(go):
     words = ("flow=predict", "memfmt=channels_last_3d", "input.shape=[2,3,8,8,8]")
     _, said = go(*OF_CODER, "verify=none", "model.method=encode", *words)
-    assert "1 not called by encode" in said.out
+    assert "1 is not called by encode" in said.out
 
 
 @pytest.mark.parametrize(("word", "other"), [("precision=bfloat16", "float32"), ("amp=bfloat16", "amp=none")])  # fmt: skip

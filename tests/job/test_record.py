@@ -4,11 +4,10 @@ import json
 
 import pytest
 import torch
-from prepare.app.job.results import Analyses
 from torch import nn
 
 from made import comparison
-from prepare.app.job.record import STATUSES, Job, Record, Result, files_in
+from prepare.app.job.record import STATUSES, Analyses, Job, Record, Result, files_in
 from prepare.audit import Audit, audit
 from prepare.errors import FileError
 from prepare.pipeline import Pipeline

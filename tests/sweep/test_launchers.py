@@ -8,10 +8,10 @@ import sys
 
 import pytest
 from hydra.core.plugins import Plugins
-from prepare.app.report.terminal.sweep_progress import _time
 
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Record
+from prepare.app.report.sweep_progress import _time
 from prepare.app.sweep.worker import shares_cores
 from sweeps import (
     MIXED,

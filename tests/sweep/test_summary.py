@@ -7,12 +7,12 @@ import subprocess
 import sys
 
 import pytest
-from prepare.app.report.terminal.sweep import write_summary
 
 import made
 from made import out_of, row
 from paths import RUN
 from prepare.app.cli import main as cli
+from prepare.app.report.sweep_table import write_summary
 from prepare.app.sweep.ranking import rank
 from prepare.app.sweep.summary import read_summary
 

@@ -5,14 +5,13 @@ import json
 from dataclasses import replace
 
 import pytest
-from prepare.app.job.results import Analyses
-from prepare.app.report.terminal.sweep import show_summary, write_summary
 
 import made
 from made import out_of, row
-from prepare.app.job.record import Result
+from prepare.app.job.record import Analyses, Result
 from prepare.app.report.sentences import memory_text, verified_text
-from prepare.app.report.sweep_table import columns
+from prepare.app.report.sweep_table import columns, write_summary
+from prepare.app.report.terminal import show_summary
 from prepare.app.sweep.ranking import command, rank
 from prepare.app.sweep.summary import read_summary
 

@@ -186,7 +186,7 @@ class Results(Analyses):
 
     @property
     def is_training(self) -> bool:
-        """Whether the model is used in training mode."""
+        """True if the model is used in training mode."""
         modes = {getattr(record, "mode", "") for record in self.found.values()}
         return "train" in modes or "mode=train" in self.job.overrides
 

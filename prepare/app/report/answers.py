@@ -1,4 +1,4 @@
-"""What the first screen of a run says: its answers, a verdict in one line, and what to do next."""
+"""The first screen of a run: its answers, a verdict in one line, and what to do next."""
 
 from __future__ import annotations
 

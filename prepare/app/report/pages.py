@@ -120,7 +120,7 @@ def page(
         lead=[drawn([part], f"lead-{at}", level=2) for at, part in enumerate(shown)],
         about=list(about),
         command=command,
-        script=_script() if any("<table" in section.body for section in found) else None,
+        script=_script() if any('class="sorted"' in section.body for section in found) else None,
     )
 
 

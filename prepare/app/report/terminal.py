@@ -1,4 +1,4 @@
-"""What the terminal shows: of a run its answers, of a record its sentence and tables, of a sweep a table."""
+"""The terminal: it shows the answers of a run, the sentence and tables of a record, the table of a sweep."""
 
 from __future__ import annotations
 
