@@ -16,7 +16,7 @@ from torch import nn
 
 import prepare
 from paths import ROOT
-from prepare.app.report.objects import documents_of
+from prepare.app.report.objects import document_of
 from prepare.core.forward.torch_state import read_amp
 from prepare.errors import ConfigError, RefusedError
 from prepare.registry import STEPS
@@ -148,10 +148,10 @@ def test_a_report_says_what_prepare_did_and_keeps_no_model_alive():
     before = set(model.state_dict()), set(vars(model))
     bare = prepare.report(model, x).audit
     assert (
-        documents_of(bare)[0].line
+        document_of(bare).line
         == "4 tensors; 2 convolutions: 1 contiguous, 1 both (1x1 or one channel)"
     )
-    assert ("Memory", "1.0 KiB") in next(iter(documents_of(bare)[0].parts())).rows
+    assert ("Memory", "1.0 KiB") in next(iter(document_of(bare).parts())).rows
     prepare.prepare(model, "channels_last", format_inputs=False)
     assert (set(model.state_dict()), set(vars(model))) == before
     found = prepare.report(model, x)

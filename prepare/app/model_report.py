@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from prepare.app.job.record import Analyses
+from prepare.app.job.record import Analyses, Job, Results
 from prepare.core.utils import files
 from prepare.core.utils.json_records import Readable
 from prepare.core.utils.suggest import choose
@@ -48,17 +48,21 @@ class Report(Readable, Analyses):
         """The timing against the reference; None if it was not asked for."""
         return self.found.get("bench")
 
+    def as_run(self) -> Results:
+        """Return what the terminal and a page show of it: a run without a command line."""
+        job = Job(None, None, [], {}, seen={"convolutions": []}, model=self.model)
+        steps = self.steps or {}
+        return Results(job=job, task="", audit=self.audit, found=self.found, steps=steps)
+
     def summary(self) -> dict[str, Any]:
         """Return the figures as one flat mapping, for `wandb.log` and the like."""
         return self.figures()
 
     def save(self, path: str | Path) -> None:
         """Write one page if the name ends in `.html`, else a folder with the page and its data."""
-        path = Path(path)
-        from prepare.app.report.objects import DEFAULT, report_documents
-        from prepare.app.report.pages import model_page
+        from prepare.app.report.pages import run_page
 
-        page = model_page(self, report_documents(self), DEFAULT)
+        path, page = Path(path), run_page(self.as_run())
         if path.suffix == ".html":
             files.write_text(path, page)
             return

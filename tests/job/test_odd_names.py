@@ -105,7 +105,7 @@ def test_a_sweep_row_that_fails_in_an_oddly_named_module_is_shown(folder, capsys
     assert cli.run(["--multirun", *words]) == 1
     out, err = capsys.readouterr()
     assert all(line.isprintable() for line in (out + err).splitlines())
-    for name in ("summary.json", "summary.csv", "summary.md"):
+    for name in ("summary.json", "summary.csv"):
         assert "nets.broken" in (folder / "sweep" / name).read_text()
     rows = json.loads((folder / "sweep" / "summary.json").read_text())["rows"]
     assert [row["status"] for row in rows] == ["ok", "failed"]

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from made import comparison
-from prepare.app.job.record import STATUSES, Analyses, Job, Record, Result, files_in
+from prepare import recipe
+from prepare.app.job.record import STATUSES, Analyses, Job, Record, Result, Results, files_in
 from prepare.audit import Audit, audit
 from prepare.errors import FileError
 from prepare.pipeline import Pipeline
@@ -99,8 +100,10 @@ def test_everything_but_the_environment_is_the_same_in_two_records(tmp_path):
         plan = pipeline.plan(model)
         record = Record(tmp_path / name)
         record.clear()
-        record.write_plan(plan.to_dict())
-        record.write_prepared(pipeline, audit(pipeline.apply(model), plan=plan))
+        audited = audit(pipeline.apply(model), plan=plan)
+        text = recipe.dumps(pipeline.to_recipe())
+        job = Job(None, None, [], {})
+        record.write_results(Results(job=job, audit=audited, plan=plan.to_dict(), recipe=text))
         assert Audit.load(record.folder / "audit.json").summary["convolutions"]["converted"] == 1
         folders.append(record.folder)
     for name in ("recipe.yaml", "plan.json", "audit.json", "audit.csv"):

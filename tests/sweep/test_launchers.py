@@ -11,7 +11,7 @@ from hydra.core.plugins import Plugins
 
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Record
-from prepare.app.report.sweep_progress import _time
+from prepare.app.report.sweep_progress import remaining
 from prepare.app.sweep.worker import shares_cores
 from sweeps import (
     MIXED,
@@ -213,7 +213,7 @@ def test_concurrent_jobs_on_one_machine_share_its_cores():
 
 
 def test_remaining_time_is_shown_in_rounded_units():
-    assert [_time(seconds) for seconds in (0.4, 89, 91, 3600, 36000)] == [
+    assert [remaining(seconds) for seconds in (0.4, 89, 91, 3600, 36000)] == [
         "0 s",
         "89 s",
         "2 min",

@@ -65,13 +65,12 @@ def test_empty_columns_are_left_out(sweep):
 def test_texts_of_memory_and_verification():
     assert memory_text({}) == verified_text({}) == ""
     assert memory_text({"bytes_before": 1 << 20, "bytes_after": 1 << 20}) == "1.0 MiB"
-    assert memory_text({"bytes_before": 6 << 20, "bytes_after": 3 << 20}) == "6.0 -> 3.0 MiB"
+    assert memory_text({"bytes_before": 6 << 20, "bytes_after": 3 << 20}) == "6.0 MiB -> 3.0 MiB"
     assert verified_text({"verified": "cannot tell", "verified_error": 0.1}) == "unclear"
     wrong = {"verified": "pass", "verified_error": 1e-7, "verified_wrong": 3}
     assert verified_text(wrong) == "pass 1e-07, wrong in training"
     at_a_sixth = {"verified": "pass", "verified_error": 1e-3, "verified_allowed": 6e-3}
-    assert verified_text(at_a_sixth) == "pass 0.001 (17 % of the tolerance)"
-    assert verified_text(at_a_sixth, short=True) == "pass 0.001 17%"
+    assert verified_text(at_a_sixth) == "pass 0.001 17%"
 
 
 def test_a_gradient_is_not_shown_as_the_error_of_the_outputs():
@@ -119,14 +118,6 @@ def test_the_json_has_the_results_and_marks_the_best(swept):
     assert row["overrides"] == ["model=unet3d", "memfmt=channels_last_3d", "precision=bfloat16"]
 
 
-def test_the_markdown_is_a_table_in_the_order_of_the_rank(swept):
-    write_summary(read_summary(swept), swept)
-    lines = (swept / "summary.md").read_text().splitlines()
-    assert [line.split(" | ")[0] for line in lines[2:8]] == ["| 4\\*", "| 1", "| 0", "| 3", "| 2", "| 5"]  # fmt: skip
-    assert len({line.replace("\\|", "").count("|") for line in lines[:8]}) == 1
-    assert lines[-1].startswith("best: #4 ")
-
-
 def test_hostile_values_survive_every_format_as_text(sweep, tmp_path, capsys):
     rows = [row(f"a={text}", result=Result("failed", "error", text)) for text in HOSTILE]
     summary = sweep(*rows)
@@ -143,9 +134,6 @@ def test_hostile_values_survive_every_format_as_text(sweep, tmp_path, capsys):
     assert [row["reason"] for row in found] == wanted
     data = json.loads((folder / "summary.json").read_text())
     assert [row["choices"]["a"] for row in data["rows"]] == HOSTILE
-    text = (folder / "summary.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) == len(HOSTILE) + 2
-    assert "<script>" not in text
     out = out_of(capsys, summary)
     assert "[red]x[/red]" in out
     assert "\udc80" not in out

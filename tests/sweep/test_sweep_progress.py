@@ -1,5 +1,7 @@
 """The progress of a sweep: its counts, and a spinner that has a text from the start."""
 
+from rich.console import Console
+
 from prepare.app.job.record import Job, Record, Result
 from prepare.app.report import sweep_progress
 from prepare.app.report.sweep_progress import SweepProgress
@@ -30,8 +32,9 @@ def test_a_pipe_gets_the_rows_that_fail_only(tmp_path, capsys):
 def test_the_spinner_starts_with_the_counts(tmp_path, monkeypatch):
     texts = []
     monkeypatch.setattr(sweep_progress.sys.stderr, "isatty", lambda: True, raising=False)
-    real = sweep_progress._live
-    monkeypatch.setattr(sweep_progress, "_live", lambda text: texts.append(text) or real(text))
+    real = Console.status
+    kept = lambda self, text, **more: texts.append(text) or real(self, text, **more)  # noqa: E731
+    monkeypatch.setattr(Console, "status", kept)
     progress = SweepProgress(tmp_path, MANIFEST)
     progress.start()
     progress.stop()

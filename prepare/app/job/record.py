@@ -150,7 +150,7 @@ class Results(Analyses):
     """A run as far as it is known; `job` has its words, its model and the forward of its example.
 
     Attributes:
-        task: the word of `task=`.
+        task: the word of `task=`; empty for a report on a model, which no command line has made.
         steps: the steps of its pipeline, with their options.
         plan: the content of `plan.json`.
         recipe: the text of `recipe.yaml`; None if there is none.

@@ -7,13 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from prepare.app.report.sentences import (
-    by_remedy,
-    changes_text,
-    convolution_weights,
-    elsewhere,
-    problems_of,
-)
+from prepare.app.report import sentences
 from prepare.core.document import (
     FASTER,
     NEXT,
@@ -33,6 +27,8 @@ if TYPE_CHECKING:
     from prepare.app.job.record import Result, Results
     from prepare.audit import Audit
 
+# What to do with a model that is reported on in Python, if nothing speaks against it.
+_USE_MODEL = replace(USE_RECIPE, answer="Use the model as it is", remark="")
 # What to do about an open answer to these questions.
 _VERBS = {RIGHT: "Verify it", FASTER: "Time it"}
 
@@ -53,13 +49,13 @@ def stage_documents(run: Results, folder: str = "") -> list[Document]:
     """Return the documents of the stages of a run, in their order."""
     shown = ReportContext(
         found=run.found,
-        ran=tuple(stages_of(run.task)),
+        ran=tuple(stages_of(run.task or "prepare")),
         audit=run.audit,
         unchanged=run.unchanged,
         stopped=bool(run.stopped),
         has_example=run.audit is None or bool(run.job.seen),
         folder=folder,
-        elsewhere=elsewhere(run),
+        elsewhere=sentences.elsewhere(run),
     )
     return documents_in(shown)
 
@@ -78,12 +74,6 @@ def answers(run: Results, documents: Iterable[Document]) -> list[Answer]:
     return [*found.values(), _card(advice(run, documents))] if found else []
 
 
-def cards_of(documents: Iterable[Document], default: Iterable[Advice] = ()) -> list[Answer]:
-    """Return the answers of documents without a run, and what to do if they, or the `default`, say so."""
-    documents = list(documents)
-    return [*_by_question(documents).values(), *map(_card, advice_in(documents, default))]
-
-
 def verdict(run: Results, documents: Iterable[Document]) -> str:
     """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times.`."""
     result = run.result
@@ -91,7 +81,7 @@ def verdict(run: Results, documents: Iterable[Document]) -> str:
         return f"{result.status.replace('_', ' ').capitalize()}: {first_line(result.error)}"
     found = answers(run, documents)
     if not found and run.plan is not None and run.audit is None:
-        return f"Planned only: {changes_text(run.plan['summary'])}."
+        return f"Planned only: {sentences.changes_text(run.plan['summary'])}."
     stopped = f"Interrupted: {first_line(run.stopped)}. " if run.stopped else ""
     return stopped + sentences_of(found)
 
@@ -154,7 +144,7 @@ def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
 
 def _own_advice(run: Results) -> Iterator[Advice]:
     """Yield what to do with a run, whatever its stages say."""
-    remedies = by_remedy(problems_of(run.plan, "problems", "warnings"))
+    remedies = sentences.by_remedy(sentences.problems_of(run.plan, "problems", "warnings"))
     read = capitalized(next(filter(None, remedies), "")) or "Read the warnings"
     if run.plan and run.plan["problems"]:
         yield Advice(40, "warn", read, section="issues")
@@ -169,12 +159,14 @@ def _own_advice(run: Results) -> Iterator[Advice]:
         examples = [json.dumps(shape, separators=(",", ":")) for shape in shapes]
         remark = f"as in input.shape={examples[-1]}" if examples else ""
         yield Advice(60 if examples else 94, "warn", "Give an example input", remark)
-    yield USE_RECIPE
+    yield USE_RECIPE if run.task else _USE_MODEL
 
 
 def _unchanged(audit: Audit | None) -> Advice:
     """Return the advice to take the format of a model's convolutions; to compare two if it was taken."""
-    ranks = {len(row.shape or ()) for row in convolution_weights(audit.rows if audit else ())}
+    ranks = {
+        len(row.shape or ()) for row in sentences.convolution_weights(audit.rows if audit else ())
+    }
     word = "channels_last" if ranks == {4} else "channels_last_3d" if ranks == {5} else "by_rank"
     if ranks and audit and audit.summary.get("format_steps"):
         remark = f"in a sweep, as in -m memfmt=contiguous,{word}"

@@ -19,8 +19,6 @@ from prepare.core.utils.text import capitalized, printable
 LIMIT = 2000
 # Cut longer texts in the middle; the search finds only the remaining letters.
 _LETTERS = 400
-# A value is an outlier from so many times the median on.
-_OUTLIER = 3.0
 # A number with an exponent, and the places where a long name may break: `steps.repair_layout`.
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?e[-+]\d+\b")
 _BREAK = re.compile(r"(?<=[a-z_])[.=](?=[a-z_])")
@@ -85,23 +83,18 @@ def _drawn(part: Part, name: str) -> dict[str, Any]:
 
 
 def laid_out(chart: Bars) -> tuple[float | None, list[dict[str, Any]]]:
-    """Return the place of the baseline and the rows of a chart, in per cent of its width.
-
-    A value out of all proportion leaves the chart, instead of pressing all others against 0.
-    """
-    values = sorted(bar.value for bar in chart.rows if bar.value is not None)
-    most = max([*values, *(bar.interval[1] for bar in chart.rows if bar.interval)], default=0.0)
-    end = min(most, _OUTLIER * values[(len(values) - 1) // 2] if values else 0.0) or most or 1.0
+    """Return the place of the baseline and the rows of a chart, in per cent of its width."""
+    ends = [bar.interval[1] if bar.interval else bar.value or 0.0 for bar in chart.rows]
+    most = max([*ends, *(bar.value or 0.0 for bar in chart.rows)], default=0.0) or 1.0
 
     def place(value: float) -> float:
-        return round(min(max(value / end, 0.0), 1.0) * 100, 1)
+        return round(max(value / most, 0.0) * 100, 1)
 
     rows = []
     for bar in chart.rows:
         mark = bar.mark if bar.mark in MARKS else "same"
         row: dict[str, Any] = {"label": bar.label, "text": bar.text, "mark": mark, "whisker": None}
         row["wide"] = None if bar.value is None else place(bar.value)
-        row["beyond"] = max(bar.value or 0.0, bar.interval[1] if bar.interval else 0.0) > end
         if bar.interval:
             low, high = map(place, bar.interval)
             row["whisker"] = (low, round(high - low, 1))

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
-from prepare.app.report.answers import documents_in
-from prepare.core.document import USE_RECIPE, Document, Part, ReportContext, Text
+from prepare.core.document import Document, Part, ReportContext, Text
 from prepare.core.utils.text import output_to, plural, printable
-from prepare.stages.registry import ordered_stages, stages_of
+from prepare.stages.registry import ordered_stages
 
 _LONGEST = 160
-# What to do with a model that is reported on, if nothing speaks against it.
-DEFAULT = (replace(USE_RECIPE, answer="Use the model as it is", remark=""),)
 
 
 def one_line(record: Any) -> str:
@@ -37,18 +33,10 @@ def text(record: Any) -> str:
         except ModuleNotFoundError:
             return f"{one_line(record)}\nthe whole table needs the extra: pip install 'torch-prepare[cli]'"
         if hasattr(record, "found"):
-            terminal.show_report(record, report_documents(record), DEFAULT)
+            terminal.show_report(record.as_run())
         else:
             terminal.show_document(document_of(record))
     return stream.getvalue().rstrip("\n")
-
-
-def report_documents(report: Any) -> list[Document]:
-    """Return the documents of a report on a model: its audit, and the records that it has."""
-    own = [document_of(report.audit)] if report.audit is not None else []
-    ran = tuple(stages_of("prepare"))
-    shown = ReportContext(found=report.found, ran=ran, audit=report.audit)
-    return [*own, *documents_in(shown)]
 
 
 def document_of(record: Any) -> Document:

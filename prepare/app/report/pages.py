@@ -5,7 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,40 +14,28 @@ from urllib.parse import quote
 
 from markupsafe import Markup
 
+from prepare.app.report import sweep_table
 from prepare.app.report.answers import (
     advice,
     answers,
-    cards_of,
-    sentences_of,
     stage_documents,
     verdict,
 )
 from prepare.app.report.code_to_paste import training_code
 from prepare.app.report.html import drawn, has_content, render, sections, short, template_text
-from prepare.app.report.sections import audit_facts, command, is_wrong, own_documents
+from prepare.app.report.sections import command, is_wrong, own_documents
 from prepare.app.report.sentences import bytes_text, converted_text, steps_text, timing_text
-from prepare.app.report.sweep_table import (
-    columns,
-    conclusions,
-    in_words,
-    numbered,
-    own_choices,
-    reasons,
-    shared_rows,
-    verdict_of,
-)
 from prepare.app.sweep.ranking import Ranking, rank
 from prepare.app.sweep.ranking import command as row_command
 from prepare.app.sweep.summary import UNENDED, Summary, SweepRow
 from prepare.core import document as parts
-from prepare.core.document import LAYOUT, RIGHT, Advice, Answer, Code, Document, Facts, Part, Text
+from prepare.core.document import LAYOUT, RIGHT, Answer, Code, Document, Facts, Part, Text
 from prepare.core.utils import files
 from prepare.core.utils.text import plural
 from prepare.core.utils.wording import command_line_words
 
 if TYPE_CHECKING:
     from prepare.app.job.record import Results
-    from prepare.app.model_report import Report
 
 NAME = "report.html"
 # More reasons below a table, and longer commands, are not read; more best rows do not fit on a card.
@@ -60,8 +49,8 @@ def write_page(folder: Path, run: Results) -> None:
 
 
 def run_page(run: Results) -> str:
-    """Return the page of a run."""
-    with command_line_words():
+    """Return the page of a run, or of a report on a model in the words of Python."""
+    with command_line_words() if run.task else nullcontext():
         documents = stage_documents(run)
         documents += own_documents(run, advice(run, documents).answer)
         date = str((run.environment or {}).get("date") or "")
@@ -71,25 +60,12 @@ def run_page(run: Results) -> str:
             cards=answers(run, documents),
             verdict=verdict(run, documents),
             lead=_run_lead(run),
-            about=("report of a run", date[:16].replace("T", " ")),
-            command=command(run),
+            about=(
+                "report of a run" if run.task else "report on a model",
+                date[:16].replace("T", " "),
+            ),
+            command=command(run) if run.task else "",
         )
-
-
-def model_page(report: Report, documents: Sequence[Document], default: Iterable[Advice]) -> str:
-    """Return the page of a report on a model, in the words of Python; `default` is what to do with it."""
-    cards = cards_of(documents, default)
-    facts = [("Steps", steps_text(report.steps))] if report.steps else []
-    facts += audit_facts(report.audit) if report.audit else []
-    done = Facts(rows=tuple(facts), title="What was done")
-    return page(
-        report.model,
-        documents,
-        cards=cards,
-        verdict=sentences_of(cards),
-        lead=[done],
-        about=("report on a model",),
-    )
 
 
 def page(
@@ -135,7 +111,7 @@ def _run_lead(run: Results) -> list[Part]:
         ("Convolutions", converted_text(run.audit)),
         ("Memory", bytes_text(run.audit.summary)),
     ]
-    if seen := run.job.seen:
+    if run.task and (seen := run.job.seen):
         facts.append(("Example", f"{seen['given']} -> {seen['gave']}"))
     code = Code(text="" if is_wrong(run) else training_code(run), title="In your code")
     return [Facts(rows=tuple(facts), title="What was done"), code]
@@ -184,7 +160,7 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
         yield Answer(LAYOUT, kind, f"{answer} {len(breaks):,} rows", section="rows")
     statuses = Counter(row.status for row in rows)
     ok = statuses.pop("ok", 0)
-    others = ", ".join(f"{n:,} {in_words(status)}" for status, n in statuses.items())
+    others = ", ".join(f"{n:,} {sweep_table.in_words(status)}" for status, n in statuses.items())
     kind, answer = "good" if ok == len(rows) else "warn", f"{ok:,} of {len(rows):,} ok"
     section = "failures" if others else "rows"
     yield Answer("Did all rows end well?", kind, answer, others, section=section)
@@ -194,7 +170,7 @@ def _best(summary: Summary, ranking: Ranking) -> Answer:
     """Return the best rows of the groups by their choices, or why there is none."""
     groups = ranking.groups
     best = [(group, group.best) for group in groups if group.best]
-    names = [own_choices(row, summary.varying, group.about) for group, row in best]
+    names = [sweep_table.own_choices(row, summary.varying, group.about) for group, row in best]
     # What could not be told apart is no success.
     tied = [row.number for group in groups for row in group.ties]
     kind, remark = "good" if best and not tied else "plain", ""
@@ -206,12 +182,12 @@ def _best(summary: Summary, ranking: Ranking) -> Answer:
     else:
         named = zip(names, best, strict=True)
         names = [f"{name} for {group.about}" for name, (group, _) in named]
-        texts = {group.about: verdict_of(row) for group, row in best}
+        texts = {group.about: sweep_table.verdict_of(row) for group, row in best}
         none = (group.about for group in groups if not group.best)
         texts |= dict.fromkeys(none, "none was shown to be faster")
         remark = "; ".join(f"{about}: {text}" for about, text in [*texts.items()][:_FEW])
     if tied:
-        remark += f"; not told apart from {numbered(tied)}"
+        remark += f"; not told apart from {sweep_table.numbered(tied)}"
     answer = " and ".join(dict.fromkeys(names[:_FEW]))
     return Answer("Which is best?", kind, answer, remark, section="recommendation")
 
@@ -220,7 +196,7 @@ def _recommendation(summary: Summary, ranking: Ranking) -> Iterator[Part]:
     """Yield the conclusions, and a line with the command of the best row of each field."""
     succeeded = any(row.status == "ok" for row in summary.rows)
     none = "no row was timed, so there is no best row" if succeeded else "no row succeeded"
-    for text in [*conclusions(summary, ranking)] or [none]:
+    for text in [*sweep_table.conclusions(summary, ranking)] or [none]:
         yield Text(text=f"{text}.")
     best = [field.best for field in ranking.groups if field.best]
     yield Code(text="\n".join(short(row_command(row), _LETTERS) for row in best))
@@ -242,7 +218,10 @@ def _failures(summary: Summary, folder: Path) -> Iterator[Part]:
         rows=[
             (
                 *(status, reason, plural(len(rows), "row")),
-                *(numbered(row.number for row in rows), own_choices(rows[0], summary.varying)),
+                *(
+                    sweep_table.numbered(row.number for row in rows),
+                    sweep_table.own_choices(rows[0], summary.varying),
+                ),
             )
             for (status, reason), rows in failed.items()
         ],
@@ -256,11 +235,11 @@ def _failures(summary: Summary, folder: Path) -> Iterator[Part]:
 
 def _all_rows(summary: Summary, ranking: Ranking, folder: Path) -> Iterator[Part]:
     """Yield the table of all rows, in the order of their rank."""
-    shown, rows = columns(summary, ranking), ranking.rows
+    shown, rows = sweep_table.columns(summary, ranking), ranking.rows
     star = "The best row has a star. " if ranking.best else ""
     timed = any("timed" in row.figures for row in rows)
     order = "measured time if comparable, then by " if timed else ""
-    shared = numbered(shared_rows(ranking))
+    shared = sweep_table.numbered(sweep_table.shared_rows(ranking))
     shared = shared and f". Not compared, as other runs used the same cores: {shared}"
     text = f"{star}Rows are ordered by {order}number; summary.csv names their folders{shared}."
     yield Text(text=text, kind="note")
@@ -273,7 +252,9 @@ def _all_rows(summary: Summary, ranking: Ranking, folder: Path) -> Iterator[Part
         links=[_address(row, folder) for row in rows],
     )
     ended = (row for row in summary.rows if row.status in ("ok", *UNENDED))
-    why = [f"{numbered(found)}: {reason}" for found, reason in reasons(ended)]
+    why = [
+        f"{sweep_table.numbered(found)}: {reason}" for found, reason in sweep_table.reasons(ended)
+    ]
     if len(why) > _REASONS:
         why[_REASONS:] = [f"{plural(len(why) - _REASONS, 'reason')} more in summary.csv"]
     note = Text(text=tuple(why), kind="note")

@@ -8,18 +8,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from prepare.app.report import sentences
 from prepare.app.report.answers import failure_word
 from prepare.app.report.code_to_paste import training_code
-from prepare.app.report.sentences import (
-    audited_text,
-    by_remedy,
-    bytes_text,
-    changes_text,
-    is_judged,
-    is_told,
-    outputs_sentence,
-    problems_of,
-)
 from prepare.audit import STATUSES, Audit, AuditRow
 from prepare.core.document import Code, Document, Facts, Folded, Part, Table, Text, columns
 from prepare.core.utils.machine import NAMES
@@ -61,7 +52,7 @@ def _tensors(audit: Audit) -> tuple[Text, Table, Folded]:
     counts = audit.summary["status"]
     by_status = ", ".join(f"{counts.get(status, 0):,} {status}" for status in STATUSES)
     text = f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor"
-    text += f": {by_status}" if is_judged(audit) else ""
+    text += f": {by_status}" if sentences.is_judged(audit) else ""
     note = Text(text=text, kind="note")
     titles = columns("Status word, Reason prose, Tensors number, First tensor code")
     title = "Not converted, or only in part"
@@ -83,9 +74,9 @@ def plan_parts(plan: Mapping[str, Any]) -> Iterator[Part]:
     """Yield what a plan would change."""
     summary = plan["summary"]
     rows = [
-        ("Planned only", changes_text(summary)),
+        ("Planned only", sentences.changes_text(summary)),
         ("Wanted by", ", ".join(f"{name}: {n:,}" for name, n in summary["by_step"].items())),
-        ("Memory", bytes_text(summary, "now")),
+        ("Memory", sentences.bytes_text(summary, "now")),
         ("Written", size(summary["bytes_written"])),
     ]
     yield Facts(rows=tuple(row for row in rows if row[1]))
@@ -95,10 +86,12 @@ def plan_parts(plan: Mapping[str, Any]) -> Iterator[Part]:
 def issues(plan: Mapping[str, Any]) -> Iterator[Text]:
     """Yield the known problems of a model on a device, grouped by their remedy."""
     for kind, key in (("wrong", "problems"), ("issues", "warnings")):
-        for remedy, texts in by_remedy(problems_of(plan, key)).items():
+        for remedy, texts in sentences.by_remedy(sentences.problems_of(plan, key)).items():
             yield Text(text=tuple(texts), title=remedy, kind=kind)
-    said = problems_of(plan, "problems", "warnings")
-    if later := [each for each in problems_of(plan, "training_errors") if each not in said]:
+    said = sentences.problems_of(plan, "problems", "warnings")
+    if later := [
+        each for each in sentences.problems_of(plan, "training_errors") if each not in said
+    ]:
         yield Text(text=tuple(map(str, later)), title="In training", kind="issues", where="page")
 
 
@@ -128,7 +121,7 @@ def _failure(run: Results) -> Iterator[Part]:
 def _warnings(run: Results, advised: str) -> Iterator[Part]:
     """Yield the known problems; without a remedy that is what to do anyway."""
     for part in issues(run.plan or {}):
-        yield replace(part, title="") if is_told(part.title, advised) else part
+        yield replace(part, title="") if sentences.is_told(part.title, advised) else part
 
 
 def _result(run: Results) -> Iterator[Part]:
@@ -136,7 +129,7 @@ def _result(run: Results) -> Iterator[Part]:
     if run.audit:
         tensors, *others = [fact for fact in audit_facts(run.audit) if fact[0] not in _ON_TOP]
         returned = run.job.seen["convolutions"] if run.job.seen else ()
-        outputs = [("Outputs", outputs_sentence(**counted)) for counted in returned]
+        outputs = [("Outputs", sentences.outputs_sentence(**counted)) for counted in returned]
         yield Facts(rows=tuple(others))
         note, reasons, every = _tensors(run.audit)
         yield reasons
@@ -147,6 +140,8 @@ def _result(run: Results) -> Iterator[Part]:
 
 def _reproduce(run: Results) -> Iterator[Part]:
     """Yield the command, the code if the first screen does not show it, and the recipe."""
+    if not run.task:
+        return
     yield Code(text=command(run), most=_LETTERS, title="On the command line:")
     if (run.audit is None or is_wrong(run)) and (text := training_code(run)):
         yield Code(text=text, title="In training code, with the recipe.yaml of this folder:")
@@ -172,26 +167,21 @@ def _environment(values: Mapping[str, Any]) -> Iterator[Part]:
         return
     packages = {"Python": values["python"], "torch": values["torch"], **values["packages"]}
     cores = f"{values['cores']} cores, {plural(values['threads'], 'thread')} for torch"
+    known = values.get("accelerator") or {}
+    libraries = (f"{name} {known[key]}" for key, name in NAMES.items() if known.get(key))
     machine = {
         "Date": values["date"],
         "Platform": values["platform"],
         "Processor": f"{values['cpu'] or 'not known'}; {cores}",
         "Devices": ", ".join(values["devices"]) or "only the processor",
-        "Accelerator": _accelerator(values.get("accelerator") or {}),
+        "Accelerator": ", ".join(libraries),
         "Commit": values["git_commit"] or "not in a git repository",
         "Versions": ", ".join(f"{name} {version}" for name, version in packages.items() if version),
     }
-    known = {"torch": values["torch"], "Python": values["python"], "on": values["cpu"]}
-    title = ", ".join(f"{name} {value}" for name, value in known.items() if value)
+    first = {"torch": values["torch"], "Python": values["python"], "on": values["cpu"]}
+    title = ", ".join(f"{name} {value}" for name, value in first.items() if value)
     rows = tuple((key, str(text)) for key, text in machine.items() if text)
     yield Folded(title=title, parts=(Facts(rows=rows),))
-
-
-def _accelerator(identity: Mapping[str, Any]) -> str:
-    """Return the known versions of an accelerator's libraries: `backend cuda, cuDNN 9.10.2`."""
-    known = {name: identity.get(key) for key, name in NAMES.items()}
-    texts = {name: ", ".join(v) if isinstance(v, list) else v for name, v in known.items() if v}
-    return ", ".join(f"{name} {value}" for name, value in texts.items())
 
 
 def audit_facts(audit: Audit) -> list[tuple[str, str]]:
@@ -199,9 +189,13 @@ def audit_facts(audit: Audit) -> list[tuple[str, str]]:
     summary = audit.summary
     dtypes = ", ".join(f"{count:,} {name}" for name, count in summary["dtypes"].items())
     devices = ", ".join(f"{count:,} on {name}" for name, count in summary["devices"].items())
-    memory = bytes_text(summary) if is_judged(audit) else size(summary["bytes_after"])
+    memory = (
+        sentences.bytes_text(summary)
+        if sentences.is_judged(audit)
+        else size(summary["bytes_after"])
+    )
     facts = [
-        ("Convolutions", audited_text(audit)),
+        ("Convolutions", sentences.audited_text(audit)),
         ("Tensors", f"{plural(summary['tensors'], 'tensor')}: {dtypes}; {devices}"),
         ("Memory", memory),
     ]

@@ -1,9 +1,10 @@
-"""The table of a sweep as texts, also as JSON, CSV and Markdown, and its conclusions as sentences."""
+"""The table of a sweep as texts, also as JSON and CSV, and its conclusions as sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from prepare.app.report.sentences import memory_text, timing_text, verified_text
 from prepare.app.sweep.ranking import rank
 from prepare.core.utils import files, json_records
 from prepare.core.utils.numbers import doubt, interval_text, seconds, verdict_text
-from prepare.core.utils.text import csv_text, printable, size
+from prepare.core.utils.text import csv_text, size
 from prepare.stages.registry import ordered_stages
 from prepare.stages.stage import Column
 
@@ -39,30 +40,27 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
     kinds = {row.figures["timed"] for row in summary.rows if "timed" in row.figures}
     available = [
         Column("#", lambda row: f"{row.number}{'*' * (row.number in ranking.best)}", number=True),
-        *(Column(key, _choice(key)) for key in summary.varying),
+        *(Column(key, partial(_choice, key)) for key in summary.varying),
         Column("status", lambda row: row.status),
         Column("speed", verdict_of),
-        Column(
-            "time",
-            _known("prepared_seconds", seconds),
-            3,
-            number=True,
-        ),
+        Column("time", _figure("prepared_seconds", seconds), 3, number=True),
         Column("interval", _of_figures(_interval), 2),
-        *(Column("timed", _known("timed"), 3) for _ in kinds if len(kinds) > 1),
+        *([Column("timed", _figure("timed"), 3)] * (len(kinds) > 1)),
         Column("right", right_text, 1),
-        *(Column(s, _count(s), 7 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
-        Column("rewritten", _known("convolutions_rewritten"), 7, number=True),
+        *(
+            Column(word, _figure(f"convolutions_{word}"), 7 + at, number=True)
+            for at, word in enumerate(CONVOLUTIONS)
+        ),
+        Column("rewritten", _figure("convolutions_rewritten"), 7, number=True),
         Column("memory", _of_figures(memory_text), 5),
         Column("breaks", _followed("layout_breaks"), 4, number=True),
         Column("copied", _followed("copied_bytes", size), 6, number=True),
         *(replace(c, text=_of_figures(c.text)) for cls in ordered_stages() for c in cls.columns),
         Column("run time", _seconds, 11, number=True),
     ]
-    unneeded = {
-        s for s in CONVOLUTIONS[2:] if {_count(s)(row) for row in summary.rows} <= {"", "0"}
-    }
-    return [c for c in available if c.title not in unneeded and any(map(c.text, summary.rows))]
+    # A column of zeros says something of what was converted, nothing of what is rare.
+    empty = {c.title: {"", "0"} if c.title in CONVOLUTIONS[2:] else {""} for c in available}
+    return [c for c in available if {*map(c.text, summary.rows)} - empty[c.title]]
 
 
 def _of_figures(text: Callable[[Any], str]) -> Callable[[SweepRow], str]:
@@ -73,7 +71,7 @@ def right_text(row: SweepRow) -> str:
     """Return whether the row is right; `unchanged` if there was nothing to verify."""
     if row.reason == NOTHING_CHANGED:
         return "unchanged"
-    return verified_text(row.figures, short=True)
+    return verified_text(row.figures)
 
 
 def reason_text(row: SweepRow) -> str:
@@ -148,12 +146,8 @@ def _conclusion(field: RankedGroup, keys: Iterable[str]) -> str:
     return text
 
 
-def _choice(key: str) -> Callable[[SweepRow], str]:
-    return lambda row: row.choices.get(key, "")
-
-
-def _count(status: str) -> Callable[[SweepRow], str]:
-    return _known(f"convolutions_{status}")
+def _choice(key: str, row: SweepRow) -> str:
+    return row.choices.get(key, "")
 
 
 def verdict_of(row: SweepRow) -> str:
@@ -167,14 +161,14 @@ def verdict_of(row: SweepRow) -> str:
     return verdict_text(row.figures.get("verdict", ""), ratio, interval_of(row.figures))
 
 
-def _known(key: str, text: Callable[[Any], str] = str) -> Callable[[SweepRow], str]:
+def _figure(key: str, text: Callable[[Any], str] = str) -> Callable[[SweepRow], str]:
     """Return the text of a figure, empty if the row does not have it."""
     return lambda row: "" if (value := row.figures.get(key)) is None else text(value)
 
 
 def _followed(key: str, text: Callable[[Any], str] = str) -> Callable[[SweepRow], str]:
     """Return the text of a figure of the layout flow, empty if it could not be followed."""
-    return lambda row: _known(key, text)(row) if row.figures.get("flow") == "ok" else ""
+    return lambda row: _figure(key, text)(row) if row.figures.get("flow") == "ok" else ""
 
 
 def _interval(figures: Mapping[str, Any]) -> str:
@@ -186,13 +180,12 @@ def _seconds(row: SweepRow) -> str:
 
 
 def write_summary(summary: Summary, folder: Path) -> None:
-    """Write `summary.json`, `summary.csv` and `summary.md` into the folder of the sweep."""
+    """Write `summary.json` and `summary.csv` into the folder of the sweep."""
     ranking = rank(summary)
     rows = [_data(row, ranking) for row in summary.rows]
     data = {"format": FORMAT, "version": VERSION, "rows": rows}
     json_records.write_json(folder / "summary.json", data, lines=True)
     files.write_text(folder / "summary.csv", csv_text(_csv(summary, ranking)))
-    files.write_text(folder / "summary.md", "".join(_markdown(summary, ranking)))
 
 
 def _data(row: SweepRow, ranking: Ranking) -> dict[str, Any]:
@@ -209,24 +202,3 @@ def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:
             *(row.number in ranking.best, *(getattr(row, key) for key in own)),
             *map(row.figures.get, figures),
         ]
-
-
-def _markdown(summary: Summary, ranking: Ranking) -> Iterator[str]:
-    shown = [*columns(summary, ranking), Column("reason", reason_text)]
-    lines = [[column.title for column in shown], ["---"] * len(shown)]
-    yield _line(map(_escaped, lines[0])) + _line(lines[1])
-    for row in ranking.rows:
-        yield _line(_escaped(column.text(row)) for column in shown)
-    for conclusion in conclusions(summary, ranking):
-        yield f"\n{_escaped(conclusion)}\n"
-
-
-def _line(cells: Any) -> str:
-    return f"| {' | '.join(cells)} |\n"
-
-
-def _escaped(cell: str) -> str:
-    text = "; ".join(printable(row) for row in cell.splitlines())
-    for sign in "\\|<>`[]*":
-        text = text.replace(sign, f"\\{sign}")
-    return text

@@ -15,17 +15,9 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console
 from rich.table import Table as RichTable
 
-from prepare.app.report.answers import advice, advice_in, stage_documents
+from prepare.app.report import sentences
+from prepare.app.report.answers import advice, stage_documents
 from prepare.app.report.code_to_paste import one_line
-from prepare.app.report.sentences import (
-    bytes_text,
-    changes_text,
-    declared_text,
-    is_told,
-    missed_notes,
-    problems_of,
-    title_text,
-)
 from prepare.app.report.sweep_table import columns, conclusions, in_words, numbered, reasons
 from prepare.app.sweep.ranking import rank
 from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Answer, Document, Facts, Table, Text
@@ -36,7 +28,7 @@ if TYPE_CHECKING:
     from prepare.app.job.execute import Outcome
     from prepare.app.job.record import Results
     from prepare.app.sweep.summary import Summary, SweepRow
-    from prepare.core.document import Advice, Part, Row
+    from prepare.core.document import Part, Row
     from prepare.stages.stage import Column
 
 # The width of the longest label, and the spaces between two columns of a sweep.
@@ -115,7 +107,7 @@ class RunOutput:
         """Print the title, and the answers that were not shown yet."""
         rows = answer_rows(documents, ended=ended)
         if run.audit is None and not run.found and run.plan:
-            rows.append(("memory", bytes_text(run.plan["summary"], "now")))
+            rows.append(("memory", sentences.bytes_text(run.plan["summary"], "now")))
         if not self._shown:
             line(printable(_title(run)))
         # A stage that ends later may stand before one that was shown.
@@ -130,28 +122,28 @@ class RunOutput:
         advised = "" if run.stopped else _advised(run, documents)
         _show_rows([(NEXT.lower(), advised)] if advised else [])
         rows = run.audit.rows if run.audit else ()
-        missed = missed_notes(row for row in rows if row.status == "ineffective")
+        missed = sentences.missed_notes(row for row in rows if row.status == "ineffective")
         notes = [*missed, *run.notes, *(note for each in documents for note in each.notes)]
         # A stage that follows a model without preparing it says itself what is slow there.
         told = run.audit is not None or not run.found
-        warnings = problems_of(run.plan, "warnings") if told else []
+        warnings = sentences.problems_of(run.plan, "warnings") if told else []
         right = any(a.kind == "good" and a.question == RIGHT for d in documents for a in d.answers)
         if right and not run.is_training:  # what is an error in training only is on the page
-            errors = problems_of(run.plan, "training_errors")
+            errors = sentences.problems_of(run.plan, "training_errors")
             warnings = [each for each in warnings if each not in errors]
         # A warning whose remedy is what to do anyway is on the page.
-        _show_first([f"warning: {w}" for w in warnings if not is_told(w.remedy, advised)], notes)
+        _show_first(
+            [f"warning: {w}" for w in warnings if not sentences.is_told(w.remedy, advised)], notes
+        )
         # Users copy the path, so do not wrap it.
         line(f"  {'details'.ljust(_LABEL)}  {printable(self._path('report.html'))}")
 
 
-def show_report(report: Any, documents: Sequence[Document], default: Iterable[Advice]) -> None:
+def show_report(run: Results) -> None:
     """Print a report on a model as a run is: a title, its answers, what to do, and the first note."""
-    rows = answer_rows(documents, ended=True)
-    for found in advice_in(documents, default):
-        rows.append((NEXT.lower(), "; ".join(filter(None, (_lower(found.answer), found.remark)))))
-    line(printable(title_text(report.model, report.steps or {}, report.audit, "none")))
-    _show_rows(rows)
+    documents = stage_documents(run)
+    line(printable(_title(run)))
+    _show_rows([*answer_rows(documents, ended=True), (NEXT.lower(), _advised(run, documents))])
     _show_first([], [note for each in documents for note in each.notes])
 
 
@@ -172,12 +164,12 @@ def answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
 def _title(run: Results) -> str:
     """Return what was made of the model, or would be."""
     if run.audit is not None:
-        return title_text(run.model, run.steps, run.audit, run.amp)
+        return sentences.title_text(run.model, run.steps, run.audit, run.amp)
     device = (run.steps.get("device") or {}).get("device")
-    title = declared_text(run.model, run.steps, [device] if device else [], run.amp)
+    title = sentences.declared_text(run.model, run.steps, [device] if device else [], run.amp)
     if run.found:
         return f"{title}, looked at only"
-    planned = changes_text(run.plan["summary"]) if run.plan else "nothing was planned"
+    planned = sentences.changes_text(run.plan["summary"]) if run.plan else "nothing was planned"
     return f"{title}: {planned}, and nothing was changed"
 
 
@@ -195,7 +187,7 @@ def _advised(run: Results, documents: Iterable[Document]) -> str:
     """Return what to do as one sentence; for a recipe to use, the call that applies it."""
     documents = list(documents)
     found = advice(run, documents)
-    if found.section == "reproduce":
+    if run.task and found.section == "reproduce":
         call, short = one_line(run), "; " not in one_line(run)
         return f"{call}, with the file beside the page" if short else call
     given = [each for document in documents for each in document.answers]
@@ -258,13 +250,20 @@ def part_lines(part: Part) -> Iterator[str]:
         yield from _table(part)
 
 
-def _table(part: Table) -> Iterator[str]:
+def _table(part: Table, width: int | None = None) -> Iterator[str]:
     rows = [[_cell(value) for value in row] for row in islice(part.rows, part.most)]
-    titles = []
+    table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
     for at, (title, kind) in enumerate(part.columns):
-        is_short = kind == "name" and max(len(row[at]) for row in rows) <= _NAME
-        titles.append((title, kind == "number", is_short))
-    yield from _table_lines(titles, rows)
+        justify: Any = "right" if kind == "number" else "left"
+        whole = kind == "name" and max(len(row[at]) for row in rows) <= _NAME
+        table.add_column(printable(title), overflow="fold", justify=justify, no_wrap=whole)
+    for row in rows:
+        table.add_row(*row)
+    terminal = console()
+    terminal.width = width or terminal.width
+    with terminal.capture() as captured:
+        terminal.print(table)
+    yield from (row.rstrip() for row in captured.get().splitlines())
     if len(part.rows) > part.most:
         yield f"... and {plural(len(part.rows) - part.most, part.noun)} more"
 
@@ -274,25 +273,6 @@ def _cell(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(map(printable, value))
     return printable(", ".join(map(str, value)) if isinstance(value, tuple) else str(value))
-
-
-def _table_lines(
-    titles: Iterable[tuple[str, bool, bool]],
-    rows: Iterable[Sequence[str]],
-    width: int | None = None,
-) -> list[str]:
-    """Return the lines of a table; each title says whether its column has numbers, and is never folded."""
-    table = RichTable(box=None, padding=(0, _GAP, 0, 0), pad_edge=False)
-    for title, number, whole in titles:
-        justify: Any = "right" if number else "left"
-        table.add_column(printable(title), overflow="fold", justify=justify, no_wrap=whole)
-    for row in rows:
-        table.add_row(*row)
-    terminal = console()
-    terminal.width = width or terminal.width
-    with terminal.capture() as captured:
-        terminal.print(table)
-    return [row.rstrip() for row in captured.get().splitlines()]
 
 
 def show_summary(summary: Summary) -> None:
@@ -310,7 +290,7 @@ def show_where(summary: Summary, folder: Path) -> None:
     statuses = Counter(in_words(row.status) for row in summary.rows)
     others = (f", {count} {status}" for status, count in statuses.items() if status != "ok")
     text = f"{statuses['ok']} of {plural(len(summary.rows), 'row')} ok{''.join(others)}"
-    line(f"{text}; the table is in {shown_folder(folder / 'summary.md')}")
+    line(f"{text}; the table is in {shown_folder(folder / 'summary.csv')}")
     line(f"the page is in {shown_folder(folder / 'report.html')}")
 
 
@@ -325,9 +305,9 @@ def _show_columns(available: Sequence[Column], rows: Sequence[SweepRow]) -> None
         if not least.spare:
             break
         shown.remove(least)
-    titles = [(column.title, column.number, False) for column in shown]
-    found = zip(*(cells[column] for column in shown), strict=True)
-    for text in _table_lines(titles, list(found), width):
+    titles = tuple((column.title, "number" if column.number else "text") for column in shown)
+    found = list(zip(*(cells[column] for column in shown), strict=True))
+    for text in _table(Table(label="", columns=titles, rows=found, most=len(rows)), width):
         line(text)
     if len(shown) < len(available):
         hidden = ", ".join(column.title for column in available if column not in shown)

@@ -72,7 +72,6 @@ class Depths(Stage):
             title="Deep?",
             line=text,
             answers=(Answer(question="Deep?", kind="plain", answer=f"{depth.depth} deep"),),
-            rows=(("depth", text),),
             parts=lambda: (
                 Facts(rows=(("Depth", str(depth.depth)), ("At most", str(depth.most)))),
                 Bars(title="Depth of the tree", rows=bars),
