@@ -10,7 +10,7 @@ from prepare.app.job.record import Analyses, Job, Results
 from prepare.core.utils import files
 from prepare.core.utils.json_records import Readable
 from prepare.core.utils.suggest import choose
-from prepare.errors import ConfigError, Problem
+from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 from prepare.pipeline.shortcut import PLANS
 
@@ -106,13 +106,10 @@ def report(
     from prepare.stages.stage import Level as Levels
 
     levels = get_args(Levels)
-    given_levels = (("verify", verify), ("bench", bench))
-    if wrong := [(key, word) for key, word in given_levels if word and word not in levels]:
-        raise ConfigError.of(
-            Problem(key, f"{word!r} is not a level", choose(str(word), levels))
-            for key, word in wrong
-        )
-    verify, bench = (None if word == "none" else word for _, word in given_levels)
+    for key, word in (("verify", verify), ("bench", bench)):
+        if word and word not in levels:
+            raise ConfigError(key, f"{word!r} is not a level", choose(str(word), levels))
+    verify, bench = (None if word == "none" else word for word in (verify, bench))
 
     if (verify or bench) and reference is None:
         remedy = "give copy.deepcopy(model), taken before it was prepared"

@@ -57,11 +57,6 @@ def stage_documents(run: Results, folder: str = "") -> list[Document]:
         folder=folder,
         elsewhere=sentences.elsewhere(run),
     )
-    return documents_in(shown)
-
-
-def documents_in(shown: ReportContext) -> list[Document]:
-    """Return the documents of the records of stages."""
     found = (cls.document(shown) for cls in ordered_stages())
     return [document for document in found if document is not None]
 
@@ -71,7 +66,9 @@ def answers(run: Results, documents: Iterable[Document]) -> list[Answer]:
     if run.result is not None and _has_failed(run):
         return _failure_answers(run.result)
     found = _by_question(documents)
-    return [*found.values(), _card(advice(run, documents))] if found else []
+    what = advice(run, documents)
+    advised = Answer(NEXT, what.kind, what.answer, what.remark, section=what.section)
+    return [*found.values(), advised] if found else []
 
 
 def verdict(run: Results, documents: Iterable[Document]) -> str:
@@ -83,27 +80,18 @@ def verdict(run: Results, documents: Iterable[Document]) -> str:
     if not found and run.plan is not None and run.audit is None:
         return f"Planned only: {sentences.changes_text(run.plan['summary'])}."
     stopped = f"Interrupted: {first_line(run.stopped)}. " if run.stopped else ""
-    return stopped + sentences_of(found)
-
-
-def sentences_of(answers: Iterable[Answer]) -> str:
-    """Return the answers but what to do as sentences."""
-    found = (answer for answer in answers if answer.question != NEXT)
-    return " ".join(f"{answer.sentence or answer.answer}." for answer in found)
+    said = (answer for answer in found if answer.question != NEXT)
+    return stopped + " ".join(f"{answer.sentence or answer.answer}." for answer in said)
 
 
 def advice(run: Results, documents: Iterable[Document]) -> Advice:
-    """Return what to do: of all advice the one with the lowest rank."""
-    return advice_in(documents, _own_advice(run))[0]
-
-
-def advice_in(documents: Iterable[Document], others: Iterable[Advice] = ()) -> list[Advice]:
-    """Return the best of the advice of documents and of others, one or none.
+    """Return what to do: of all advice the one with the lowest rank.
 
     A recipe is not advised as long as an answer is open, but to find that answer.
     """
     documents = list(documents)
-    found = [*(each for document in documents for each in document.advice), *others]
+    found = [each for document in documents for each in document.advice]
+    found += _own_advice(run)
     if open_ := [each for each in _by_question(documents).values() if each.answer in UNDECIDED]:
         remark = open_[0].remark
         use = Advice(
@@ -114,7 +102,7 @@ def advice_in(documents: Iterable[Document], others: Iterable[Advice] = ()) -> l
             section=open_[0].section,
         )
         found = [use if each.section == USE_RECIPE.section else each for each in found]
-    return sorted(found, key=lambda each: each.rank)[:1]
+    return min(found, key=lambda each: each.rank)
 
 
 def failure_word(result: Result) -> str:
@@ -127,10 +115,6 @@ def _has_failed(run: Results) -> bool:
     """Return whether a run did not come to its end; one that fails a check has, and its answers say why."""
     status = run.result.status if run.result is not None and run.result.error else "ok"
     return run.audit is None and status not in ("ok", "verification_failed")
-
-
-def _card(advised: Advice) -> Answer:
-    return Answer(NEXT, advised.kind, advised.answer, advised.remark, section=advised.section)
 
 
 def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
@@ -22,15 +22,7 @@ _LETTERS = 400
 # A number with an exponent, and the places where a long name may break: `steps.repair_layout`.
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?e[-+]\d+\b")
 _BREAK = re.compile(r"(?<=[a-z_])[.=](?=[a-z_])")
-_FOLDER = Path(__file__).parent / "templates"
-
-
-class PageSection(NamedTuple):
-    """A rendered section: its anchor, title and HTML."""
-
-    name: str
-    title: str
-    body: Markup
+FOLDER = Path(__file__).parent / "templates"
 
 
 def render(template: str, **context: Any) -> str:
@@ -44,16 +36,11 @@ def load_templates() -> None:
         _environment().get_template(name)
 
 
-def template_text(name: str) -> str:
-    """Return the text of a file of the template folder."""
-    return (_FOLDER / name).read_text(encoding="utf-8")
-
-
-def sections(documents: Iterable[Document]) -> Iterable[PageSection]:
+def sections(documents: Iterable[Document]) -> Iterator[dict[str, Any]]:
     """Yield the sections of documents that have a title and something to draw, in the order of a page."""
     for document in sorted(documents, key=lambda each: each.place):
         if document.title and (body := drawn(document.shown("page"), document.name)):
-            yield PageSection(document.name, document.title, body)
+            yield {"name": document.name, "title": document.title, "body": body}
 
 
 def drawn(parts: Iterable[Part], name: str, *, level: int = 3, folded: bool = False) -> Markup:
@@ -142,7 +129,7 @@ def breakable(text: str) -> Markup:
 @cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
+        loader=jinja2.FileSystemLoader(FOLDER),
         autoescape=True,
         finalize=printable_value,
         undefined=jinja2.StrictUndefined,

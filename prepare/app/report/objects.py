@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable
 from typing import Any
 
-from prepare.core.document import Document, Part, ReportContext, Text
+from prepare.core.document import Document, ReportContext, Text
 from prepare.core.utils.text import output_to, plural, printable
 from prepare.stages.registry import ordered_stages
 
@@ -53,38 +52,29 @@ def document_of(record: Any) -> Document:
 
 
 def _audit_document(audit: Any) -> Document:
-    from prepare.app.report.sections import audit_parts
-    from prepare.app.report.sentences import audited_text, is_judged, missed_notes
+    from prepare.app.report import sections, sentences
 
-    found = f"convolutions: {audited_text(audit)}" if is_judged(audit) else audited_text(audit)
-    missed = tuple(f"note: {note}" for note in missed_notes(audit.rows))
+    text, judged = sentences.audited_text(audit), sentences.is_judged(audit)
+    missed = tuple(f"note: {note}" for note in sentences.missed_notes(audit.rows))
     return Document(
         name="result",
-        title="Tensors",
-        place=80,
-        line=f"{plural(audit.summary['tensors'], 'tensor')}; {found}",
+        line=f"{plural(audit.summary['tensors'], 'tensor')}; {'convolutions: ' * judged}{text}",
         head="audit",
-        parts=lambda: (*audit_parts(audit), Text(text=missed, where="terminal")),
+        parts=lambda: (*sections.audit_parts(audit), Text(text=missed, where="terminal")),
     )
 
 
 def _plan_document(plan: Any) -> Document:
-    summary = plan.summary()
+    from prepare.app.report import sections
+
+    summary, data = plan.summary(), plan.to_dict()
     parts = [f"{summary['to_change']} of {plural(summary['tensors'], 'tensor')} to change"]
     parts += [f"{action.step}: {plural(len(action.modules), 'module')}" for action in plan.actions]
     counted = (("error", plan.errors), ("warning", plan.warnings))
     parts += [plural(len(found), word) for word, found in counted if found]
     return Document(
         name="result",
-        title="Tensors",
-        place=80,
         line=", ".join(parts),
         head=f"plan: {', '.join(plan.steps) or 'no step'}",
-        parts=lambda: _plan_parts(plan.to_dict()),
+        parts=lambda: (*sections.issues(data), *sections.plan_parts(data)),
     )
-
-
-def _plan_parts(plan: dict[str, Any]) -> Iterable[Part]:
-    from prepare.app.report.sections import issues, plan_parts
-
-    return (*issues(plan), *plan_parts(plan))

@@ -22,7 +22,7 @@ from prepare.app.report.answers import (
     verdict,
 )
 from prepare.app.report.code_to_paste import training_code
-from prepare.app.report.html import drawn, has_content, render, sections, short, template_text
+from prepare.app.report.html import FOLDER, drawn, has_content, render, sections, short
 from prepare.app.report.sections import command, is_wrong, own_documents
 from prepare.app.report.sentences import bytes_text, converted_text, steps_text, timing_text
 from prepare.app.sweep.ranking import Ranking, rank
@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from prepare.app.job.record import Results
 
 NAME = "report.html"
-# More reasons below a table, and longer commands, are not read; more best rows do not fit on a card.
-_REASONS, _LETTERS, _FEW = 40, 4000, 3
+# Longer commands are not read; more best rows do not fit on a card.
+_LETTERS, _FEW = 4000, 3
 _KINDS = {"#": "link", "status": "word"}
 
 
@@ -90,13 +90,13 @@ def page(
         "page.html",
         title=title,
         sections=found,
-        anchors={section.name for section in found},
+        anchors={section["name"] for section in found},
         cards=list(cards),
         verdict=verdict,
         lead=[drawn([part], f"lead-{at}", level=2) for at, part in enumerate(shown)],
         about=list(about),
         command=command,
-        script=_script() if any('class="sorted"' in section.body for section in found) else None,
+        script=_script() if any('class="sorted"' in section["body"] for section in found) else None,
     )
 
 
@@ -169,8 +169,8 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
 def _best(summary: Summary, ranking: Ranking) -> Answer:
     """Return the best rows of the groups by their choices, or why there is none."""
     groups = ranking.groups
-    best = [(group, group.best) for group in groups if group.best]
-    names = [sweep_table.own_choices(row, summary.varying, group.about) for group, row in best]
+    best = {group.about: group.best for group in groups if group.best}
+    names = [sweep_table.own_choices(row, summary.varying, of) for of, row in best.items()]
     # What could not be told apart is no success.
     tied = [row.number for group in groups for row in group.ties]
     kind, remark = "good" if best and not tied else "plain", ""
@@ -178,14 +178,12 @@ def _best(summary: Summary, ranking: Ranking) -> Answer:
         timed = any("timed" in row.figures for row in summary.rows)
         names = ["None was shown to be faster" if timed else "No row was timed"]
     elif len(groups) == 1:
-        remark = timing_text(best[0][1].figures)
+        remark = timing_text(best[groups[0].about].figures)
     else:
-        named = zip(names, best, strict=True)
-        names = [f"{name} for {group.about}" for name, (group, _) in named]
-        texts = {group.about: sweep_table.verdict_of(row) for group, row in best}
-        none = (group.about for group in groups if not group.best)
-        texts |= dict.fromkeys(none, "none was shown to be faster")
-        remark = "; ".join(f"{about}: {text}" for about, text in [*texts.items()][:_FEW])
+        names = [f"{name} for {of}" for name, of in zip(names, best, strict=True)]
+        none = "none was shown to be faster"
+        texts = [f"{g.about}: {sweep_table.verdict_of(g.best) if g.best else none}" for g in groups]
+        remark = "; ".join(texts[:_FEW])
     if tied:
         remark += f"; not told apart from {sweep_table.numbered(tied)}"
     answer = " and ".join(dict.fromkeys(names[:_FEW]))
@@ -211,21 +209,18 @@ def _failures(summary: Summary, folder: Path) -> Iterator[Part]:
     for row in summary.rows:
         if row.status not in ("ok", *UNENDED):
             failed.setdefault((row.status, row.reason or ""), []).append(row)
-    titles = "Status word, Reason prose, Rows number, Numbers text, First row link"
+    rows = []
+    for kind, found in failed.items():
+        numbers = sweep_table.numbered(row.number for row in found)
+        first = sweep_table.own_choices(found[0], summary.varying)
+        rows.append((*kind, plural(len(found), "row"), numbers, first))
     yield parts.Table(
         label="Failures",
-        columns=parts.columns(titles),
-        rows=[
-            (
-                *(status, reason, plural(len(rows), "row")),
-                *(
-                    sweep_table.numbered(row.number for row in rows),
-                    sweep_table.own_choices(rows[0], summary.varying),
-                ),
-            )
-            for (status, reason), rows in failed.items()
-        ],
-        links=[_address(rows[0], folder) for rows in failed.values()],
+        columns=parts.columns(
+            "Status word, Reason prose, Rows number, Numbers text, First row link"
+        ),
+        rows=rows,
+        links=[_address(found[0], folder) for found in failed.values()],
         form="stacked",
     )
     if any(status in ("failed", "crashed") for status, _ in failed):
@@ -236,12 +231,7 @@ def _failures(summary: Summary, folder: Path) -> Iterator[Part]:
 def _all_rows(summary: Summary, ranking: Ranking, folder: Path) -> Iterator[Part]:
     """Yield the table of all rows, in the order of their rank."""
     shown, rows = sweep_table.columns(summary, ranking), ranking.rows
-    star = "The best row has a star. " if ranking.best else ""
-    timed = any("timed" in row.figures for row in rows)
-    order = "measured time if comparable, then by " if timed else ""
-    shared = sweep_table.numbered(sweep_table.shared_rows(ranking))
-    shared = shared and f". Not compared, as other runs used the same cores: {shared}"
-    text = f"{star}Rows are ordered by {order}number; summary.csv names their folders{shared}."
+    text = "Rows are ordered by measured time where it can be compared, then by number; the best has a star."
     yield Text(text=text, kind="note")
     kinds = ((c.title, _KINDS.get(c.title, "number" if c.number else "text")) for c in shown)
     yield parts.Table(
@@ -252,11 +242,7 @@ def _all_rows(summary: Summary, ranking: Ranking, folder: Path) -> Iterator[Part
         links=[_address(row, folder) for row in rows],
     )
     ended = (row for row in summary.rows if row.status in ("ok", *UNENDED))
-    why = [
-        f"{sweep_table.numbered(found)}: {reason}" for found, reason in sweep_table.reasons(ended)
-    ]
-    if len(why) > _REASONS:
-        why[_REASONS:] = [f"{plural(len(why) - _REASONS, 'reason')} more in summary.csv"]
+    why = (f"{sweep_table.numbered(n)}: {reason}" for n, reason in sweep_table.reasons(ended))
     note = Text(text=tuple(why), kind="note")
     yield parts.Folded(title="Why rows are unclear or have no time", parts=(note,))
 
@@ -271,6 +257,6 @@ def _address(row: SweepRow, folder: Path) -> str:
 @cache
 def _script() -> dict[str, Any]:
     """Return the script that sorts and searches tables, and its digest for the security policy."""
-    text = template_text("page.js")
+    text = (FOLDER / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
     return {"text": Markup(text), "digest": digest}  # noqa: S704  a file of this package

@@ -15,16 +15,15 @@ from prepare.audit import STATUSES, Audit, AuditRow
 from prepare.core.document import Code, Document, Facts, Folded, Part, Table, Text, columns
 from prepare.core.utils.machine import NAMES
 from prepare.core.utils.text import plural, size
+from prepare.core.utils.wording import as_python
 
 if TYPE_CHECKING:
     from prepare.app.job.record import Results
 
-# More reasons, and longer commands, are not read.
-_LIMIT, _LETTERS = 2000, 4000
+# Longer commands are not read.
+_LETTERS = 4000
 # The request that changes a side of a tensor, where their names differ.
 _WANTS = {"stride": "memory_format"}
-# The facts of an audit that stand on the first screen.
-_ON_TOP = ("Convolutions", "Memory")
 
 
 def own_documents(run: Results, advised: str) -> Iterator[Document]:
@@ -42,21 +41,22 @@ def own_documents(run: Results, advised: str) -> Iterator[Document]:
             yield Document(name=name, title=title, place=place, parts=found.__iter__)
 
 
-def audit_parts(audit: Audit) -> Iterator[Part]:
-    """Yield the counts of an audit, the reasons of tensors that were not converted, and every tensor."""
-    yield Facts(rows=tuple(audit_facts(audit)))
-    yield from _tensors(audit)
-
-
-def _tensors(audit: Audit) -> tuple[Text, Table, Folded]:
-    counts = audit.summary["status"]
-    by_status = ", ".join(f"{counts.get(status, 0):,} {status}" for status in STATUSES)
-    text = f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor"
-    text += f": {by_status}" if sentences.is_judged(audit) else ""
-    note = Text(text=text, kind="note")
+def audit_parts(audit: Audit, more: Iterable[tuple[str, str]] = ()) -> Iterator[Part]:
+    """Yield the counts of an audit and `more`, why tensors were not converted, and every tensor."""
+    summary = audit.summary
+    dtypes = ", ".join(f"{count:,} {name}" for name, count in summary["dtypes"].items())
+    devices = ", ".join(f"{count:,} on {name}" for name, count in summary["devices"].items())
+    judged = sentences.is_judged(audit)
+    facts = [
+        ("Convolutions", sentences.audited_text(audit)),
+        ("Tensors", f"{plural(summary['tensors'], 'tensor')}: {dtypes}; {devices}"),
+        ("Memory", sentences.bytes_text(summary) if judged else size(summary["bytes_after"])),
+        ("Not registered", ", ".join(map(str, summary["unregistered"]))),
+    ]
+    yield Facts(rows=tuple(fact for fact in (*facts, *more) if fact[1]))
     titles = columns("Status word, Reason prose, Tensors number, First tensor code")
     title = "Not converted, or only in part"
-    why = Table(label="Not converted", title=title, columns=titles, rows=_reasons(audit.rows))
+    yield Table(label="Not converted", title=title, columns=titles, rows=_reasons(audit.rows))
     every = Table(
         label="All tensors with their status",
         columns=columns(
@@ -66,8 +66,12 @@ def _tensors(audit: Audit) -> tuple[Text, Table, Folded]:
         rows=list(map(_tensor, sorted(audit.rows, key=_worst_first))),
         file="audit.csv",
     )
+    counts = summary["status"]
+    by_status = ", ".join(f"{counts.get(status, 0):,} {status}" for status in STATUSES)
+    text = f"{plural(len(audit.rows), 'row')} in the audit, one for each use of a tensor"
+    note = Text(text=f"{text}: {by_status}" if judged else text, kind="note")
     fold = f"All tensors: {plural(len(audit.rows), 'row')}, the worst first"
-    return note, why, Folded(title=fold, parts=(every,))
+    yield Folded(title=fold, parts=(note, every))
 
 
 def plan_parts(plan: Mapping[str, Any]) -> Iterator[Part]:
@@ -125,15 +129,11 @@ def _warnings(run: Results, advised: str) -> Iterator[Part]:
 
 
 def _result(run: Results) -> Iterator[Part]:
-    """Yield what the first screen does not show of an audit, or of a plan."""
+    """Yield what was found of the tensors, or what is planned."""
     if run.audit:
-        tensors, *others = [fact for fact in audit_facts(run.audit) if fact[0] not in _ON_TOP]
         returned = run.job.seen["convolutions"] if run.job.seen else ()
-        outputs = [("Outputs", sentences.outputs_sentence(**counted)) for counted in returned]
-        yield Facts(rows=tuple(others))
-        note, reasons, every = _tensors(run.audit)
-        yield reasons
-        yield replace(every, parts=(Facts(rows=(tensors, *outputs)), note, *every.parts))
+        outputs = (("Outputs", sentences.outputs_sentence(**counted)) for counted in returned)
+        yield from audit_parts(run.audit, outputs)
     elif run.plan:
         yield from plan_parts(run.plan)
 
@@ -154,10 +154,7 @@ def _declaration(run: Results) -> Iterator[Part]:
     if run.recipe is not None:
         yield Code(text=run.recipe)
     elif run.plan:
-        texts = (
-            f"{name}: {', '.join(f'{key}: {value}' for key, value in options.items())}"
-            for name, options in run.plan["steps"].items()
-        )
+        texts = (f"{name} {as_python(options)}" for name, options in run.plan["steps"].items())
         yield Text(text=tuple(texts), title="The steps")
 
 
@@ -184,26 +181,6 @@ def _environment(values: Mapping[str, Any]) -> Iterator[Part]:
     yield Folded(title=title, parts=(Facts(rows=rows),))
 
 
-def audit_facts(audit: Audit) -> list[tuple[str, str]]:
-    """Return the counts of an audit as names and values."""
-    summary = audit.summary
-    dtypes = ", ".join(f"{count:,} {name}" for name, count in summary["dtypes"].items())
-    devices = ", ".join(f"{count:,} on {name}" for name, count in summary["devices"].items())
-    memory = (
-        sentences.bytes_text(summary)
-        if sentences.is_judged(audit)
-        else size(summary["bytes_after"])
-    )
-    facts = [
-        ("Convolutions", sentences.audited_text(audit)),
-        ("Tensors", f"{plural(summary['tensors'], 'tensor')}: {dtypes}; {devices}"),
-        ("Memory", memory),
-    ]
-    if summary["unregistered"]:
-        facts.append(("Not registered", ", ".join(map(str, summary["unregistered"]))))
-    return facts
-
-
 def _reasons(rows: Iterable[AuditRow]) -> list[tuple[str, str, str, str]]:
     """Return (status, reason, number of tensors, first tensor), the worst status first."""
     first: dict[tuple[str, str], str] = {}
@@ -215,7 +192,7 @@ def _reasons(rows: Iterable[AuditRow]) -> list[tuple[str, str, str, str]]:
             first.setdefault(key, row.path)
             tensors[key] += 1
     ranked = sorted(first, key=lambda key: STATUSES.index(key[0]))
-    return [(*key, f"{tensors[key]:,}", first[key]) for key in ranked[:_LIMIT]]
+    return [(*key, f"{tensors[key]:,}", first[key]) for key in ranked]
 
 
 def _tensor(row: AuditRow) -> tuple[Any, ...]:

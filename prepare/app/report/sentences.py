@@ -50,7 +50,8 @@ def declared_text(
         if "memory_format" not in options
     )
     on = f"{model} on {' and '.join(devices)}" if devices else model
-    return ", ".join(filter(None, (on, " + ".join([*formats, *others]), autocast_text(amp))))
+    autocast = "" if amp == "none" else f"under autocast to {amp}"
+    return ", ".join(filter(None, (on, " + ".join([*formats, *others]), autocast)))
 
 
 def converted_text(audit: Audit) -> str:
@@ -107,19 +108,10 @@ def audited_text(audit: Audit) -> str:
     """Return the convolutions by status; by the layouts of their weights if there was no plan."""
     if is_judged(audit):
         return counts(audit.summary["convolutions"], STATUSES)
-    return layouts_text(audit.rows)
-
-
-def layouts_text(rows: Iterable[AuditRow]) -> str:
-    """Return the layouts of convolutions as they are: `3 convolutions: 2 channels_last, ...`."""
-    found = [row.layouts for row in convolution_weights(rows)]
-    words = Counter(
-        "both (1x1 or one channel)" if len(names) > 1 else next(iter(names), "neither")
-        for names in found
-    )
-    names = ("channels_last", "channels_last_3d", "contiguous", *words)
-    shown = dict.fromkeys(name for name in names if words[name] or name == "contiguous")
-    text = ", ".join(f"{words[name]:,} {name}" for name in shown)
+    found = [row.layouts for row in convolution_weights(audit.rows)]
+    both = "both (1x1 or one channel)"
+    words = Counter(both if len(names) > 1 else "".join(names) or "neither" for names in found)
+    text = ", ".join(f"{count:,} {word}" for word, count in words.most_common())
     return f"{plural(len(found), 'convolution')}: {text}" if found else "no convolution"
 
 
@@ -191,11 +183,6 @@ def missed_notes(rows: Iterable[AuditRow]) -> list[str]:
     ]
     hidden = len(lines) - 4
     return lines if hidden <= 0 else [*lines[:4], f"{plural(hidden, 'more reason')}; see audit.csv"]
-
-
-def autocast_text(amp: str) -> str:
-    """Return the clause on the autocast of every forward; empty without autocast."""
-    return "" if amp == "none" else f"under autocast to {amp}"
 
 
 def outputs_sentence(*, format: str, gave: int, of: int, ambiguous: int) -> str:  # noqa: A002

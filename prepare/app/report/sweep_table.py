@@ -74,23 +74,16 @@ def right_text(row: SweepRow) -> str:
     return verified_text(row.figures)
 
 
-def reason_text(row: SweepRow) -> str:
-    """Return why the row failed, why it could not be verified, and why it has no time."""
-    if row.reason:
-        return row.reason
-    found, parts = row.figures, []
-    if found.get("verified") == "cannot tell" and (reason := found.get("verified_reason")):
-        parts.append(f"unclear if right: {reason}")
-    if reason := found.get("timed_reason"):
-        parts.append(f"speed {doubt(found.get('verdict', ''))}: {reason}")
-    return "; ".join(parts)
-
-
 def reasons(rows: Iterable[SweepRow]) -> list[tuple[list[int], str]]:
-    """Return (numbers of the rows, reason) for each reason, in the order of the rows."""
+    """Return (numbers of the rows, reason) for each reason that a row failed, is unclear or has no time."""
     numbers: dict[str, list[int]] = {}
     for row in rows:
-        if reason := reason_text(row):
+        found, parts = row.figures, []
+        if found.get("verified") == "cannot tell" and (why := found.get("verified_reason")):
+            parts.append(f"unclear if right: {why}")
+        if why := found.get("timed_reason"):
+            parts.append(f"speed {doubt(found.get('verdict', ''))}: {why}")
+        if reason := row.reason or "; ".join(parts):
             numbers.setdefault(reason, []).append(row.number)
     return [(group, reason) for reason, group in numbers.items()]
 
@@ -106,21 +99,12 @@ def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
     """Yield the best row of each field, and the rows that were not compared."""
     for field in ranking.groups:
         yield _conclusion(field, summary.varying)
-    if shared := shared_rows(ranking):
+    timed = [row for row in ranking.rows if "timed" in row.figures]
+    if shared := [row.number for row in timed if row.shared]:
         yield f"speed unclear, as other runs used the same cores: {numbered(shared)}"
-    yield from _busy(ranking.rows)
-
-
-def _busy(rows: Iterable[SweepRow]) -> Iterator[str]:
-    """Yield a line if the machine was busy while rows were timed."""
-    busy = {r.number: b for r in rows if not r.shared and (b := r.figures.get("busy"))}
+    busy = {r.number: b for r in timed if not r.shared and (b := r.figures.get("busy"))}
     if busy:
         yield f"{next(iter(busy.values()))} at {numbered(sorted(busy))}; repeat these later"
-
-
-def shared_rows(ranking: Ranking) -> list[int]:
-    """Return the numbers of the rows that were timed while other jobs ran on the same cores."""
-    return [row.number for row in ranking.rows if row.shared and "timed" in row.figures]
 
 
 def own_choices(row: SweepRow, keys: Iterable[str], about: str = "") -> str:
@@ -182,14 +166,10 @@ def _seconds(row: SweepRow) -> str:
 def write_summary(summary: Summary, folder: Path) -> None:
     """Write `summary.json` and `summary.csv` into the folder of the sweep."""
     ranking = rank(summary)
-    rows = [_data(row, ranking) for row in summary.rows]
+    rows = [asdict(row) | {"best": row.number in ranking.best} for row in summary.rows]
     data = {"format": FORMAT, "version": VERSION, "rows": rows}
     json_records.write_json(folder / "summary.json", data, lines=True)
     files.write_text(folder / "summary.csv", csv_text(_csv(summary, ranking)))
-
-
-def _data(row: SweepRow, ranking: Ranking) -> dict[str, Any]:
-    return asdict(row) | {"best": row.number in ranking.best}
 
 
 def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:
