@@ -192,7 +192,7 @@ def test_what_a_backward_meets_is_no_warning_in_eval_mode():
     assert "; in training code this is an error; " in error
     assert "+steps.repair_layout={}" in error
     (items,) = [each for each in issues(plan.to_dict()) if each.title == "In training"]
-    assert (items.texts, items.where) == ((error,), "page")
+    assert (items.text, items.where) == ((error,), "page")
 
 
 def test_a_training_batch_of_two_names_the_fault_of_batch_one():

@@ -333,7 +333,7 @@ def test_repairs_that_cost_what_the_layout_wins_are_not_advised():
         assert found(run)[-1] == costs
         assert found(having(flow=flow, bench=bench))[-1] == ("warn", add, "")
     faster = found(having(flow=flow, bench=made.bench(0.5)))[-1]
-    assert faster == ("warn", add, "and time it: it costs time too")
+    assert faster == ("warn", add, "and time it again")
 
 
 def test_the_flow_of_an_unprepared_model_says_how_to_prepare_it():

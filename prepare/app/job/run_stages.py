@@ -82,7 +82,8 @@ def run_stages(
             seen, work.took = _run_example(work)
             with progress("auditing"):
                 audited = audit(model, plan=work.plan)
-            if all(type(each).choose is Stage.choose for each in stages):  # none tried the formats
+            # What to do with an unchanged model names the format; a tuning has tried the formats.
+            if not work.unchanged and all(type(each).choose is Stage.choose for each in stages):
                 work.notes += _memfmt_note(model, work.pipeline)
             job, text = replace(job, seen=seen), recipe.dumps(work.pipeline.to_recipe())
             results = replace(results, job=job, audit=audited, recipe=text)

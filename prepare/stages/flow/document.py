@@ -186,7 +186,7 @@ def _advice(flow: Flow, before: Flow | None, bench: Comparison | None) -> Iterat
         remark = "the repairs cost what the layout wins"
         yield Advice(18, "bad", contiguous, remark, section="bench")
     elif remedy := layout_remedy(flow):
-        remark = "and time it: it costs time too" if verdict == "faster" else ""
+        remark = "and time it again" if verdict == "faster" else ""
         yield Advice(20, "warn", capitalized(remedy), remark)
     elif _is_never_kept(flow):
         yield Advice(69, "warn", contiguous, _outputs(flow))
