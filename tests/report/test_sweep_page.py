@@ -178,14 +178,17 @@ def test_every_row_is_in_the_table(swept):
 
 
 def test_the_star_is_explained_if_there_is_one(swept, tmp_path):
-    assert "The best row has a star. Rows are ordered by measured time" in page_of(swept)
+    assert (
+        "Rows are ordered by measured time where it can be compared, the best with a star"
+        in page_of(swept)
+    )
     folder = tmp_path / "untimed"
     made.plan(folder, [["a=1"], ["a=2"]])
     for number in (0, 1):
         made.add_row(folder, number, [f"a={number + 1}"], steps={})
     text = page_of(folder)
     assert "star" not in Reader(text).text
-    assert "Rows are ordered by number; " in Reader(text).text
+    assert "Rows are ordered by number." in Reader(text).text
 
 
 def test_rows_beyond_the_limit_are_data_beside_the_table(tmp_path):

@@ -231,7 +231,8 @@ def _failures(summary: Summary, folder: Path) -> Iterator[Part]:
 def _all_rows(summary: Summary, ranking: Ranking, folder: Path) -> Iterator[Part]:
     """Yield the table of all rows, in the order of their rank."""
     shown, rows = sweep_table.columns(summary, ranking), ranking.rows
-    text = "Rows are ordered by measured time where it can be compared, then by number; the best has a star."
+    timed = "measured time where it can be compared, the best with a star, then by "
+    text = f"Rows are ordered by {timed if ranking.groups else ''}number."
     yield Text(text=text, kind="note")
     kinds = ((c.title, _KINDS.get(c.title, "number" if c.number else "text")) for c in shown)
     yield parts.Table(
