@@ -1,12 +1,14 @@
 """Setup of every test: one thread, fixed random numbers, and no network beyond this machine."""
 
 import gc
+import json
 import os
 import signal
 import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import pytest
 
 # Threads of torch that wait without spinning leave the cores to other test processes. libgomp reads this
@@ -40,9 +42,80 @@ import sitecustomize  # noqa: E402, F401
 collect_ignore = ["example_plugin", "example_stage"]
 
 
-def pytest_xdist_auto_num_workers():
-    """Return one process more than there are cores: many tests wait for processes that they start."""
-    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else os.cpu_count()
+# Processor seconds of the tests that are not quick: its own, and those of the processes that it starts.
+DURATIONS = Path(__file__).with_name("durations.json")
+QUICK, PROCESS = 0.2, 0.05
+# One test of each promise stays in the quick tier, although it is dear or starts a process.
+SMOKE = ()
+STARTED = pytest.StashKey()
+MEASURED = {}
+
+
+def pytest_addoption(parser):
+    parser.addoption("--durations-json", action="store_true", help=f"write {DURATIONS.name}")
+
+
+def pytest_xdist_auto_num_workers(config):
+    """Return none for a part of the tests: it is done before the workers have started."""
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return 0
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark what is too dear for each change, by what was measured; a test that is not in the list is quick."""
+    measured = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    for item in items:
+        own, children = measured.get(item.nodeid, (0.0, 0.0))
+        if item.nodeid.partition("[")[0] in SMOKE:
+            continue
+        if children >= PROCESS:
+            item.add_marker("process")
+        elif own >= QUICK:
+            item.add_marker("heavy")
+
+
+def processor_seconds():
+    """Return the processor seconds of this process, and of those that it has started, dead or alive."""
+    own = os.times()
+    children = own.children_user + own.children_system
+    for process in psutil.Process().children(recursive=True):
+        try:
+            children += sum(process.cpu_times()[:4])
+        except psutil.NoSuchProcess:  # since it was listed
+            continue
+    return own.user + own.system, children
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item):
+    if item.config.getoption("durations_json"):
+        item.stash[STARTED] = processor_seconds()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_makereport(item, call):
+    if call.when == "teardown" and STARTED in item.stash:
+        spent = zip(processor_seconds(), item.stash[STARTED], strict=True)
+        item.user_properties.append(("processor_seconds", [round(b - a, 2) for b, a in spent]))
+
+
+def pytest_runtest_logreport(report):
+    seconds = dict(report.user_properties).get("processor_seconds")
+    if report.when == "teardown" and seconds:
+        MEASURED[report.nodeid] = seconds
+
+
+def pytest_sessionfinish(session):
+    """Replace what the file says of the tests that ran, where workers send their reports to."""
+    if not MEASURED or hasattr(session.config, "workerinput"):
+        return
+    before = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    dear = {k: v for k, v in MEASURED.items() if sum(v) >= QUICK or v[1] >= PROCESS}
+    kept = {k: v for k, v in before.items() if k not in MEASURED}
+    lines = [f"  {json.dumps(k)}: {v}" for k, v in sorted({**kept, **dear}.items())]
+    DURATIONS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def pytest_collection_finish():

@@ -32,10 +32,9 @@ from prepare.errors import (
     raise_problems,
 )
 from prepare.pipeline import Pipeline
-from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.known_issue_checks import KnownIssues, check_known_issues
 from prepare.pipeline.preconditions import fsdp_problems, scripted_problems
-from prepare.pipeline.tensor_table import TensorRequest, preserved_stride
+from prepare.pipeline.tensor_table import TensorRequest, make_table, preserved_stride
 from prepare.pipeline.transfer import Move, Transfer, check_cast
 from prepare.step import ModuleStep, TensorStep
 

@@ -34,7 +34,7 @@ from prepare.errors import (
     raise_problems,
 )
 from prepare.patterns import are_no_code, exactly, patterns_in
-from prepare.pipeline.apply import Phases, Survey, apply_steps, check_module, survey
+from prepare.pipeline.apply import Survey, apply_steps, by_phase, check_module, survey
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
@@ -57,7 +57,8 @@ from prepare.pipeline.preconditions import (
 )
 from prepare.pipeline.tensor_table import tensor_plans
 from prepare.registry import STEPS
-from prepare.step import PHASES, Step, remembering
+from prepare.step import PHASES, ModuleStep, Step, remembering
+from prepare.steps.device import Device
 from prepare.steps.input_format import InputFormat
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -81,8 +82,12 @@ class Pipeline:
         if isinstance(steps, Mapping):
             remedy = "write Pipeline.from_config({name: options})"
             raise ConfigError("steps", "a mapping of names to options, not steps", remedy)
-        self.steps: dict[str, Step] = {step.name: step.settle() for step in steps}
-        self._phases = self._by_phase()
+        self.steps: dict[str, Step] = {step.name: _settled(step) for step in steps}
+        self._bind()
+
+    def _bind(self) -> None:
+        steps = self.steps.values()
+        self._phases = by_phase(step.bind(steps) for step in steps)
 
     @classmethod
     def from_config(cls, steps: _Steps) -> Pipeline:
@@ -294,16 +299,21 @@ class Pipeline:
         """
         check_module(model)
         given = Example(*arguments(example))
-        for step in [step for step in self.steps.values() if step.without_example()]:
+        for step in self.asking():
             copied = copy_tree(model, cache(clone_of))  # a shared tensor stays one
             chosen, notes = self.step_for(step, copied, given, amp)
             for note in notes:
                 _log.warning("%s", note)
-            self.steps[step.name] = chosen.settle()
-            self._phases = self._by_phase()
+            self.steps[step.name] = chosen
+            self._bind()
+
+    def asking(self) -> list[ModuleStep]:
+        """Return the steps that choose options by an example, and have none yet."""
+        steps = self.steps.values()
+        return [each for each in steps if isinstance(each, ModuleStep) and each.without_example()]
 
     def step_for(
-        self, step: Step, copied: nn.Module, example: Any, amp: Amp
+        self, step: ModuleStep, copied: nn.Module, example: Any, amp: Amp
     ) -> tuple[Step, list[str]]:
         """Return a step of this pipeline with the options that it finds with `example`, and notes on them.
 
@@ -314,14 +324,9 @@ class Pipeline:
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
         step, given = step.bind(steps), others.formatted(example)
-        if not step.measures:
-            return step.for_example(copied, given, backward=backward, amp=amp)
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
         raise_problems(RefusedError, module_problems(copied))
         return on_rank_zero(lambda: step.for_example(copied, given, backward=backward, amp=amp))
-
-    def _by_phase(self) -> Phases:
-        return Phases.of(step.bind(self.steps.values()) for step in self.steps.values())
 
     def undo(self, model: nn.Module, *, phases: Iterable[str] = PHASES) -> None:
         """Take the steps of these phases back, in place, the last first, as far as steps can be undone."""
@@ -360,7 +365,7 @@ class Pipeline:
         Without an input step that is the device and the floating-point dtype that the steps give to the
         weights, without which the model raises; the step `input_format` gives the memory format too.
         """
-        for step in self._phases.inputs or self._needed_format():
+        for step in self._phases["inputs"] or self._needed_format():
             batch = step.format(batch)
         return batch
 
@@ -381,6 +386,10 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline.from_config({self.to_config()!r})"
+
+
+def _settled(step: Step) -> Step:
+    return step.settle() if isinstance(step, Device) else step
 
 
 def _built(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[Step]:

@@ -103,8 +103,6 @@ class ConvolutionFormat(TensorStep):
 class ForChannelsLast(ModuleStep):
     """A step that acts only for the ranks that are in channels-last."""
 
-    only_layouts = True
-
     # The pipeline's tensor steps, set by `bind`; not an option.
     _tensor_steps: ClassVar[tuple[TensorStep, ...]] = ()
 
@@ -155,15 +153,6 @@ class SwapsClasses(ForChannelsLast):
         """Give one module its own class back."""
         while swap := next((each for each in cls.swaps() if each.is_repaired(module)), None):
             swap.undo(module)
-
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        for name, module in model.named_modules():
-            same = reference.get_submodule(name)
-            formats = {4: "", 5: ""} if "in_channels_last" in vars(same) else {}
-            for swap in cls.swaps():
-                if swap.is_repaired(same) and swap.fits(module):
-                    swap.repair(module, formats)
 
     def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
         return dict(self.rewrites(model, (name,)))

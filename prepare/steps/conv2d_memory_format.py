@@ -16,6 +16,5 @@ class Conv2dMemoryFormat(ConvolutionFormat):
     Source: `torch.nn.utils.convert_conv2d_weight_memory_format`; the strides are exactly the same.
     """
 
-    added_by = "memfmt=channels_last"
     spatial: ClassVar[int] = 2
     memory_format: Literal["contiguous", "channels_last"] = "channels_last"

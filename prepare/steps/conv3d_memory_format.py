@@ -16,6 +16,5 @@ class Conv3dMemoryFormat(ConvolutionFormat):
     Source: `torch.nn.utils.convert_conv3d_weight_memory_format`; the strides are exactly the same.
     """
 
-    added_by = "memfmt=channels_last_3d"
     spatial: ClassVar[int] = 3
     memory_format: Literal["contiguous", "channels_last_3d"] = "channels_last_3d"

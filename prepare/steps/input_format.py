@@ -88,15 +88,6 @@ class InputFormat(InputStep):
 
         FormatHook.remove(model)
 
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        from prepare.core.forward.input_formatter import FormatHook
-
-        for hook in reference._forward_pre_hooks.values():
-            if isinstance(hook, FormatHook):
-                hook.install(model)
-                return
-
     @cached_property
     def _formatter(self) -> Formatter:
         import torch

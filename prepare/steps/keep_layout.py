@@ -71,7 +71,7 @@ class KeepLayout(ForChannelsLast):
         return {name: module}
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
-        from prepare.core.model.replaced_method import foreign_method
+        from prepare.core.model.module_kinds import foreign_method
         from prepare.steps.keeping.calls import find_calls
 
         if not self.formats(model):
@@ -128,16 +128,6 @@ class KeepLayout(ForChannelsLast):
 
         for module in model.modules():
             put_back(module)
-
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        from prepare.core.model.replaced_method import replaced_methods
-
-        for name, module in model.named_modules():
-            same = reference.get_submodule(name)
-            if type(same) is type(module):
-                ours = [each for each in replaced_methods(same) if each[1].step == cls.name]
-                vars(module).update((key, method.bound_to(module)) for key, method in ours)
 
     def _check_names(self, model: torch.nn.Module) -> None:
         known = {call.name for module in model.modules() for call in _calls(module)}

@@ -39,11 +39,9 @@ class RewriteConv(SwapsClasses):
     one image through the decoder of a video model.
     Hurts: chosen by hand, it may be slower: small contiguous kernels copy their input. Products are summed in
     another order. To undo it: `from prepare.steps import rewrite_conv; rewrite_conv.undo(model)`.
-    Source: `docs/rewrites.md` has the identities and our measurements.
+    Source: `benchmarks/results/rewrites.md` has our measurements.
     """
 
-    only_layouts = False
-    measures = True
     force: bool = False
     """Rewrite all that fits, whatever is faster."""
     linear: Patterns | None = None

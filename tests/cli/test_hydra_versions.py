@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from other_application import THEIRS
 from paths import CONF, PYTHONPATH, TESTS
 
 NEXT = "1.4.0rc3"
@@ -17,48 +16,17 @@ NETS = "model._target_=sample_nets."
 NET = (NETS + "Net", "input.shape=[2,3,16,16]", "device=cpu", "bench=none")
 COMMANDS = {
     "main job": (*NET, "memfmt=channels_last", "precision=bfloat16"),
-    "shipped model": (
-        "model=unet3d",
-        "model.width=2",
-        "model.depth=2",
-        "input.shape=[1,1,8,8,8]",
-        "memfmt=by_rank",
-        "bench=none",
-    ),
-    "keywords": (*NET, "+model.depth=2", "+model.width=5", "memfmt=channels_last"),
     "plan": (*NET, "task=plan", "memfmt=channels_last"),
     "plugin": (*NET, "plugins=[json]", "+steps.input_format={}"),
-    "multirun": ("--multirun", *NET, "memfmt=contiguous,channels_last,channels_last_3d"),
-    "multirun with a bad row": ("-m", *NET, "memfmt=contiguous,chanels_last"),
-    "multirun with a row that fails": (
-        "-m",
-        f"{NETS}Net,sample_nets.raises,sample_nets.exits",
-        *NET[1:],
-    ),
+    "sweep": ("--multirun", *NET, "memfmt=contiguous,channels_last,channels_last_3d"),
     "flags last": (*NET, "--cfg", "job"),
-    "package of the configuration": ("model=unet3d", "--cfg", "job", "--package", "steps"),
     "help": ("--help",),
     "misspelt option": ("model=unet3d", "memfmt=chanels_last"),
-    "misspelt key": ("modle=unet3d",),
-    "misspelt flag": ("--multirum", "model=unet3d"),
     "two mistakes": ("model=unet3d", "precision=hlf", "+typo=1"),
-    "list for a group": ("model=unet3d", "memfmt=[a,b]"),
-    "null for a group": ("model=unet3d", "memfmt=null"),
-    "several values": ("model=unet3d", "memfmt=contiguous,by_rank"),
-    "step that is not there": ("model=unet3d", "steps.half.keep=[]"),
-    "wrong value": ("model=unet3d", "precision=half", "steps.half.dtype=float15"),
-    "wrong type": ("model=unet3d", "seed=x", "strict=1"),
-    "not an override": ("unet3d",),
     "unreadable value": ("model=unet3d", "seed=[1,"),
     "interpolation": ("model=unet3d", "seed=${nothing}"),
-    "no model": ("memfmt=channels_last",),
-    "no such model class": (f"{NETS}Nett",),
-    "nothing to convert": (*NET, "memfmt=channels_last_3d"),
     "model that raises": (f"{NETS}raises",),
-    "steps": ("steps",),
-    "summary of nothing": ("summary", "."),
 }
-QUICK = ("misspelt option",)
 
 
 @pytest.fixture(scope="module")
@@ -103,24 +71,7 @@ def plain(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_the_next_hydra_is_what_these_tests_run(following, tmp_path):
-    code = "import hydra, omegaconf; print(hydra.__version__, omegaconf.__version__)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment(following),
-        cwd=tmp_path,
-    )  # fmt: skip
-    assert done.stdout.split()[0] == NEXT
-    assert done.stdout.split()[1].startswith("2.4.")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if name in QUICK else pytest.mark.slow, id=name)
-        for name in COMMANDS
-    ],
-)
+@pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_says_and_writes_the_same(following, tmp_path, name):
     found = {}
     for first in ((), (following,)):
@@ -138,21 +89,6 @@ def test_a_command_says_and_writes_the_same(following, tmp_path, name):
         found[len(first)] = (code, plain(out), plain(err), files, kinds)
     assert found[1] == found[0]
     assert found[1][0] in (0, 1, 2)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("target", "argument"),
-    [("os.remove", "kept"), ("os.system", "rm kept"), ("shutil.rmtree", "kept"), ("subprocess.run", "[rm,kept]")],
-)  # fmt: skip
-def test_what_hydra_refuses_to_call_is_called_by_neither(following, tmp_path, target, argument):
-    (tmp_path / "kept").touch()
-    words = [f"model._target_={target}", f"+model._args_=[{argument}]"]
-    for first in ((), (following,)):
-        code, _, err = run(*words, cwd=tmp_path, first=first)
-        assert code == 1
-        assert f"Target '{target}' is " in err
-        assert (tmp_path / "kept").exists()
 
 
 @pytest.mark.slow
@@ -178,28 +114,3 @@ def test_the_tests_of_the_command_line_pass(following, tmp_path, file):
         check=False, cwd=ROOT, env=environment(following),
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-
-
-@pytest.mark.slow
-def test_another_application_uses_groups_of_the_wheel(following, tmp_path):
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "--no-index",
-    ]
-    subprocess.run([*pip, "--target", tmp_path / "site", ROOT], check=True, capture_output=True)
-    (tmp_path / "config.yaml").write_text("seed: 3\n")
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-W", "ignore:register_new_resolver", "-c",
-         THEIRS.format(folder=str(tmp_path), base={})],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [following, tmp_path / "site"]))},
-    )  # fmt: skip
-    file, steps = done.stdout.splitlines() or [done.stderr, ""]
-    assert Path(file).is_relative_to(tmp_path / "site"), file
-    assert steps == "device conv3d_memory_format 3"

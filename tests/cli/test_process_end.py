@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from prepare.app.cli import main as cli
-from prepare.app.job.record import Job, Record, Result
 
 END = """
 import atexit, gc, os, signal
@@ -60,21 +59,6 @@ def test_the_folder_of_a_killed_run_says_so(command, tmp_path, capsys, monkeypat
         "killed: holds no result: its run was killed or is still running; "
         "wait for it, or run it again; on Linux, dmesg says if memory ran out\n"
     )
-
-
-def test_a_sweep_is_still_needed_for_a_summary_of_a_run_that_ended(tmp_path, capsys):
-    record = Record(tmp_path)
-    record.begin(Job(None, None, [], {}))
-    record.write_result(Result("ok"))
-    assert cli.run(["summary", str(tmp_path)]) == 2
-    assert "a sweep" in capsys.readouterr().err
-
-
-def test_the_package_runs_as_a_module(tmp_path):
-    command = [sys.executable, "-m", "prepare", "steps", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: python -m prepare steps")
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])

@@ -11,13 +11,10 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
 from prepare.core.forward.input_formatter import FormatHook, Formatter
 from prepare.core.model.memory_format import canonical_stride
 from prepare.pipeline import Pipeline
-from small_nets import small_2d
 
 HALF = {"half": {}, "conv2d_memory_format": {}, "conv3d_memory_format": {}, "input_format": {}}
 
@@ -96,14 +93,6 @@ def test_formats_go_by_rank_and_the_rest_is_untouched(memory_format, rank):
     assert torch.equal(result, tensor)
 
 
-def test_sparse_nested_and_mkldnn_tensors_keep_their_layout():
-    sparse = torch.eye(3).reshape(1, 1, 3, 3).to_sparse()
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    for tensor in (sparse, nested):
-        assert formatted(tensor, memory_format="by_rank") is tensor
-    assert formatted(sparse, dtype="bfloat16").dtype is torch.bfloat16
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -139,12 +128,6 @@ def test_options_left_null_follow_the_other_steps():
     assert pipeline.to_config()["input_format"]["dtype"] is None
 
 
-def test_formatting_is_differentiable():
-    x = torch.randn(1, 3, 4, 4, requires_grad=True)
-    formatted(x, memory_format="by_rank", dtype="bfloat16").float().sum().backward()
-    assert torch.equal(x.grad, torch.ones_like(x))
-
-
 def test_an_unknown_container_of_tensors_is_left_alone_and_reported():
     class Batch:
         def __init__(self):
@@ -173,50 +156,12 @@ def test_attached_formatting_covers_positional_and_keyword_arguments():
     assert stride == canonical_stride(IMAGE.shape, "channels_last")
 
 
-def test_attaching_twice_leaves_one_hook_and_other_options_replace_it():
-    pipeline, model = attached()
-    pipeline.apply(pipeline.apply(model))
-    assert len(model._forward_pre_hooks) == 1
-    assert not pipeline.plan(model)
-    other = Pipeline.from_config({"input_format": {"dtype": "float16", "attach": True}})
-    other.apply(model)
-    assert [hook.formatter.dtype for hook in model._forward_pre_hooks.values()] == [torch.float16]
-    assert model(torch.ones(1), image=IMAGE)[1] is torch.float16
-
-
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
 def test_attached_formatting_survives_deepcopy_and_pickle(again):
     pipeline, model = attached()
     copied = again(pipeline.apply(model))
     assert copied(torch.ones(1), image=IMAGE)[1] is torch.bfloat16
     assert not pipeline.plan(copied)
-
-
-def test_attached_formatting_keeps_outputs_that_need_no_formatting():
-    model = small_2d().eval()
-    x = torch.randn(2, 3, 8, 8)
-    wanted = model(x)
-    FormatHook(Formatter()).install(model)
-    assert torch.equal(model(x), wanted)
-
-
-def test_what_a_data_loader_collates_is_brought_into_the_layout():
-    samples = torch.randn(6, 3, 4, 4).to(memory_format=torch.channels_last)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(samples), batch_size=2)
-    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "input_format": {}})
-    for batch in loader:
-        assert batch[0].is_contiguous(), "torch.stack has taken the layout back"
-        (image,) = pipeline.format(batch)
-        assert image.stride() == canonical_stride(image.shape, "channels_last")
-
-
-def test_calls_that_bypass_the_model_bypass_the_formatting_hook():
-    pipeline, model = attached()
-    pipeline.apply(model)
-    assert model(torch.ones(1), image=IMAGE)[1] is torch.bfloat16
-    assert model.forward(torch.ones(1), image=IMAGE)[1] is torch.float32
-    args, kwargs = pipeline.format(((torch.ones(1),), {"image": IMAGE}))
-    assert model.forward(*args, **kwargs)[1] is torch.bfloat16
 
 
 @pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
@@ -229,42 +174,6 @@ def test_a_traced_model_formats_its_inputs(memory_format):
         warnings.simplefilter("ignore")  # torch.jit is deprecated
         traced = torch.jit.trace(model, x)
     assert torch.equal(traced(2 * x), model(2 * x))
-
-
-class Copies(TorchFunctionMode):
-    """Records whether each copy was requested as non-blocking."""
-
-    def __init__(self):
-        super().__init__()
-        self.non_blocking = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in (torch.Tensor.to, torch.Tensor.copy_):
-            self.non_blocking.append(kwargs["non_blocking"])
-        return args[0] if func is torch.Tensor.copy_ else func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("memory_format", [None, "channels_last"])
-@pytest.mark.parametrize(
-    ("places", "pinned", "non_blocking"),
-    [
-        ("cuda:0 cpu", False, False),  # the forward would read a batch that has not arrived
-        ("cpu cuda:0", False, False),
-        ("cpu cuda:0", True, True),
-        ("cuda:0 cuda:1", False, False),
-        ("mps cpu", False, False),
-    ],
-)
-def test_a_copy_runs_on_only_from_pinned_memory(
-    monkeypatch, places, pinned, non_blocking, memory_format
-):
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: pinned)
-    source, target = map(torch.device, places.split())
-    formats = ((4, memory_format),) if memory_format else ()
-    with FakeTensorMode(), Copies() as copies:  # this machine may have no accelerator
-        image = torch.empty(2, 3, 4, 4, device=source)
-        assert Formatter(device=target, formats=formats)(image).device == target
-    assert copies.non_blocking == [non_blocking]
 
 
 class Calls(nn.Module):
@@ -318,12 +227,6 @@ def test_no_warning_of_what_is_read_or_the_callers_own():
     assert own["seen"].dtype is torch.bfloat16
 
 
-def test_a_tensor_given_twice_is_one_tensor_in_forward():
-    assert with_hook(lambda x, given: x is given["x"])(IMAGE, {"x": IMAGE})
-    first, second = formatted((IMAGE, IMAGE), dtype="bfloat16")
-    assert first is second
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_call_that_raises_leaves_the_batch_of_the_caller(error):
     def stop(x, batch):
@@ -333,15 +236,6 @@ def test_a_call_that_raises_leaves_the_batch_of_the_caller(error):
     with pytest.raises(error):
         with_hook(stop)(IMAGE, batch)
     assert batch["x"] is IMAGE
-
-
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_a_compiled_call_formats_its_arguments(mode):
-    model = with_hook(lambda x, given: x + given["x"])
-    torch._dynamo.reset()  # the calls of before count towards its limit
-    Pipeline.from_config({"compile": {"backend": "aot_eager", "fullgraph": True}}).apply(model)
-    with mode():
-        assert torch.equal(model(IMAGE, {"x": IMAGE}), IMAGE.bfloat16() * 2)
 
 
 @pytest.mark.parametrize("shape", [(2, 32, 32, 3), (1, 16, 24, 1), (2, 8, 9, 10, 4)])

@@ -1,7 +1,5 @@
 """What disturbs timings is measured and described in a line; idle threads of the command line spin briefly."""
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -60,18 +58,6 @@ def no_choice(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_choice")
-@pytest.mark.skipif(sys.platform != "linux", reason="torch brings another OpenMP")
-def test_openmp_reads_the_limit_when_torch_is_loaded():
-    code = "from prepare.core.utils.machine import limit_spinning; limit_spinning(); import torch"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"OMP_DISPLAY_ENV": "VERBOSE"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "GOMP_SPINCOUNT = '1000'" in done.stderr
-
-
 @pytest.mark.usefixtures("no_choice")
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_choice_of_the_user_is_kept_and_recorded(name, monkeypatch):
@@ -81,9 +67,3 @@ def test_a_choice_of_the_user_is_kept_and_recorded(name, monkeypatch):
     assert machine.how_threads_wait() == f"{name}=7"
     monkeypatch.undo()
     assert environment()["waiting"] == machine.how_threads_wait()
-
-
-@pytest.mark.usefixtures("no_choice")
-def test_nothing_is_set_once_torch_is_loaded():
-    machine.limit_spinning()
-    assert machine.how_threads_wait() == ""

@@ -1,6 +1,5 @@
 """Threads that verify, bench, tune and apply leave the process, and a thread that serves, as they were."""
 
-import contextlib
 import copy
 import gc
 import logging
@@ -178,30 +177,3 @@ def test_ctrl_c_acts_while_another_thread_verifies(work):
         thread.join()
         timer.join()
         signal.signal(signal.SIGINT, handler)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-@pytest.mark.parametrize("own", [False, True])
-def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(own):
-    held, done = threading.Event(), threading.Event()
-
-    def hold():
-        with PROCESS_STATE:
-            held.set()
-            done.wait()
-
-    thread = threading.Thread(target=hold)
-    if not own:
-        thread.start()
-        held.wait()
-    with PROCESS_STATE if own else contextlib.nullcontext():
-        child = os.fork()
-        if not child:
-            signal.alarm(20)  # ends it where it would wait for ever
-            with PROCESS_STATE:
-                os._exit(7)
-        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    done.set()
-    if not own:
-        thread.join()
-    assert ended == 7

@@ -2,15 +2,13 @@
 
 import doctest
 import logging
-import os
-import sys
 
 import pytest
 
 from prepare.core.model import module_tree
 from prepare.core.utils import wording
 from prepare.core.utils.packages import quiet_torchao
-from prepare.core.utils.text import capitalized, csv_text, line
+from prepare.core.utils.text import csv_text
 from prepare.pipeline import pipeline
 
 FORCED = {"force": True, "include": ["a"]}
@@ -38,20 +36,6 @@ def test_a_setting_is_written_for_its_user(write, cli, python):
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("not timed", "Not timed"),
-        ("torch_export pass: model.pt2", "torch_export pass: model.pt2"),
-        ("memfmt=channels_last is 2x faster", "memfmt=channels_last is 2x faster"),
-        ("add +steps.half={}", "Add +steps.half={}"),
-        ("", ""),
-    ],
-)
-def test_a_sentence_gets_a_capital_unless_it_begins_with_a_name(text, shown):
-    assert capitalized(text) == shown
-
-
-@pytest.mark.parametrize(
     ("value", "cell"),
     [("=1+1", "'=1+1"), ("+a", "'+a"), ("-a", "'-a"), ("@x", "'@x"), ("\tx", "'\tx"), ("-1-1", "'-1-1"),
      ("-1.5", "-1.5"), ("+2", "+2"), ("-1e-05", "-1e-05"), (-3, "-3"), (-1e-9, "-1e-09"), (None, ""), ("a=1", "a=1")],
@@ -63,15 +47,6 @@ def test_a_cell_is_no_formula_for_a_spreadsheet(value, cell):
 def test_a_cell_with_line_ends_and_separators_stays_one_cell():
     assert csv_text([["a;b", "a-b", "new\nline"]]) == 'a;b,a-b,"new\nline"\n'
     assert csv_text([["a\rb"]]) == '"a\rb"\n'
-
-
-def test_what_prints_goes_on_when_the_reader_of_the_pipe_has_ended(monkeypatch):
-    reader, writer = os.pipe()
-    os.close(reader)
-    with os.fdopen(writer, "w") as stream:
-        monkeypatch.setattr(sys, "stdout", stream)
-        line("lost")
-        line("lost too")
 
 
 def test_a_job_shows_only_errors_of_torchao(monkeypatch):

@@ -1,13 +1,11 @@
 """The page of a job that failed: it is written, and never hides the error."""
 
 import re
-from contextlib import nullcontext
 
 import pytest
 
 from page_reader import Reader
 from prepare.app.cli import main as cli
-from prepare.app.job.execute import Course
 from prepare.app.job.record import Record
 from prepare.app.report import pages
 
@@ -24,14 +22,6 @@ def test_a_failed_job_has_a_page_with_line_and_stage(tmp_path):
     for phrase in ("When? While building sample_nets.raises", "Traceback"):
         assert phrase in found, phrase
     assert "starting torch" in found
-
-
-def test_a_repeated_stage_is_named_once():
-    course = Course(lambda _: nullcontext())
-    for what in ("planning", "timing 2 recipes; 9 s left", "timing 2 recipes; 8 s left"):
-        with course.stage(what):
-            pass
-    assert course.done == ["planning", "timing 2 recipes"]
 
 
 @pytest.mark.parametrize("error", [OSError("no page"), KeyboardInterrupt()], ids=repr)

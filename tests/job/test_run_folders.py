@@ -7,7 +7,6 @@ import pytest
 
 from prepare.app.cli import main as cli
 from prepare.audit import Audit
-from prepare.core.utils.folders import new_folder, run_name
 from run_faults import SMALL, WRITTEN, all_whole, drive, posix, status, told
 
 IMPOSSIBLE = ["file/x", "file", "/proc/x", "n" * 300]
@@ -30,22 +29,6 @@ def test_a_folder_that_cannot_be_made_is_one_line_and_exit_1(folder, capsys, wor
     assert first or line.startswith(where)  # the folder of a sweep is shown in full
     assert line.endswith(f"{option}=FOLDER") or "; " in line
     assert (folder / "file").read_text() == "mine"
-
-
-def test_a_rows_folder_that_cannot_be_made_is_one_line_and_exit_1(folder, capsys):
-    code = cli.run(
-        [
-            "--multirun",
-            *SMALL,
-            "seed=1,2",
-            "hydra.sweep.dir=sweep",
-            f"hydra.sweep.subdir=${{hydra.job.num}}{'n' * 300}",
-        ]
-    )
-    out, err = capsys.readouterr()
-    assert code == 1
-    assert "Traceback" not in out + err
-    assert [line for line in told(err) if "too long" in line]
 
 
 TOGETHER = """
@@ -103,16 +86,3 @@ def check_together(folder: Path, runs: int, rounds: int) -> None:
 @posix
 def test_runs_and_sweeps_of_the_same_second_have_folders_of_their_own(folder):
     check_together(folder, runs=4, rounds=1)
-
-
-@posix
-@pytest.mark.slow
-def test_eight_runs_at_once_twenty_times_have_folders_of_their_own(folder):
-    check_together(folder, runs=8, rounds=20)
-
-
-def test_the_folder_of_a_run_is_named_by_its_model(tmp_path):
-    assert run_name("unet3d", []) == "unet3d"
-    assert run_name("custom", ["mode=eval", "model._target_=my_nets.sub.UNet"]) == "UNet"
-    assert run_name(None, []) == run_name("custom", ["model._target_=/../.."]) == "run"
-    assert [new_folder(tmp_path / "unet3d").name for _ in "ab"] == ["unet3d", "unet3d-2"]

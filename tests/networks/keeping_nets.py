@@ -94,11 +94,6 @@ class Branching(Chunked):
         return super().forward(x) if x.sum() > 0 else torch.cat([x])
 
 
-def branching() -> nn.Module:
-    """Return `Branching`."""
-    return Branching().eval()
-
-
 class Folding(nn.Module):
     """Folds pixels into channels and back, by views, by `flatten` and by einops."""
 

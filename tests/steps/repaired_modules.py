@@ -67,7 +67,26 @@ CONVOLUTIONS = {
 }
 
 
+def of_size(module, *sizes):
+    """Return a module that says how large its samples are."""
+    module.sizes = sizes
+    return module
+
+
+# Sizes with and without divisors: torch's kernels see them in few lanes and in many.
+NORMS = {
+    "instance norm": lambda: of_size(nn.InstanceNorm2d(32, affine=True), 32, 48, 48),
+    "instance norm, small": lambda: of_size(nn.InstanceNorm2d(6, affine=True), 6, 9, 7),
+    "instance norm, plain": lambda: of_size(nn.InstanceNorm3d(20), 20, 10, 12, 11),
+    "group norm": lambda: of_size(nn.GroupNorm(4, 32), 32, 32, 40),
+    "group norm, one": lambda: of_size(nn.GroupNorm(1, 3), 3, 23, 24, 8),
+    "layer norm": lambda: of_size(nn.LayerNorm((16, 40, 32)), 16, 40, 32),
+    "layer norm, small": lambda: of_size(nn.LayerNorm((4, 5, 6, 7)), 4, 5, 6, 7),
+}
+
+
 EVERY = {
+    **{name: (name.partition(",")[0].replace(" ", "_"), make) for name, make in NORMS.items()},
     **{name: ("pooling", make) for name, make in POOLS.items()},
     **{name: ("softmax", make) for name, make in SOFTMAXES.items()},
     **{name: ("conv3d", make) for name, make in CONVOLUTIONS.items()},
@@ -89,6 +108,8 @@ def pair(name):
 def sample(module, batch=1, channels=4):
     if isinstance(module, nn.LPPool3d):  # roots of negative sums are nan
         return torch.rand(batch, channels, 9, 8, 7)
+    if sizes := getattr(module, "sizes", None):  # at batch 1 with a large mean
+        return torch.randn(batch, *sizes) + (1000 if batch == 1 else 0)
     channels = getattr(module, "in_channels", channels)
     two = isinstance(module, nn.Softmax2d | nn.AdaptiveAvgPool2d)
     return torch.randn(batch, channels, *((9, 8) if two else (9, 8, 7)))

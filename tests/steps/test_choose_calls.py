@@ -1,13 +1,11 @@
 """The calls to replace: those at the lines of the breaks, if the flow is better with them."""
 
-import pytest
 import torch
 from torch import nn
 
 from keeping_nets import (
     LAST,
     CallsKernel,
-    Decorated,
     Purposeful,
     chunked,
     folding,
@@ -126,25 +124,6 @@ def test_a_call_that_copies_less_but_breaks_more_often_is_not_chosen():
     choice = chosen(Corners().to(memory_format=torch.channels_last), image())
     assert cost_of(choice.before) == (2 * 16 * 12 * 16 * 4, 1)
     assert choice.names == ()
-
-
-@pytest.mark.parametrize("follow", ["decorated", "in another function"])
-def test_a_call_that_cannot_be_replaced_is_not_chosen(follow):
-    torch.manual_seed(0)
-    if follow == "decorated":
-        model = Decorated(3, 8, 3)
-    else:
-        model = nn.Sequential(nn.Conv3d(3, 8, 3), InFunction())
-    assert chosen(model.to(memory_format=LAST)).names == ()
-
-
-def flattened(x):
-    return x.contiguous() * 2
-
-
-class InFunction(nn.Module):
-    def forward(self, x):
-        return flattened(x)
 
 
 def test_a_flow_that_cannot_be_predicted_chooses_nothing():

@@ -10,23 +10,6 @@ from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline
 
 
-@pytest.mark.slow
-def test_a_job_compiles_and_verifies_the_model(tmp_path, monkeypatch, capsys):
-    from prepare.app.cli import main as cli
-
-    monkeypatch.chdir(tmp_path)
-    small = [
-        "model=unet2d",
-        "model.width=4",
-        "model.depth=2",
-        "input.shape=[1,1,16,16]",
-        "device=cpu",
-    ]
-    steps = ["+steps.fuse_conv_bn={}", "+steps.compile.backend=eager"]
-    assert cli.run([*small, *steps, "bench=none", "hydra.run.dir=out"]) == 0
-    assert "right     yes" in capsys.readouterr().out
-
-
 def same_and_in_the_same_layout(backend, net, x, **options):
     reference = copy.deepcopy(net)
     pipeline(backend=backend, **options).apply(net, known_issues="ignore")

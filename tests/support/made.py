@@ -31,13 +31,12 @@ from prepare.errors import Problem
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Comparison, Control, VariantResult
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow
-from prepare.stages.registry import STAGES
+from prepare.stages.stage import STAGES
 from prepare.stages.tune.records import CandidateResult, Tuning
 from prepare.stages.verify.records import Check, Verification
 from small_nets import small_3d
 
 NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "memfmt=channels_last", "device=cpu", "verify=none")  # fmt: skip
-SVG = "{http://www.w3.org/2000/svg}"
 MACHINE = {"torch": "2.13.0", "cpu": "Some", "devices": ["a"], "accelerator": {"backend": "cpu"}, "packages": {"numpy": "2"}}  # fmt: skip
 SWEEP = "one"
 OK = Result("ok", seconds=2.0)

@@ -66,13 +66,6 @@ class Reader(HTMLParser):
         return re.sub(r"\s+", " ", " ".join(text for tag, text in self.texts if tag != "style"))
 
 
-READABLE = [
-    *(("ink", "card"), ("ink", "paper"), ("ink", "code"), ("soft", "card"), ("soft", "paper")),
-    *(("accent", "card"), ("accent", "paper"), ("good", "good-soft"), ("bad", "bad-soft")),
-    *(("good", "card"), ("bad", "card"), ("warn", "card"), ("soft", "code")),
-]
-
-
 def contrast(first: str, second: str) -> float:
     """Return the contrast of WCAG 2, from 1 to 21; text needs 4.5."""
     bright, dim = sorted((_luminance(first), _luminance(second)), reverse=True)

@@ -13,14 +13,11 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from prepare import checkpoint
-from prepare.core.model.replaced_method import replaced_methods
+from prepare.core.model.module_kinds import replaced_methods
 from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import same_on_all_ranks
 
 FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
-PREPARED = Pipeline.from_config(
-    {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}, "input_format": {"attach": True}}
-)
 PATIENCE = timedelta(seconds=60)
 
 
@@ -125,12 +122,6 @@ def refusal(act, *args):
 
 def strides(model):
     return {name: parameter.stride() for name, parameter in model.named_parameters()}
-
-
-def received(model):
-    """Receive a model from another process; return its layout and whether it formats its inputs."""
-    output = model(torch.randn(2, 3, 8, 8))
-    return PREPARED.check(model), output.dtype, output.stride()
 
 
 # ------------------------------------------------------------------------------- DDP
@@ -272,39 +263,16 @@ def layout(model):
     FLAT.apply(model)
 
 
-def one_by_one(model):
-    """A layout that `is_contiguous` cannot tell from the other."""
-    Pipeline.from_config({"conv2d_memory_format": {"include": ["2"]}}).apply(model)
-
-
 def dtype(model):
     model[2].bfloat16()
-
-
-def shape(model):
-    model[4] = nn.Conv2d(8, 5, 3).double()
 
 
 def missing(model):
     model[0].bias = None
 
 
-def added(model):
-    model.register_buffer("count", torch.zeros(()))
-
-
 def order(model):
     model._modules["0"] = model._modules.pop("0")
-
-
-def frozen(model):
-    model[0].weight.requires_grad_(False)
-
-
-def everything(model):
-    Pipeline.from_config(
-        {"half": {"dtype": "bfloat16", "keep": []}, "conv2d_memory_format": {}}
-    ).apply(model)
 
 
 def disagree(change, rank):
@@ -326,19 +294,6 @@ def other_values():
     return refusal(same_on_all_ranks, model), refusal(
         same_on_all_ranks, DistributedDataParallel(model)
     )
-
-
-def some_ranks():
-    """A group of one rank has nobody to disagree with."""
-    model = network()
-    groups = [distributed.new_group([rank]) for rank in range(2)]
-    rank = distributed.get_rank()
-    if rank:
-        FLAT.apply(model)
-    try:
-        same_on_all_ranks(model, group=groups[rank])
-    finally:
-        distributed.destroy_process_group(groups[rank])
 
 
 # ------------------------------------------------------------------------------- FSDP

@@ -3,14 +3,10 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 
 import made
-from made import out_of, row
-from paths import RUN
 from prepare.app.cli import main as cli
 from prepare.app.report.sweep_table import write_summary
 from prepare.app.sweep.ranking import rank
@@ -32,34 +28,6 @@ def test_a_row_without_a_result_is_crashed_and_others_are_shown(swept):
     found = (summary.rows[4].status, summary.rows[4].reason)
     assert found == ("crashed", "it ended without a result: killed")
     assert rank(summary).best == {1}
-
-
-@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"format": 1}', b"\xff", b"[" * 100_000])
-def test_a_row_with_an_invalid_file_is_named_and_others_are_shown(swept, content):
-    (swept / "4-row" / "result.json").write_bytes(content)
-    rows = read_summary(swept).rows
-    assert (rows[4].status, rows[1].status) == ("crashed", "ok")
-    assert "result.json" in rows[4].reason
-
-
-@pytest.mark.parametrize(
-    "figures",
-    [
-        3,
-        {"convolutions_converted": "x"},
-        {"bytes_before": {}},
-        {"verified_error": "x"},
-        {"time_ratio": [1]},
-    ],
-)
-def test_invalid_figures_in_a_result_are_named(swept, figures):
-    path = swept / "4-row" / "result.json"
-    data = json.loads(path.read_text())
-    given = data["figures"] | figures if isinstance(figures, dict) else figures
-    path.write_text(json.dumps(data | {"figures": given}))
-    rows = read_summary(swept).rows
-    assert (rows[4].status, rows[1].status) == ("crashed", "ok")
-    assert "result.json" in rows[4].reason
 
 
 @pytest.mark.parametrize(
@@ -98,34 +66,6 @@ def test_a_summary_writes_nothing_outside_of_its_folder(swept, tmp_path, capsys)
     assert not any((swept / name).is_symlink() for name in written)
 
 
-def test_a_row_has_the_figures_of_its_layout_flow(swept):
-    found = read_summary(swept).rows[4].figures
-    assert (found["flow"], found["layout_breaks"], found["copied_bytes"]) == ("ok", 13, 53248)
-
-
-def test_a_bench_without_a_baseline_gives_the_reason(sweep, capsys):
-    broken = made.bench(error="the unprepared model raised RuntimeError")
-    summary = sweep(row("seed=0", benched=broken), row("seed=1", benched=made.bench(0.5)))
-    found = summary.rows[0].figures
-    assert (found.get("time_ratio"), found["verdict"]) == (None, "not compared")
-    assert found["timed_reason"] == "the unprepared model raised RuntimeError"
-    assert rank(summary).best == {1}
-    assert "#0: speed not" in out_of(capsys, summary)
-
-
-def test_summary_and_diff_do_not_import_torch(swept):
-    script = (
-        "import sys\nfrom prepare.app.cli import main as cli\n"
-        f"codes = [cli.run(['summary', {str(swept)!r}])]\n"
-        f"folders = [{str(swept / '0-row')!r}, {str(swept / '4-row')!r}]\n"
-        "codes.append(cli.run(['diff', *folders]))\n"
-        "print(codes, 'torch' in sys.modules, 'hydra' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=RUN.parent)  # fmt: skip
-    assert done.stdout.splitlines()[-1] == "[0, 0] False False"
-    assert (swept / "report.html").is_file()
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_read_only_folder_is_still_summarised(swept, capsys):
     swept.chmod(0o500)
@@ -135,25 +75,6 @@ def test_a_read_only_folder_is_still_summarised(swept, capsys):
     assert "4*  channels_last_3d" in said.out
     assert "not written: " in said.out
     assert said.err == ""
-
-
-def test_a_summary_that_cannot_be_written_is_still_shown(swept, capsys):
-    (swept / "summary.json").mkdir()
-    assert cli.run(["summary", str(swept)]) == 0
-    said = capsys.readouterr()
-    assert "best: #4" in said.out
-    assert "the table" not in said.out
-    assert "not written: " in said.out
-    assert said.err == ""
-
-
-def test_a_summary_reads_no_other_file_than_results(swept):
-    before = read_summary(swept).rows
-    for name in ("audit.json", "flow.json", "verify.json", "bench.json", "recipe.yaml"):
-        (swept / "4-row" / name).unlink()
-    rows = read_summary(swept).rows
-    assert rows == before
-    assert rows[4].figures["convolutions_converted"] == 8
 
 
 @pytest.mark.slow

@@ -1,9 +1,6 @@
 """The progress of a sweep: its counts, and a spinner that has a text from the start."""
 
-from rich.console import Console
-
 from prepare.app.job.record import Job, Record, Result
-from prepare.app.report import sweep_progress
 from prepare.app.report.sweep_progress import SweepProgress
 from prepare.app.sweep.manifest import SweepManifest
 
@@ -27,15 +24,3 @@ def test_a_pipe_gets_the_rows_that_fail_only(tmp_path, capsys):
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("#2 seed=2: failed, ")
     assert line.endswith("(3 of 3 done, 1 failed, 1 interrupted)")
-
-
-def test_the_spinner_starts_with_the_counts(tmp_path, monkeypatch):
-    texts = []
-    monkeypatch.setattr(sweep_progress.sys.stderr, "isatty", lambda: True, raising=False)
-    real = Console.status
-    kept = lambda self, text, **more: texts.append(text) or real(self, text, **more)  # noqa: E731
-    monkeypatch.setattr(Console, "status", kept)
-    progress = SweepProgress(tmp_path, MANIFEST)
-    progress.start()
-    progress.stop()
-    assert texts == ["0 of 3 done"]

@@ -13,7 +13,6 @@ from prepare import recipe
 from prepare.app.cli import main as cli
 from prepare.pipeline import Pipeline
 from prepare.stages.tune import Tuning
-from prepare.stages.tune.candidates import AS_DECLARED
 from sample_nets import small
 
 TUNE = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu")
@@ -54,25 +53,6 @@ def test_the_winner_is_applied_audited_and_recorded(timed, go):
     again = Pipeline.load(folder / "recipe.yaml")
     assert again.to_config() == found.recipe
     assert not again.plan(again.apply(small().eval()))
-
-
-def test_a_method_is_tuned(timed, go):
-    timed.update({"channels_last_3d": 0.05})
-    words = ("model._target_=coder_nets.Coder", "model.method=decode", "input.shape=[2,8,3,6,7]")
-    folder, _ = go("tune.budget=100", *words)
-    assert Tuning.load(folder / "tune.json").winner.startswith("channels_last_3d")
-
-
-@pytest.mark.slow
-def test_the_options_of_the_command_line_reach_the_tuning(timed, go):
-    timed.update({"bfloat16": 0.03})
-    folder, _ = go("tune.budget=100", "tune.allow=[bfloat16]", "memfmt=contiguous")
-    found = Tuning.load(folder / "tune.json")
-    assert found.winner == "bfloat16"
-    assert found.row(AS_DECLARED).steps["conv2d_memory_format"]["memory_format"] == "contiguous"
-    assert all("device" in row.steps for row in found.rows)
-    folder, _ = go("tune.budget=1", "mode=train", "model._target_=sample_nets.Net")
-    assert Tuning.load(folder / "tune.json").last.what == "training step"
 
 
 def test_tuning_needs_an_example_input(go):

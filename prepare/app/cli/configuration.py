@@ -28,7 +28,8 @@ from prepare.app.job.settings import GROUPS, group_names, read_settings
 from prepare.core.utils.folders import conf_dir, own_name, run_name
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
-from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import ordered_stages
+from prepare.steps import GROUP_OF
 
 CONFIG_NAME = "config"
 # What Hydra raises for a wrong word. The built-in ones: for a group given null, a mapping or an empty
@@ -102,12 +103,10 @@ def _steps_of(path: str, words: Sequence[str]) -> dict[str, Any]:
                 continue
             step = STEPS[name].from_options(options)
             problems += recipe.refused(step)
-            group = step.added_by.partition("=")[0]
-            if group == "device" and group in chosen:
+            if name == "device" and name in chosen:
                 continue  # as in `Pipeline.load(path, device=...)`
             steps[name] = step.to_options()
-            if group in chosen:
-                word = chosen[group]
+            if word := chosen.get(GROUP_OF.get(name, "")):
                 remedy = f"drop {word}, or change the step with steps.{name}.OPTION=VALUE"
                 problems.append(Problem(word, f"the recipe has the step {name}", remedy))
     except PrepareError as error:

@@ -21,7 +21,7 @@ from prepare.core.utils.options import describe, plain
 from prepare.core.utils.suggest import listed, nearest
 from prepare.errors import ConfigError, PrepareError
 from prepare.registry import STEPS
-from prepare.stages.registry import ordered_stages, tasks
+from prepare.stages.stage import ordered_stages, tasks
 
 # The command as the template and the files of options write it.
 _FROM_A_CHECKOUT = "python run.py"

@@ -12,7 +12,7 @@ from prepare.core.utils.folders import conf_dir
 from prepare.core.utils.suggest import choose_option, nearest
 from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.registry import STEPS
-from prepare.stages.registry import tasks
+from prepare.stages.stage import tasks
 
 # The bare words, and what each is for.
 USAGES = {

@@ -22,15 +22,14 @@ from prepare.app.job.model_target import (
 )
 from prepare.checkpoint.init_empty import build_empty
 from prepare.checkpoint.weights import fill, read_weights
-from prepare.core.forward.calling import class_calling
+from prepare.core.forward.call import class_calling
 from prepare.core.model.tensors import name_of, named_tensors
 from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.text import first_line, size
 from prepare.core.utils.user_code import described, is_out_of_memory
 from prepare.errors import ConfigError, ModelError, PrepareError
 from prepare.pipeline import Pipeline
-from prepare.stages.registry import tasks
-from prepare.stages.stage import Stage
+from prepare.stages.stage import Stage, tasks
 
 if TYPE_CHECKING:
     from prepare.app.job.settings import Settings

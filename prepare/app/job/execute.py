@@ -34,8 +34,7 @@ from prepare.errors import (
     RefusedError,
     StepError,
 )
-from prepare.stages.registry import ordered_stages
-from prepare.stages.stage import DONE, FAILED, INTERRUPTED, WRONG, Verdict
+from prepare.stages.stage import DONE, FAILED, INTERRUPTED, WRONG, Verdict, ordered_stages
 
 if TYPE_CHECKING:
     from prepare.core.utils.text import Progress
@@ -146,9 +145,7 @@ def run_job(
             from prepare.app.job.run_stages import run_stages, save
             from prepare.core.forward.torch_state import isolated
         with isolated():
-            results, work = run_stages(
-                settings, spec.job, folder=spec.folder, progress=course.stage, show=show
-            )
+            results, work = run_stages(settings, spec.job, progress=course.stage, show=show)
             save(settings, work, results, course.stage)
         with course.stage("writing the record"):
             results = replace(results, environment=environment())

@@ -13,7 +13,7 @@ from prepare.core.utils import files, json_records
 from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.core.utils.machine import check_environment
 from prepare.errors import FileError, Problem
-from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import ordered_stages
 
 STATUSES = (
     *("ok", "no_effect", "skipped", "interrupted"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -26,12 +25,11 @@ from prepare.core.forward.call import arguments, call_of
 from prepare.core.forward.compiled import compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_example
 from prepare.core.forward.run_example import count_layouts, run_example
-from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
-from prepare.pipeline.collect_wants import format_steps
-from prepare.stages.registry import stages_of, tasks
-from prepare.stages.stage import Stage, StageContext
+from prepare.pipeline.tensor_table import format_steps
+from prepare.stages.stage import Stage, StageContext, stages_of, tasks
 
 if TYPE_CHECKING:
     from prepare.app.job.execute import Show
@@ -40,7 +38,7 @@ if TYPE_CHECKING:
 
 
 def run_stages(
-    settings: Settings, job: Job, *, folder: Path, progress: Progress, show: Show
+    settings: Settings, job: Job, *, progress: Progress, show: Show
 ) -> tuple[Results, StageContext]:
     """Build, plan, apply, audit and let the stages work; return the results and the prepared model.
 
@@ -54,7 +52,7 @@ def run_stages(
     stages = [settings.stages[name] for name in stages_of(settings.task)]
     with progress(f"building {settings.model['_target_']}"):
         model = model_of(settings, stages)
-    work = _planned(settings, model, stages, folder=folder, progress=progress)
+    work = _planned(settings, model, stages, progress=progress)
     unsaid = [*(p for error in work.plan.errors for p in error.problems), *work.pipeline.left_out()]
     work.notes[:0] = map(str, unsaid)
     _, method = without_method(settings.model)
@@ -84,7 +82,7 @@ def run_stages(
                 audited = audit(model, plan=work.plan)
             # What to do with an unchanged model names the format; a tuning has tried the formats.
             if not work.unchanged and all(type(each).choose is Stage.choose for each in stages):
-                work.notes += _memfmt_note(model, work.pipeline)
+                work.notes += _memfmt_note(model, work)
             job, text = replace(job, seen=seen), recipe.dumps(work.pipeline.to_recipe())
             results = replace(results, job=job, audit=audited, recipe=text)
             # The first answer: the rest loads more of torch than everything until here.
@@ -121,7 +119,7 @@ def save(settings: Settings, work: StageContext, results: Results, progress: Pro
 
 
 def _planned(
-    settings: Settings, model: nn.Module, stages: list[Stage], *, folder: Path, progress: Progress
+    settings: Settings, model: nn.Module, stages: list[Stage], *, progress: Progress
 ) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
     prepares = tasks()[settings.task].prepares
@@ -140,11 +138,9 @@ def _planned(
     work = StageContext(
         model=model,
         settings=settings,
-        stages=settings.stages,
         example=example,
         pipeline=declared,
         plan=plan,
-        folder=folder,
         build=lambda: model_of(settings, stages),
         progress=progress,
     )
@@ -198,8 +194,7 @@ def _require_devices(work: StageContext) -> None:
 
 def _for_example(work: StageContext) -> Pipeline:
     """Return the pipeline with the options that its steps find with the example."""
-    steps, config = work.pipeline.steps.values(), work.pipeline.to_config()
-    asking = [step for step in steps if step.without_example()]
+    asking, config = work.pipeline.asking(), work.pipeline.to_config()
     if not asking or not work.example:
         return work.pipeline
     with work.progress("choosing the calls to replace"):
@@ -263,10 +258,10 @@ def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | Non
         return f"the model cannot be copied, and {error}; {remedy}"
 
 
-def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
+def _memfmt_note(model: nn.Module, work: StageContext) -> list[str]:
     """Return a note if nothing was asked of the model's convolutions."""
-    steps = pipeline.steps.values()
-    if format_steps(steps, model) or any(step.measures for step in steps):
+    rewritten = any(action.phase == "structure" for action in work.plan.actions)
+    if rewritten or format_steps(work.pipeline.steps.values(), model):
         return []
     flat, deep = (
         any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)

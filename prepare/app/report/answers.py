@@ -21,7 +21,7 @@ from prepare.core.document import (
 )
 from prepare.core.utils.text import capitalized, first_line, plural
 from prepare.errors import Problem
-from prepare.stages.registry import ordered_stages, stages_of
+from prepare.stages.stage import ordered_stages, stages_of
 
 if TYPE_CHECKING:
     from prepare.app.job.record import Result, Results

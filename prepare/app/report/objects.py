@@ -7,7 +7,7 @@ from typing import Any
 
 from prepare.core.document import Document, ReportContext, Text
 from prepare.core.utils.text import output_to, plural, printable
-from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import ordered_stages
 
 _LONGEST = 160
 
@@ -44,7 +44,7 @@ def document_of(record: Any) -> Document:
         own: Document = record.document()
         return own
     for cls in ordered_stages():
-        if isinstance(record, cls.shows()):
+        if isinstance(record, tuple(cls.records().values())):
             document = cls.document(ReportContext(found={cls.name: record}))
             return document or Document(name=cls.name)
     # Importing the class of a plan would load torch.

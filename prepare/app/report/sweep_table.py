@@ -14,8 +14,7 @@ from prepare.app.sweep.ranking import rank
 from prepare.core.utils import files, json_records
 from prepare.core.utils.numbers import doubt, interval_text, seconds, verdict_text
 from prepare.core.utils.text import csv_text, size
-from prepare.stages.registry import ordered_stages
-from prepare.stages.stage import Column
+from prepare.stages.stage import Column, ordered_stages
 
 if TYPE_CHECKING:
     from prepare.app.sweep.ranking import RankedGroup, Ranking

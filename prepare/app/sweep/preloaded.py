@@ -4,7 +4,7 @@ import gc
 import importlib
 
 from prepare.app.report import html
-from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import ordered_stages
 
 _MODULES = (
     "hydra.utils",

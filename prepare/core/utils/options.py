@@ -34,7 +34,7 @@ class _CheckError(ValueError):
 
 
 class ForRecipes(NamedTuple):
-    """Marks the type of an option, in `Annotated`, whose texts a recipe may set if `allows` accepts them."""
+    """Marks the type of an option, in `Annotated`: a recipe may set the values that `allows` accepts."""
 
     allows: Callable[[Any], bool] = lambda _: True
 
@@ -42,11 +42,9 @@ class ForRecipes(NamedTuple):
 def is_for_recipes(value: Any, hint: Any) -> bool:
     """Return whether a recipe may set an option of type `hint` to `value`: a number, or one of known words.
 
-    Any other text may name a file, an address, a program or code, unless its type is marked `ForRecipes`.
+    Any other text may name a file, an address, a program or code. The mark `ForRecipes` decides for its type.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if value is None or type(value) in (bool, int, float):
-        return True
     if origin is Annotated:
         mark = next((each for each in args[1:] if isinstance(each, ForRecipes)), None)
         if mark is None:
@@ -55,6 +53,8 @@ def is_for_recipes(value: Any, hint: Any) -> bool:
             return bool(convert(plain(value), hint) == value and mark.allows(value))
         except ValueError:
             return False
+    if value is None or type(value) in (bool, int, float):
+        return True
     if origin in _UNIONS:
         return any(is_for_recipes(value, arg) for arg in args)
     if origin is tuple:

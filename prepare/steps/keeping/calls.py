@@ -29,7 +29,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.core.model.replaced_method import ReplacedMethod, foreign_method, replaced_methods
+from prepare.core.model.module_kinds import ReplacedMethod, foreign_method, replaced_methods
 from prepare.steps.keeping import operators
 
 # The functions that are replaced, and the methods of tensors, by the name of the operator that replaces them.

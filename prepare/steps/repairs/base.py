@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prepare.core.model.memory_format import canonical_stride
-from prepare.core.model.transforms import is_transformed, rows_copied
+from prepare.core.model.module_kinds import is_transformed, rows_copied
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 

@@ -8,10 +8,9 @@ from typing import Any, ClassVar
 from torch import nn
 from torch.fx import Proxy
 
+from prepare.core.model import module_kinds
 from prepare.core.model.forward_code import forward_code, torch_class
-from prepare.core.model.module_kinds import mark_repair
-from prepare.core.model.replaced_method import made_of, make_class, script_error
-from prepare.core.model.transforms import reshape_for_view
+from prepare.core.model.module_kinds import made_of, make_class, mark_repair
 from prepare.errors import RefusedError
 
 _PARAMETRIZED = "torch.nn.utils.parametrize"
@@ -138,7 +137,7 @@ def _dispatched(keeping: Any) -> Callable[..., Any]:
         if not isinstance(x, Proxy) or x.tracer.root is self:  # type: ignore[attr-defined]
             return forward(self, *args, **kwargs)
         tracer: Any = x.tracer
-        reshape_for_view(tracer)
+        module_kinds.reshape_for_view(tracer)
         return tracer.create_proxy("call_module", tracer.path_of_module(self), args, kwargs)
 
     dispatched.__module__ = __name__
@@ -147,6 +146,6 @@ def _dispatched(keeping: Any) -> Callable[..., Any]:
 
 def _refusing_script(step: str) -> Callable[[nn.Module], None]:
     def refuse(module: nn.Module) -> None:
-        raise script_error(module, step)
+        raise module_kinds.script_error(module, step)
 
     return refuse

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.core.model.transforms import is_transformed
+from prepare.core.model.module_kinds import is_transformed
 from prepare.steps.repairs.base import is_channels_last
 from prepare.steps.rewrites.base import Rewrite, Rewritten, in_format
 

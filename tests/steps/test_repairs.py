@@ -1,12 +1,10 @@
-"""The repairs of pooling, softmax and small convolutions: accurate, and in the same layout."""
+"""Every repaired module is as accurate as torch's, and keeps the layout."""
 
 import copy
-import pickle
 
 import pytest
 import torch
 from torch import nn
-from torch._subclasses import FakeTensorMode
 
 from prepare.steps.repairs import find_repair
 from repair_errors import errors, laid_out, limits, results
@@ -74,7 +72,7 @@ def _second(module, x):
     return torch.autograd.grad(grad.pow(2).sum(), x)[0]
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", [*FEW, "instance norm", "group norm, one", "layer norm, small"])
 def test_under_autocast_the_dtype_is_unchanged(name):
     module, repaired = pair(name)
     x = sample(module)
@@ -83,34 +81,6 @@ def test_under_autocast_the_dtype_is_unchanged(name):
             new, old = repaired(laid_out(x).to(dtype)), module(x.to(dtype))
         assert new.dtype == old.dtype
         torch.testing.assert_close(new, old, atol=2e-2, rtol=2e-2)
-
-
-@pytest.mark.parametrize("name", FEW)
-def test_a_repaired_module_is_copied_pickled_and_predicted(name):
-    _, repaired = pair(name)
-    x = laid_out(sample(repaired))
-    y = repaired(x)
-    assert torch.equal(copy.deepcopy(repaired)(x), y)
-    assert torch.equal(pickle.loads(pickle.dumps(repaired))(x), y)
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        predicted = copy.deepcopy(repaired)(mode.from_tensor(x))
-    assert (predicted.shape, predicted.stride(), predicted.dtype) == (y.shape, y.stride(), y.dtype)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.slow), "aot_eager"])
-@pytest.mark.parametrize("name", FEW)
-def test_a_repaired_module_compiles_whole_and_exports(name, backend):
-    _, repaired = pair(name)
-    x = laid_out(sample(repaired))
-    y = repaired(x)
-    torch._dynamo.reset()
-    x.requires_grad_()
-    got = torch.compile(repaired, backend=backend, fullgraph=True)(x)
-    got.sum().backward()
-    torch.testing.assert_close(got, y, atol=1e-5, rtol=1e-5)
-    exported = torch.export.export(repaired, (x.detach(),)).module()
-    torch.testing.assert_close(exported(x), y, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("values", ["ties", "nan"])
