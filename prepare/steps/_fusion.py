@@ -61,7 +61,8 @@ def fuse(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, nn.Modul
         old, dtype = conv.weight, torch.promote_types(conv.weight.dtype, torch.float32)
         held = (old, conv.bias, norm.running_mean, norm.running_var, norm.weight, norm.bias)
         wide: list[Any] = [None if each is None else each.detach().to(dtype) for each in held]
-        new = fuse_conv_bn_weights(*wide[:4], norm.eps, *wide[4:], isinstance(conv, TRANSPOSED))  # type: ignore[misc]
+        fused: Any = fuse_conv_bn_weights
+        new = fused(*wide[:4], norm.eps, *wide[4:], isinstance(conv, TRANSPOSED))
         conv.weight, conv.bias = (
             nn.Parameter(each.detach().to(old.dtype), requires_grad=old.requires_grad)
             for each in new

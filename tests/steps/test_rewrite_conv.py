@@ -14,8 +14,8 @@ from prepare.audit import Audit, audit
 from prepare.errors import ConfigError, PatternError
 from prepare.pipeline import Pipeline
 from prepare.steps import repair_layout, rewrite_conv
-from prepare.steps.rewrites import _choose, all_rewrites
-from prepare.steps.rewrites.products import LinearConv2d, LinearConv3d
+from prepare.steps.repairs import all_rewrites, choose_rewrites
+from prepare.steps.repairs.rewrites import LinearConv2d, LinearConv3d
 from rewritten_modules import Causal, Served
 
 EMPTY = {name: [] for name in all_rewrites()}
@@ -51,7 +51,7 @@ def clock(monkeypatch):
     def timed(timer, module, call, rewrites):
         return seconds[""], {each.name: seconds[each.name] / seconds[""] for each in rewrites}
 
-    monkeypatch.setattr(_choose._Timer, "timed", timed)
+    monkeypatch.setattr(choose_rewrites._Timer, "timed", timed)
     return seconds
 
 
@@ -124,10 +124,10 @@ def test_one_call_chooses_with_a_batch(clock, how):
 @pytest.mark.parametrize("train", [True, False])
 def test_a_weight_that_a_hook_computes_is_timed(train, monkeypatch):
     times = []
-    monkeypatch.setattr(_choose, "_seconds", lambda run, *_: times.append(run()) or 1.0)
+    monkeypatch.setattr(choose_rewrites, "_seconds", lambda run, *_: times.append(run()) or 1.0)
     model = nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 4, 2, 2))).train(train)
     pipeline().apply(model, example=torch.randn(1, 3, 4, 4))
-    assert len(times) > _choose._FEW
+    assert len(times) > choose_rewrites._FEW
 
 
 class Tied(nn.Module):
@@ -155,7 +155,7 @@ def test_the_input_of_a_recorded_call_needs_a_gradient_or_not():
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1))
     names = {"0": [], "1": []}
     for backward, needs in ((True, [False, True]), (False, [False, False])):
-        calls, _ = _choose._record(
+        calls, _ = choose_rewrites._record(
             model, torch.randn(1, 3, 4, 4), names, backward=backward, amp="none"
         )
         assert [calls[name][0].needs_grad for name in names] == needs
