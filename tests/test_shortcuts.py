@@ -15,7 +15,7 @@ from torch import nn
 import prepare
 from paths import ROOT
 from prepare.core.forward.torch_state import read_amp
-from prepare.errors import ConfigError, RefusedError
+from prepare.errors import ConfigError
 from prepare.registry import STEPS
 
 
@@ -84,28 +84,6 @@ def test_a_wrong_option_of_prepare_is_one_clear_error(options, message):
     with pytest.raises(ConfigError) as raised:
         prepare.prepare(net(), **options)
     assert message in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("model", "message"),
-    [
-        ("model", "model: a str is not a torch.nn.Module; give the model itself"),
-        (nn.Conv2d, "model: Conv2d is a class; make a model of it: Conv2d(...)"),
-    ],
-    ids=["text", "class"],
-)
-def test_what_is_not_a_model_is_refused_in_one_line(model, message):
-    pipeline = prepare.Pipeline.from_config({"half": {}})
-    for call in (pipeline.apply, pipeline.plan):
-        with pytest.raises(ConfigError) as raised:
-            call(model)
-        assert str(raised.value) == message
-
-
-def test_data_parallel_is_refused_as_ddp_is():
-    model = nn.DataParallel(nn.Sequential(nn.Conv2d(3, 4, 3)))
-    with pytest.raises(RefusedError, match="is in DataParallel.*prepare the module first"):
-        prepare.Pipeline.from_config({"conv2d_memory_format": {}}).apply(model)
 
 
 def test_report_shows_and_saves_what_was_found(tmp_path, monkeypatch):

@@ -6,10 +6,9 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from prepare.core.forward.float32_calls import call_in_float32, casts_of, remove_casts
-from prepare.core.forward.input_formatter import FormatHook
+from prepare.core.forward.input_formatter import FormatHook, call_in_float32, casts_of, remove_casts
+from prepare.core.model.module_kinds import replaced_methods
 from prepare.core.model.module_tree import Snapshot
-from prepare.core.model.replaced_method import replaced_methods
 from prepare.core.model.tensors import NamedTensor, is_wrapper, named_tensors, stride_of
 from prepare.core.utils.process_state import held_interrupts
 from prepare.errors import RefusedError, raise_problems

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from prepare.core.forward.float32_calls import CAST_STEP, keep_option
+from prepare.core.forward.input_formatter import CAST_STEP, keep_option
 from prepare.core.model.devices import OneThreadWorkers, wait_for
 from prepare.core.model.memory_format import span
 from prepare.core.model.tensors import is_plain, name_of, special_form, stored_values, with_bits_of

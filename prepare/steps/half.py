@@ -15,7 +15,7 @@ from prepare.step import TensorStep, Want
 if TYPE_CHECKING:
     import torch
 
-    from prepare.core.forward.float32_calls import CastResults
+    from prepare.core.forward.input_formatter import CastResults
     from prepare.core.model.tensors import NamedTensor
 
 
@@ -61,7 +61,7 @@ class Half(TensorStep):
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
         """Remove the casts around kept modules, in place; parameters keep their dtype."""
-        from prepare.core.forward.float32_calls import remove_casts
+        from prepare.core.forward.input_formatter import remove_casts
 
         for module in model.modules():
             remove_casts(module)
@@ -70,7 +70,7 @@ class Half(TensorStep):
         return self._want if tensor.tensor.is_floating_point() else None
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
-        from prepare.core.forward.float32_calls import casts_of
+        from prepare.core.forward.input_formatter import casts_of
 
         casts = self._casts(model)
         for name, module in model.named_modules():
@@ -80,7 +80,7 @@ class Half(TensorStep):
                 yield name
 
     def act(self, model: torch.nn.Module) -> None:
-        from prepare.core.forward.float32_calls import call_in_float32, remove_casts
+        from prepare.core.forward.input_formatter import call_in_float32, remove_casts
 
         casts = self._casts(model)
         for module in model.modules():
@@ -97,7 +97,7 @@ class Half(TensorStep):
         """Return the casts by the id of each module that gets them: the outermost that are kept."""
         import torch
 
-        from prepare.core.forward.float32_calls import CastResults
+        from prepare.core.forward.input_formatter import CastResults
 
         if set(patterns_in(self, "keep")) <= {NORMS}:
             return {}

@@ -71,7 +71,7 @@ class KeepLayout(ForChannelsLast):
         return {name: module}
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
-        from prepare.core.model.replaced_method import foreign_method
+        from prepare.core.model.module_kinds import foreign_method
         from prepare.steps.keeping.calls import find_calls
 
         if not self.formats(model):

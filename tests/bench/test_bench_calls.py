@@ -1,17 +1,13 @@
 """Calls of a bench: restored models, training steps, autocast, and the inputs of each variant."""
 
-import copy
 import functools
-from queue import SimpleQueue
 
 import pytest
 import torch
 from torch import nn
 
 from clocks import Clock
-from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare
-from prepare.stages.bench.model_state import modules_in
 from small_nets import bits
 
 BATCH = torch.ones(4, 3)
@@ -87,30 +83,6 @@ def test_training_runs_forward_and_backward_with_random_gradients():
     assert model.training
 
 
-def test_each_variant_gets_the_input_its_pipeline_formats():
-    seen = SimpleQueue()  # what a hook keeps in a set is restored
-    model = nn.Conv2d(3, 4, 3)
-    pipeline = Pipeline.from_config(
-        {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}, "input_format": {}}
-    )
-    half = pipeline.apply(copy.deepcopy(model))
-    for name, net in {"plain": model, "half": half}.items():
-        net.register_forward_pre_hook(
-            lambda _, args, name=name: seen.put((name, args[0].dtype, args[0].stride()))
-        )
-    found = compare(
-        {"plain": model, "half": half},
-        torch.randn(2, 3, 8, 8),
-        format={"half": pipeline.format},
-        budget=0.3,
-    )
-    assert {seen.get() for _ in range(seen.qsize())} == {
-        ("plain", torch.float32, (192, 64, 8, 1)),
-        ("half", torch.bfloat16, (192, 1, 24, 3)),
-    }
-    assert "failed" not in {row.verdict for row in found.rows}
-
-
 def test_inputs_differ_between_rounds_and_are_equal_within_one():
     clock, seen = Clock(), {"a": [], "b": []}
 
@@ -125,34 +97,6 @@ def test_inputs_differ_between_rounds_and_are_equal_within_one():
     compare({name: variant(name) for name in "ab"}, torch.randn(4, 3), budget=6, _clock=clock)
     assert len({*seen["b"]}) > 4
     assert {*seen["a"]} == {*seen["b"]}
-
-
-def test_the_models_behind_functions_are_found():
-    net, other = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    class Holder:
-        def __init__(self):
-            self.net = net
-
-        def __call__(self, x):
-            return self.net(x)
-
-        def method(self, x):
-            return self.net(x)
-
-    def calls_another(x):
-        return (lambda y: net(other(y)))(x)
-
-    assert modules_in(net) == [net]
-    assert modules_in(lambda x: net(x)) == [net]
-    assert modules_in(functools.partial(lambda a, x: a(x), net)) == [net]
-    assert modules_in(net.forward) == [net]
-    assert modules_in(Holder()) == [net]
-    assert modules_in(Holder().method) == [net]
-    assert modules_in(lambda x: [each(x) for each in nets]) == []
-    nets = [net, other]
-    assert modules_in(lambda x: [each(x) for each in nets]) == [net, other]
-    assert {*modules_in(calls_another)} == {net, other}
 
 
 class Seen(nn.Module):

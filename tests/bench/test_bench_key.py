@@ -25,7 +25,6 @@ from prepare.stages.bench.document import speed_sentence
 from prepare.stages.bench.records import INFERENCE, TRAINING, Comparison
 from prepare.stages.bench.time_prepared import time_models
 from prepare.stages.stage import STAGES
-from small_nets import bits
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -40,10 +39,6 @@ def models(steps=None, model=None, **options):
     prepared = pipeline.apply(copy.deepcopy(unprepared), known_issues="ignore")
     found = {"unprepared": unprepared, "prepared": prepared, "pipeline": pipeline} | options
     return SimpleNamespace(**found)
-
-
-def values_of(model):
-    return {name: bits(tensor) for name, tensor in model.state_dict().items()}
 
 
 def example(batch=2):
@@ -65,45 +60,6 @@ def test_short_times_the_step_of_the_mode(mode, what):
 
 
 SWEEP = "-m precision=float32,bfloat16"
-
-
-@pytest.mark.parametrize(
-    ("words", "named"),
-    [
-        (["precision=bfloat16"], True),
-        (["precision=float32"], False),
-        (["precision=bfloat16", "memfmt=contiguous"], False),
-        # A sweep over the group would leave the step in each row.
-        (["+steps.half.dtype=bfloat16"], False),
-    ],
-    ids=str,
-)
-def test_precision_and_layout_name_the_sweep_that_tells_them_apart(
-    words, named, tmp_path, monkeypatch, capsys
-):
-    code, out, folder = ran(tmp_path, monkeypatch, capsys, *words)
-    assert code == 0
-    assert (SWEEP in " ".join(out.split())) is named
-    if named:
-        compared = Comparison.load(folder / "bench.json")
-        assert [row.name for row in compared.rows] == ["unprepared", "prepared"]
-
-
-def test_the_unprepared_model_is_only_moved_to_the_device(monkeypatch):
-    steps = {"device": {"device": "cpu"}, "half": {}, "conv2d_memory_format": {}}
-    found = models(steps)
-    applied = []
-    apply = Pipeline.apply
-    monkeypatch.setattr(
-        Pipeline,
-        "apply",
-        lambda self, model, **more: applied.append((self.to_config(), model)) or apply(self, model, **more),
-    )  # fmt: skip
-    before = values_of(found.unprepared)
-    timed(found)
-    own = [each for each in applied if each[1] is found.unprepared]
-    assert own == [({"device": {"device": "cpu"}}, found.unprepared)]
-    assert values_of(found.unprepared) == before
 
 
 def test_what_is_not_compared_has_a_reason():

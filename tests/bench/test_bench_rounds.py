@@ -10,11 +10,6 @@ from prepare.stages.bench.records import PROCESSOR
 BATCH = torch.ones(4, 3)
 
 
-def test_a_clock_that_stands_still_shows_no_difference():
-    found = compare({"a": lambda x: x, "b": lambda x: x}, BATCH, _clock=lambda: 0.0)
-    assert found.row("b").verdict == "no difference"
-
-
 def test_faster_slower_and_equal_variants_get_their_verdicts():
     clock = Clock()
     found = compare(
@@ -71,15 +66,6 @@ def test_the_budget_is_kept(budget):
     assert found.seconds == clock.now
     # A round is begun if one as long as the last would still end in time.
     assert budget - 1.5 < found.seconds < budget + 1.0
-
-
-@pytest.mark.parametrize(("longest", "rounds"), [(None, 8), (2.4, 4), (100.0, 8)])
-def test_a_budget_counts_rounds_as_well_as_seconds(longest, rounds):
-    clock = Clock()
-    variants = {name: clock.takes(0.125) for name in "ab"}
-    found = compare(variants, BATCH, budget=1.0, longest=longest, precision=1e-9, _clock=clock)
-    # Until there are enough for an interval: four times as long, or as long as was said.
-    assert found.repeats == rounds
 
 
 def test_a_tiny_budget_runs_one_round_and_notes_it_is_too_few():
@@ -153,16 +139,3 @@ def test_quiet_or_in_several_processes_it_follows_the_wall(monkeypatch, many):
     found = compare(variants, BATCH, precision=None, _clock=wall, _processor=processor)
     assert (found.row("other").verdict, found.settings["timer"]) == ("slower", "wall clock")
     assert found.clock_remark == ""
-
-
-def test_short_calls_are_timed_in_a_row_after_an_untimed_one():
-    clock, log = Clock(), []
-    variants = {
-        "short": clock.takes(0.001, log=log, name="short"),
-        "long": clock.takes(0.02, log=log, name="long"),
-    }
-    found = compare(variants, BATCH, budget=60, _clock=clock)
-    assert (found.row("short").calls, found.row("long").calls) == (5, 5)
-    assert found.row("short").seconds == pytest.approx(0.001)
-    assert log.count("long") == 3 + found.repeats * (1 + 5)
-    assert log.count("short") == 3 + 2 * found.repeats * (1 + 5)

@@ -76,17 +76,6 @@ def test_the_recipe_in_the_file_is_the_default_pipeline(tmp_path):
     assert load(tmp_path / "w.safetensors", Awkward, pipeline=elsewhere, device="cpu")
 
 
-def test_a_prepared_model_is_saved_as_the_same_bytes(tmp_path):
-    plain = small()
-    prepared = Pipeline.from_config({"conv2d_memory_format": {}}).apply(small_like(plain))
-    for name, model in (("plain", plain), ("prepared", prepared)):
-        save(model, tmp_path / f"{name}.safetensors")
-    assert (tmp_path / "plain.safetensors").read_bytes() == (
-        tmp_path / "prepared.safetensors"
-    ).read_bytes()
-    assert prepared[0].weight.stride(1) == 1
-
-
 def test_a_saved_file_is_read_without_prepare(tmp_path):
     model = Awkward()
     save(pipeline().apply(model), tmp_path / "w.safetensors", pipeline=pipeline())
@@ -174,49 +163,6 @@ def test_a_model_that_reads_its_weights_while_built_gets_them(path):
         loaded = load(path, kind).model
         assert torch.equal(loaded.conv.weight, original.conv.weight)
         assert not any(t.is_meta for t in loaded.buffers())
-
-
-def test_an_unsaved_buffer_on_meta_is_refused_without_a_change(path):
-    write(Awkward(), path)
-    with torch.device("meta"):
-        model = Awkward()
-    before = state_of(model)
-    with pytest.raises(CheckpointError, match="give a function that builds the model") as caught:
-        load(path, model, pipeline=NOTHING)
-    assert {p.where for p in caught.value.problems} == {
-        f"{path}, positions",
-        f"{path}, frequencies",
-    }
-    assert same_state(state_of(model), before)
-
-
-def test_models_that_cannot_be_filled_are_refused(path):
-    write(nn.Sequential(nn.Linear(2, 3)), path)
-    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 3)))
-    with pytest.raises(RefusedError, match="load first, then script or trace it"):
-        load(path, scripted)
-    with pytest.raises(RefusedError, match="gave an object of type int"):
-        load(path, lambda: 3)
-    with pytest.raises(ConfigError, match="the path comes first"):
-        load(nn.Linear(2, 3), path)
-    with pytest.raises(ConfigError, match="the model comes first"):
-        save(path, nn.Linear(2, 3))
-    with pytest.raises(RefusedError, match=r"prepare\.checkpoint\.load"):
-        Pipeline.from_config({"device": {"device": "cpu"}}).apply(nn.Linear(2, 2, device="meta"))
-
-
-def test_a_file_of_very_many_tensors_is_read(tmp_path):
-    class Many(nn.Module):
-        def __init__(self):
-            super().__init__()
-            for number in range(20_500):
-                self.register_buffer(f"b{number}", torch.zeros(1))
-
-    save(Many(), tmp_path / "many.safetensors")
-    assert load(tmp_path / "many.safetensors", Many()).missing == ()
-    history = [{"loss": float(i), "lr": 0.1} for i in range(20_000)]
-    torch.save({"model": small().state_dict(), "history": history}, tmp_path / "train.pt")
-    assert load(tmp_path / "train.pt", small, key="model").missing == ()
 
 
 def test_missing_and_unexpected_tensors_raise_only_if_strict(path):
@@ -307,20 +253,6 @@ def test_loading_code_of_a_module_does_as_in_torch(path, kind, given):
     loaded = load(path, build if given == "function" else build(), pipeline=half)
     assert_same(loaded.model, half.apply(expected))
     assert path.read_bytes() == content
-
-
-def test_key_chooses_an_entry_of_a_file_with_several(tmp_path):
-    path = tmp_path / "run.pt"
-    model, other = small(), small()
-    torch.save({"model": model.state_dict(), "ema": other.state_dict(), "epoch": 2}, path)
-    with pytest.raises(CheckpointError, match="key=: model, ema"):
-        load(path, small)
-    assert_same(load(path, small, key="ema").model, small_like(other))
-    with pytest.raises(CheckpointError, match="did you mean 'model'"):
-        load(path, small, key="modle")
-    save(model, tmp_path / "w.safetensors")
-    with pytest.raises(CheckpointError, match="has no entries, so none called 'model'"):
-        load(tmp_path / "w.safetensors", small, key="model")
 
 
 def test_tied_weights_of_a_file_fill_both_places(path):
@@ -437,15 +369,6 @@ def test_a_truncated_file_is_refused(path):
         path.write_bytes(whole[:length])
         with pytest.raises(CheckpointError):
             load(path, small)
-
-
-def test_a_configuration_in_a_checkpoint_says_what_to_do(tmp_path):
-    omegaconf = pytest.importorskip("omegaconf")
-    path = tmp_path / "last.ckpt"
-    config = omegaconf.OmegaConf.create({"width": 8})
-    torch.save({"state_dict": small().state_dict(), "hyper_parameters": {"cfg": config}}, path)
-    with pytest.raises(CheckpointError, match=r"weights_only=False.*load_state_dict"):
-        load(path, small)
 
 
 def test_values_that_a_file_of_weights_cannot_hold_are_named(tmp_path):

@@ -5,9 +5,7 @@ import sys
 
 import pytest
 
-import made
 from prepare.app.cli import main as cli
-from prepare.stages.stage import STAGES
 
 NET = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu")
 
@@ -28,15 +26,6 @@ def test_a_layout_that_is_not_kept_fails_the_run(words, wrong, tmp_path, capsys)
     assert wrong in said.err
     assert result["status"] == ("verification_failed" if wrong else "ok")
     assert result["reason"] == ("fail_on=breaks" if wrong else None)
-
-
-def test_a_lost_layout_and_a_slower_model_have_a_reason():
-    breaks, slower = STAGES["flow"].failure, STAGES["bench"].failure
-    assert breaks("breaks", {"flow": made.flow(13)}).startswith("layout LOST at 13 places (13 ")
-    assert slower("slower", {"bench": made.bench(1.5, verdict="slower")}).startswith(
-        "inference 1.5x slower, "
-    )
-    assert slower("slower", {"bench": made.bench(0.5)}) == slower("slower", {}) == ""
 
 
 def test_another_word_is_refused(tmp_path, capsys):

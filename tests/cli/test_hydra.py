@@ -1,6 +1,5 @@
 """Our groups in other people's Hydra applications, and what of Hydra's passes the border to a pipeline."""
 
-import json
 import os
 import subprocess
 import sys
@@ -12,14 +11,11 @@ import hydra
 import pytest
 import torch
 from hydra.core.config_store import ConfigStore
-from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 import prepare.frameworks.hydra
 from paths import CONF
-from prepare.app.job.build_model import listed_targets
-from prepare.core.utils.folders import STEP_GROUPS
 from prepare.errors import ConfigError
 from prepare.frameworks._recipe import NetworkRecipe, child_network
 from prepare.pipeline import Pipeline
@@ -61,20 +57,6 @@ def plain(value: Any) -> None:
 # ------------------------------------------------------------------------------- the groups
 
 
-def test_every_group_of_ours_that_brings_steps_is_there_and_no_other(compose):
-    from hydra_plugins.prepare_groups import CHOICES, PrepareGroups
-
-    source = PrepareGroups("prepare", "prepare://")
-    assert CHOICES == STEP_GROUPS
-    assert source.list("", None) == ["prepare"]
-    assert source.list("prepare", ObjectType.GROUP) == sorted(["steps", *OURS])
-    assert source.list("prepare", ObjectType.CONFIG) == ["default"]
-    assert source.list("prepare/memfmt", ObjectType.CONFIG) == sorted(
-        name for group, name in OPTIONS if group == "memfmt"
-    )
-    assert {"memfmt", "precision", "device"} <= set(OURS)
-
-
 @pytest.mark.parametrize(("group", "option"), OPTIONS, ids=lambda word: word)
 def test_every_option_gives_the_steps_of_the_command_line(compose, group, option):
     theirs = compose("+prepare=default", f"prepare/{group}={option}").prepare.steps
@@ -82,17 +64,6 @@ def test_every_option_gives_the_steps_of_the_command_line(compose, group, option
         ours = compose_ours(f"{group}={option}").steps
     assert theirs == ours
     assert list(theirs) == list(ours)
-
-
-def test_every_step_can_be_added_and_every_option_set(compose):
-    for path in sorted((CONF / "steps").glob("*.yaml")):
-        found = compose("+prepare=default", "~prepare/device", f"+prepare/steps={path.stem}")
-        assert found.prepare.steps == OmegaConf.load(path)
-    found = compose(
-        "+prepare=default", "prepare/precision=half", "prepare.steps.half.keep=[]", "+prepare.steps.brain={a:1}"
-    )  # fmt: skip
-    assert found.prepare.steps.half == {"dtype": "float16", "keep": [], "clamp": False}
-    assert found.prepare.steps.brain == {"a": 1}
 
 
 def test_their_own_groups_and_keys_are_untouched(compose):
@@ -143,17 +114,6 @@ def test_a_synonym_of_an_option_is_understood_in_every_program(group, said, word
         found, meant = (source.load_config(f"{path}/{name}") for name in (said, word))
         assert (found.config, found.header) == (meant.config, meant.header)
         assert said not in source.list(path, None)
-
-
-def test_only_what_the_words_of_the_model_name_may_be_called():
-    model = {"_target_": "torch.nn.Sequential", "_args_": [{"_target_": "collections.OrderedDict"}, {"_target_": "shutil.rmtree"},
-             {"_target_": "no.such"}]}  # fmt: skip
-    assert listed_targets(model) == [
-        "torch.nn.Sequential",
-        "torch.nn.modules.container.Sequential",  # under which Hydra 1.4 finds it
-        "collections.OrderedDict",
-        "collections.OrderedDict",
-    ]
 
 
 # ------------------------------------------------------------------------------- structured configurations
@@ -211,36 +171,6 @@ def test_each_step_that_cannot_be_resolved_is_one_error():
 
 
 # ------------------------------------------------------------------------------- a whole project
-
-
-def train(folder: Path, *overrides: str) -> dict:
-    """Run the project's own program in an empty folder, and return what it leaves."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [sys.executable, PROJECT / "train.py", *overrides, "hydra.run.dir=out"],
-        capture_output=True, text=True, cwd=folder, check=False, timeout=120,
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads((folder / "out" / "result.json").read_text())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("overrides", "stride", "steps"),
-    [
-        (["+prepare=default", "prepare/memfmt=channels_last"], [9, 1, 3, 1], ["device", "conv2d_memory_format"]),
-        pytest.param(["experiment=prepared"], [27, 1, 9, 3, 1],
-         ["device", "conv3d_memory_format", "half", "input_format"], marks=pytest.mark.slow),
-    ],
-    ids=["from the command line", "from an experiment of theirs"],
-)  # fmt: skip
-def test_a_project_in_the_shape_of_the_template_trains_prepared(tmp_path, overrides, stride, steps):
-    found = train(tmp_path, *overrides)
-    assert found["strides"]["layers.0.weight"] == stride
-    assert list(found["steps"]) == steps
-    assert found["device"] == "theirs"
-    assert (tmp_path / "out" / ".hydra" / "config.yaml").exists()
 
 
 STRANGER = """

@@ -93,21 +93,6 @@ def test_a_command_says_and_writes_the_same(following, tmp_path, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("target", "argument"),
-    [("os.remove", "kept"), ("os.system", "rm kept"), ("shutil.rmtree", "kept"), ("subprocess.run", "[rm,kept]")],
-)  # fmt: skip
-def test_what_hydra_refuses_to_call_is_called_by_neither(following, tmp_path, target, argument):
-    (tmp_path / "kept").touch()
-    words = [f"model._target_={target}", f"+model._args_=[{argument}]"]
-    for first in ((), (following,)):
-        code, _, err = run(*words, cwd=tmp_path, first=first)
-        assert code == 1
-        assert f"Target '{target}' is " in err
-        assert (tmp_path / "kept").exists()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
     "file",
     [
         "cli/test_one_job.py",

@@ -54,23 +54,6 @@ def test_the_recipe_gives_the_same_audit_without_hydra(go):
     assert audited.to_json() == (folder / "audit.json").read_text()
 
 
-def test_a_plan_touches_nothing_and_says_what_would_change(go):
-    ran = go(*UNET3D, "memfmt=channels_last_3d", "precision=half", "task=plan")
-    assert ran.code == 0, ran.err
-    assert {path.name for path in ran.folder.iterdir()} == FILES - {
-        "recipe.yaml",
-        "audit.json",
-        "audit.csv",
-        "flow.json",
-        "verify.json",
-    }
-    row = r"upsample\.0\.weight</code></th><td>\[8, 8, 2, 2, 2\]</td><td>contiguous -> channels_last_3d"
-    assert re.search(rf"{row}, float32 -> float16</td>", ran.page)
-    short = ran.out.splitlines()
-    assert short[0].endswith("tensors would change, and nothing was changed")
-    assert [row[2:10].strip() for row in short[1:]] == ["memory", "next", "details"]
-
-
 WRONG = ("model._target_=sample_nets.wrong_in_training", "memfmt=channels_last", "mode=train")
 
 
@@ -113,19 +96,6 @@ def test_a_model_that_takes_several_inputs_gets_them(go):
     )  # fmt: skip
     assert ran.code == 0, ran.err
     assert "[2, 3, 16, 16] float32, [4] int64 -> [2, 4, 14, 14] float32" in ran.page
-
-
-def test_without_an_example_the_job_says_that_none_was_run(go):
-    ran = go(NET)
-    assert ran.code == 0
-    assert ": no example" in ran.out
-
-
-def test_networks_with_both_kinds_of_convolution_take_by_rank(go):
-    ran = go("model._target_=sample_nets.Mixed", "input.shape=[2,3,5,8,8]", "memfmt=by_rank")
-    assert ran.code == 0, ran.err
-    assert "returned channels_last<" in ran.page
-    assert "returned channels_last_3d<" in ran.page
 
 
 def test_a_plugin_is_imported_before_its_step_is_looked_up(go, tmp_path):

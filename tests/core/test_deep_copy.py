@@ -4,12 +4,9 @@ import copy
 
 import pytest
 import torch
-from einops.layers import torch as einops
 from torch import nn
 
-from prepare.core.model.deep_copy import CopyError, deep_copy
-from prepare.core.model.training_mode import may_read_mode
-from prepare.stages.verify import verify
+from prepare.core.model.module_tree import CopyError, deep_copy
 
 FLAT = {"spatial_dims": 2, "in_channels": 1}
 
@@ -30,15 +27,6 @@ def test_gradient_hooks_and_attributes_of_parameters_are_copied():
         each(torch.ones(1, 2)).sum().backward()
     assert torch.equal(duplicate.weight.grad, model.weight.grad)
     assert duplicate.weight.lr_scale == 0.1
-
-
-def test_memory_that_a_parameter_shares_is_shared_in_the_copy():
-    model = nn.Conv2d(2, 2, 1)
-    model.flat = model.weight.data.view(-1)
-    duplicate = deep_copy(model)
-    duplicate.flat.fill_(7.0)
-    assert duplicate.weight.eq(7.0).all()
-    assert not model.weight.eq(7.0).any()
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
@@ -75,34 +63,3 @@ def test_a_part_that_python_cannot_copy_is_named():
 
 
 # --------------------------------------------------------------------------- modes that do not matter
-
-
-class Looks(nn.Module):
-    """Reads the mode of its child."""
-
-    def __init__(self):
-        super().__init__()
-        self.child = nn.Identity()
-
-    def forward(self, x):
-        return x * 2 if self.child.training else x
-
-
-def test_only_a_mode_that_code_reads_can_fail_the_flags():
-    model = nn.Sequential(einops.Rearrange("b c h w -> b h w c"), nn.Dropout(), Looks())
-    modules = dict(model.named_modules())
-    found = {name for name in modules if may_read_mode(modules, name)}
-    assert found == {"1", "2", "2.child"}
-
-
-def test_a_deepcopy_of_einops_layers_passes_and_a_dropout_does_not():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), einops.Rearrange("b c h w -> b h w c"), nn.Dropout())
-    reference = copy.deepcopy(model.eval())
-    assert reference[1].training
-    batch = torch.randn(1, 3, 4, 4)
-    assert verify(reference, model, batch).status == "pass"
-    model[2].train()
-    result = verify(reference, model, batch)
-    assert (result.status, result.culprit) == ("fail", "2")
-    assert "the same mode" in result.advice
-    assert "steps." not in result.advice

@@ -46,21 +46,6 @@ def test_a_new_file_has_the_mode_that_open_gives(tmp_path, umask):
     assert (tmp_path / "ours").stat().st_mode == (tmp_path / "theirs").stat().st_mode
 
 
-@posix
-def test_a_link_is_replaced_and_its_file_stays(tmp_path):
-    (tmp_path / "file").write_text("old")
-    (tmp_path / "file").chmod(0o400)
-    (tmp_path / "middle").symlink_to("file")
-    (tmp_path / "link").symlink_to("middle")
-    (tmp_path / "new").write_text("")
-    files.write_text(tmp_path / "link", "new")
-    assert not (tmp_path / "link").is_symlink()
-    assert (tmp_path / "link").read_text() == "new"
-    assert (tmp_path / "link").stat().st_mode == (tmp_path / "new").stat().st_mode
-    assert (tmp_path / "middle").is_symlink()
-    assert (tmp_path / "file").read_text() == "old"
-
-
 def failure(act, *arguments, **options) -> str:
     with pytest.raises(FileError) as raised:
         act(*arguments, **options)

@@ -106,25 +106,6 @@ def told(name, steps, model):
     return [w for w in Pipeline.from_config(steps).plan(model).warnings if name in str(w)]
 
 
-def test_a_risk_is_a_warning_of_the_plan_in_training_too():
-    for dtype, conv, words in (
-        ("bfloat16", nn.Conv3d(2, 2, 3), "smaller than the kernel"),
-        ("float16", nn.Conv2d(3, 8, 3), "float16"),
-    ):
-        plan = Pipeline.from_config({"half": {"dtype": dtype}}).plan(nn.Sequential(conv))
-        assert not plan.errors
-        assert any(words in str(warning) for warning in plan.warnings)
-
-
-def test_a_training_batch_of_two_names_the_fault_of_batch_one():
-    model = with_norm(nn.InstanceNorm2d(8)).train()
-    plan = FLAT.plan(model, batch=2)
-    assert not plan.errors
-    assert "the last batch of an epoch may have one" in str(plan.warnings[0])
-    assert FLAT.plan(model, batch=1).errors
-    assert FLAT.plan(model).errors
-
-
 @pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
 def test_a_plan_names_the_steps_that_training_needs(mode):
     model = with_norm(nn.InstanceNorm2d(8)).train(mode)
@@ -169,16 +150,6 @@ def test_what_ends_the_process_is_repaired_where_a_user_goes_on(build, name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         REPAIRED.apply(build())
-
-
-@pytest.mark.parametrize(("batch", "is_error"), [(None, True), (1, True), (2, False)])
-def test_what_is_wrong_at_batch_1_is_an_error_there_only(batch, is_error):
-    plan = FLAT.plan(with_norm(nn.InstanceNorm2d(8)), batch=batch)
-    assert bool(plan.errors) is is_error
-    said = [str(w) for w in plan.warnings if "instance_norm_gradients_cpu" in str(w)]
-    assert bool(said) is not is_error
-    if said:
-        assert "this batch has 2 samples, the last batch of an epoch may have one" in said[0]
 
 
 def test_the_batch_of_an_example_decides_what_apply_refuses():

@@ -12,8 +12,7 @@ from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from issue_checks import FLAT, gradient, is_last, last, with_norm
 from paths import PYTHONPATH
-from prepare.core.model.issue_sizes import SIZES
-from prepare.core.model.known_issues import ONLY, issues, make_issue, standing
+from prepare.core.model.known_issues import ONLY, SIZES, issues, make_issue, standing
 from prepare.steps import repairs
 
 BY_NAME = {issue.name: issue for issue in issues()}
@@ -241,32 +240,6 @@ def test_an_entry_retires_with_the_torch_that_mends_it():
     assert not entry_stands(backend="cuda")
     assert not standing("cpu", "1.4.0")
     assert standing("cuda:1", "2.13.0")
-
-
-@pytest.mark.parametrize(
-    ("name", "module", "shape", "holds"),
-    [
-        ("few_pixels", nn.Conv2d(2048, 512, 1), (1, 2048, 7, 7), True),
-        ("few_pixels", nn.Conv2d(2048, 512, 1), (8, 2048, 7, 7), False),
-        ("few_pixels", nn.Conv2d(8, 8, 1), (1, 8, 1, 1), False),
-        ("smaller_than_kernel", nn.Conv3d(2, 2, 3), (1, 2, 2, 4, 4), True),
-        ("smaller_than_kernel", nn.Conv3d(2, 2, 3), (1, 2, 3, 4, 4), False),
-        ("smaller_than_kernel", nn.ConvTranspose3d(2, 2, 3), (1, 2, 3, 4, 4), None),
-        ("over_2_31", nn.AvgPool2d(2), (2, 1024, 1024, 1024), True),
-        ("over_2_31", nn.AvgPool2d(2), (2, 1024, 1024, 1023), False),
-        ("over_2_31", nn.Upsample(scale_factor=2), (2, 3, 4, 4), None),
-        ("large_conv3d", nn.Conv3d(2, 2, 3), (1, 16, 124, 1282, 722), True),
-        ("unknown", nn.Conv3d(2, 2, 3), (1, 2, 8, 8, 8), None),
-        ("batch_of_one", nn.Conv3d(2, 2, 3), (1, 2, 8, 8, 8), True),
-        ("batch_of_one", nn.Conv3d(2, 2, 3), (2, 2, 8, 8, 8), False),
-        ("batch_of_one", nn.Conv3d(2, 2, 3), (2, 8, 8, 8), True),
-        ("gradient_of_tokens", nn.BatchNorm2d(8), (1, 8, 4, 4), None),
-        ("gradient_of_tokens", nn.BatchNorm2d(8), (2, 8, 4, 4), False),
-        ("gradient_of_tokens", nn.InstanceNorm2d(8), (2, 8, 4, 4), None),
-    ],
-)
-def test_a_predicate_of_sizes_decides_for_a_call(name, module, shape, holds):
-    assert SIZES[name].holds(module, shape) is holds
 
 
 CUDA = {"cudnn": "9.10.2", "architectures": ["sm_90"]}

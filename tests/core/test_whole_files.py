@@ -6,7 +6,6 @@ import os
 import random
 import re
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -58,20 +57,6 @@ def attempt(path: Path, text: str) -> BaseException | None:
     except (FileError, KeyboardInterrupt) as error:
         return error
     return None
-
-
-@posix
-def test_a_file_is_synced_before_its_rename_and_the_folder_after(tmp_path, monkeypatch):
-    done, fsync, replace = [], os.fsync, os.replace
-
-    def synced(handle):
-        done.append(stat.S_ISDIR(os.fstat(handle).st_mode))
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
-    files.write_text(tmp_path / "a", "x")
-    assert done == [False, "replace", True]
 
 
 @posix

@@ -49,27 +49,6 @@ def test_steps_are_added_as_long_as_each_removes_breaks():
     assert found.breaks == 0
 
 
-class Uncovered(nn.Module):
-    """The norm gives contiguous tensors, so that the clone of one loses nothing until it is repaired."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.ModuleList(chunked() for _ in range(2))
-        self.normed, self.end = normed(), last(nn.Conv3d(8, 3, 1))
-
-    def forward(self, x):
-        for part in self.parts:
-            part(x)
-        x = self.normed[1](self.normed[0](x))
-        return self.end(x.clone(memory_format=torch.preserve_format).repeat(1, 1, 2, 1, 1))
-
-
-def test_calls_are_chosen_anew_after_another_step():
-    found = remedy(Uncovered().eval(), video())
-    assert found.steps == ("keep_layout", "repair_layout")
-    assert found.breaks == 0
-
-
 class Flat(nn.Module):
     """Alternates between 2-d and 3-d convolutions."""
 

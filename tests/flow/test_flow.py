@@ -143,17 +143,6 @@ def test_a_break_between_channels_last_modules_is_found(flow_of):
 
 
 @BOTH
-def test_attention_heads_over_one_token_stay_lost(flow_of):
-    def inside(net, x):
-        heads = x.softmax(1).flatten(1).view(2, 64, 1, 4).transpose(1, 3)
-        assert heads.is_contiguous(memory_format=torch.channels_last)
-        return heads.contiguous().reshape(x.shape)
-
-    flow = flow_of(Net(inside), cl(2, 4, 8, 8))
-    assert [e.cause for e in flow.events] == ["softmax"]
-
-
-@BOTH
 def test_conv3d_of_one_float32_sample_is_slow_and_loses_the_layout(flow_of):
     net = Net(lambda net, x: x, 5)
     flow = flow_of(net, cl(1, 4, 6, 6, 6))
@@ -166,20 +155,6 @@ def test_conv3d_of_one_float32_sample_is_slow_and_loses_the_layout(flow_of):
     assert {(c.backend, c.output) for c in two.convolutions} == {("Mkldnn", "channels_last_3d")}
     half = flow_of(net.bfloat16(), cl(1, 4, 6, 6, 6, dtype=torch.bfloat16))
     assert {c.backend for c in half.convolutions} == {"Mkldnn" if BFLOAT16 else "Slow3d"}
-
-
-@BOTH
-def test_grouped_and_transposed_convolutions_are_listed(flow_of):
-    net = converted(nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.ConvTranspose2d(4, 4, 2)))
-    flow = flow_of(net, cl(2, 4, 8, 8))
-    rows = {(c.module, c.type, c.input, c.weight, c.output, c.backend, c.calls)
-            for c in flow.convolutions}  # fmt: skip
-    assert rows == {
-        ("0", "Conv2d", "channels_last", "ambiguous", "channels_last", "Mkldnn", 1),
-        ("1", "ConvTranspose2d", "channels_last", "channels_last", "channels_last",
-         "MkldnnTranspose", 1),
-    }  # fmt: skip
-    assert flow.summary["in_layout"] == flow.summary["convolutions"] == 2
 
 
 @BOTH

@@ -60,24 +60,6 @@ def test_a_repaired_network_has_no_break(name, batch):
     assert flows[0].convolutions == flows[1].convolutions
 
 
-@pytest.mark.parametrize(
-    "padding", [nn.ReplicationPad2d, nn.ReplicationPad3d, nn.ReflectionPad2d, nn.ReflectionPad3d]
-)
-@pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
-def test_padding_is_predicted_as_it_is(padding, memory_format):
-    rank = int(padding.__name__[-2])
-    convolution = {2: nn.Conv2d, 3: nn.Conv3d}[rank](3, 4, 3)
-    model = nn.Sequential(convolution, padding(1), nn.ReLU())
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if memory_format == "channels_last":
-        model.to(memory_format=formats[rank + 2])
-    example = torch.randn(2, 3, *(6, 7, 8)[:rank], requires_grad=True)
-    flows = [follow(model, example) for follow in (predict, observe)]
-    assert flows[0].events == flows[1].events
-    assert flows[0].copies == flows[1].copies
-    assert flows[0].convolutions == flows[1].convolutions
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_every_network_is_predicted_or_listed_as_different(name):

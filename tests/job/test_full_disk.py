@@ -100,15 +100,6 @@ def test_a_full_disk_at_the_end_still_prints_the_results(folder, capsys):
         assert "No space" in err
 
 
-def test_results_are_printed_if_weights_cannot_be_saved(folder, capsys):
-    with pytest.MonkeyPatch.context() as patch:
-        Failing(patch, 1, calls=("fsync",), error=FULL, after=True)
-        assert cli.run([*SMALL, "hydra.run.dir=run", "save=weights.safetensors"]) == 1
-    out, err = capsys.readouterr()
-    assert "Sequential on " in out
-    assert "weights.safetensors: cannot" in err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "error", [FULL, OSError(errno.EROFS, "Read-only file system"), OSError("odd")], ids=repr

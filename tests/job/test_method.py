@@ -12,8 +12,7 @@ import prepare
 from coder_nets import Coder
 from prepare.app.cli.main import run as command
 from prepare.audit import Audit
-from prepare.core.model.deep_copy import deep_copy
-from prepare.core.model.module_tree import copy_tree, structure
+from prepare.core.model.module_tree import copy_tree, deep_copy, structure
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 

@@ -17,11 +17,6 @@ from small_nets import build, config_of
 
 MODELS = sorted(path for path in CONF.glob("model/*.yaml") if path.stem != "custom")
 NETWORKS = [UNet2d, UNet3d, ResNet2d]
-NORMALISATIONS = (
-    *(nn.BatchNorm2d, nn.BatchNorm3d),
-    *(nn.InstanceNorm2d, nn.InstanceNorm3d),
-    *(nn.GroupNorm, nn.LayerNorm),
-)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -95,42 +90,6 @@ def test_a_unet3d_has_the_eighteen_convolutions_of_the_paper():
     assert len(kinds(model, nn.ConvTranspose3d)) == 3
     # In a single thread torch computes one of size 1 without channels-last.
     assert all(max(conv.kernel_size) > 1 for conv in kinds(model, *CONVOLUTIONS_2D_3D))
-
-
-def test_a_unet3d_has_as_many_parameters_as_the_paper_reports():
-    with torch.device("meta"):
-        model = UNet3d(3, out_channels=3, width=32)
-    # The paper's sum: one bias a convolution, none for a transposed one, no normalisation.
-    weights = sum(conv.weight.numel() for conv in kinds(model, *CONVOLUTIONS_2D_3D))
-    biases = sum(conv.out_channels for conv in kinds(model, nn.Conv3d))
-    # The paper's head has a kernel of one voxel, not of 27.
-    assert weights + biases - model.head.weight.numel() * 26 // 27 == 19_069_955
-
-
-@pytest.mark.parametrize(
-    ("network", "norm", "kind", "count"),
-    [
-        (UNet2d, "batch", nn.BatchNorm2d, 14),
-        (UNet2d, "group", nn.GroupNorm, 14),
-        (UNet2d, "instance", nn.InstanceNorm2d, 14),
-        (UNet3d, "batch", nn.BatchNorm3d, 14),
-        (UNet3d, "group", nn.GroupNorm, 14),
-        (UNet3d, "instance", nn.InstanceNorm3d, 14),
-        (ResNet2d, "batch", nn.BatchNorm2d, 15),
-        (ResNet2d, "group", nn.GroupNorm, 15),
-        (ResNet2d, "instance", nn.InstanceNorm2d, 15),
-    ],
-)
-def test_a_norm_is_the_one_asked_for_everywhere(network, norm, kind, count):
-    found = kinds(network(1, width=4, norm=norm), *NORMALISATIONS)
-    assert [type(module) for module in found] == [kind] * count
-
-
-@pytest.mark.parametrize("network", NETWORKS)
-def test_an_unknown_norm_is_refused_with_the_nearest_name(network):
-    with pytest.raises(ValueError, match="norm: 'grop' is not a normalisation") as caught:
-        network(1, norm="grop")
-    assert str(caught.value).endswith("did you mean 'group'? allowed: batch, group, instance")
 
 
 def test_an_input_that_cannot_be_halved_is_refused_with_the_factor():

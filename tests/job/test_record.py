@@ -73,10 +73,3 @@ def test_beginning_again_removes_only_files_of_earlier_runs(record):
         (record.folder / name).write_text("x")
     record.clear()
     assert [path.name for path in record.folder.iterdir()] == ["mine.txt"]
-
-
-def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileError) as caught:
-        Record(tmp_path / "file" / "run").clear()
-    assert ": Not a directory" in str(caught.value)

@@ -50,18 +50,6 @@ def test_tensors_made_in_inference_mode_are_refused():
     assert "made in torch.inference_mode" in refused(model, FLAT)
 
 
-def test_autocast_and_inference_mode_are_refused():
-    model = small_2d()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert "autocast region" in refused(model, FLAT)
-    with torch.inference_mode():
-        assert "torch.no_grad is fine" in refused(model, FLAT)
-    with torch.no_grad():
-        apply(model, FLAT)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        apply(model, FLAT)  # nothing to do, so nothing to refuse
-
-
 def test_parameters_that_hold_a_grad_are_refused():
     model = small_2d()
     model(torch.randn(2, 3, 8, 8)).sum().backward()

@@ -7,7 +7,6 @@ import pytest
 
 from prepare.app.cli import main as cli
 from prepare.audit import Audit
-from prepare.core.utils.folders import new_folder, run_name
 from run_faults import SMALL, WRITTEN, all_whole, drive, posix, status, told
 
 IMPOSSIBLE = ["file/x", "file", "/proc/x", "n" * 300]
@@ -87,10 +86,3 @@ def check_together(folder: Path, runs: int, rounds: int) -> None:
 @posix
 def test_runs_and_sweeps_of_the_same_second_have_folders_of_their_own(folder):
     check_together(folder, runs=4, rounds=1)
-
-
-def test_the_folder_of_a_run_is_named_by_its_model(tmp_path):
-    assert run_name("unet3d", []) == "unet3d"
-    assert run_name("custom", ["mode=eval", "model._target_=my_nets.sub.UNet"]) == "UNet"
-    assert run_name(None, []) == run_name("custom", ["model._target_=/../.."]) == "run"
-    assert [new_folder(tmp_path / "unet3d").name for _ in "ab"] == ["unet3d", "unet3d-2"]

@@ -5,10 +5,8 @@ import torch
 from torch import nn
 
 from prepare.app.cli import main as cli
-from prepare.core.model.deep_copy import CopyError, copy_or_build
-from prepare.errors import RefusedError
+from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.pipeline import Pipeline
-from prepare.stages.tune import tune
 from prepare.stages.verify import verify
 from sample_nets import RefersToItself
 
@@ -46,14 +44,6 @@ def test_two_models_that_differ_are_not_compared_and_said_once(tmp_path, capsys)
 def test_verify_takes_a_function_that_builds_the_reference():
     model = Pipeline.from_config(RECIPE).apply(built().eval())
     assert verify(lambda: built().eval(), model, BATCH).status == "pass"
-
-
-def test_tune_takes_a_function_that_builds_equal_models():
-    model = built().eval()
-    with pytest.raises(RefusedError, match="give build="):
-        tune(model, BATCH)
-    found = tune(model, BATCH, budget=1.0, build=built)
-    assert found.rows[0].rounds > 0
 
 
 @pytest.mark.parametrize(

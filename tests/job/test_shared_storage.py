@@ -65,12 +65,3 @@ def test_views_of_a_flat_buffer_are_cast_as_one_and_stay_views():
         assert bits(tensor) == bits(reference[name])
     model.flat.fill_(3)
     assert all((p == 3).all() for p in model.parameters())
-
-
-def test_an_expanded_weight_stays_expanded_when_cast():
-    model = nn.Linear(100, 100, bias=False)
-    model.weight = nn.Parameter(torch.randn(1, 100).expand(100, 100))
-    before = model.weight.detach().clone()
-    apply(model, HALF)
-    assert model.weight.untyped_storage().nbytes() == 200
-    assert torch.equal(model.weight, before.half())

@@ -46,36 +46,11 @@ def test_a_batch_gets_the_dtype_of_the_weights_without_a_step_for_it():
     assert as_given.format(batch) is batch
 
 
-def test_a_missing_or_broken_interpolation_is_one_clear_error():
-    omegaconf = pytest.importorskip("omegaconf")
-    for value, message in (("???", "dtype"), ("${nowhere}", "nowhere")):
-        config = omegaconf.OmegaConf.create({"half": {"dtype": value}})
-        with pytest.raises(ConfigError, match=f"steps.half: .*{message}"):
-            Pipeline.from_config(config)
-
-
 @pytest.mark.parametrize(
     "word", ["float16", "half", "fp16", "FP16", "torch.float16", torch.float16]
 )
 def test_dtypes_accept_torch_objects_and_common_spellings(word):
     assert Pipeline.from_config({"half": {"dtype": word}}).to_config()["half"]["dtype"] == "float16"
-
-
-@pytest.mark.parametrize(
-    ("word", "meant"),
-    [
-        ("channels_last", "channels_last"),
-        ("nhwc", "channels_last"),
-        ("cl", "channels_last"),
-        (torch.channels_last, "channels_last"),
-        ("torch.channels_last", "channels_last"),
-        ("nchw", "contiguous"),
-        (torch.contiguous_format, "contiguous"),
-    ],
-)
-def test_memory_formats_accept_torch_objects_and_spellings(word, meant):
-    config = Pipeline.from_config({"conv2d_memory_format": {"memory_format": word}}).to_config()
-    assert config["conv2d_memory_format"]["memory_format"] == meant
 
 
 @pytest.mark.parametrize(

@@ -57,13 +57,6 @@ def test_check_lists_drift_and_raises_it_with_strict(drift):
     assert PIPELINE.check(model) == []
 
 
-def test_a_drift_names_the_current_and_the_prepared_value():
-    model = prepared()
-    model[0].weight.data = model[0].weight.data.contiguous()
-    (drift,) = PIPELINE.check(model)
-    assert str(drift) == "0.weight: stride is (27, 9, 3, 1), prepared as (27, 1, 9, 3)"
-
-
 def test_like_gives_an_earlier_copy_the_layout_and_keeps_its_values():
     model = make()
     average = copy.deepcopy(model)
@@ -74,19 +67,6 @@ def test_like_gives_an_earlier_copy_the_layout_and_keeps_its_values():
     assert all(a is b for a, b in zip(average.parameters(), parameters, strict=True))
     assert torch.equal(average[0].weight, make()[0].weight.bfloat16())
     assert PIPELINE.check(average) == []
-
-
-def tied():
-    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
-    model[1].weight = model[0].weight
-    model[1].bias = nn.Parameter(model[0].bias.detach())
-    return model
-
-
-def test_tied_parameters_of_a_copy_stay_tied():
-    average = like(tied(), PIPELINE.apply(tied()))
-    assert average[0].weight is average[1].weight
-    assert average[0].bias.data_ptr() == average[1].bias.data_ptr()
 
 
 LAYOUT = Pipeline.from_config({"conv2d_memory_format": {}})

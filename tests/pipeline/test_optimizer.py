@@ -272,17 +272,6 @@ def test_each_of_two_networks_is_given_every_optimizer():
     assert torch.equal(optimizers[2].state[nets[1][0].weight]["exp_avg"], before)
 
 
-def test_float16_is_refused_for_optimizers_of_this_network():
-    nets = [nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)]
-    optimizers = [optim.Adam(net.parameters()) for net in nets]
-    half = Pipeline.from_config({"half": {}})
-    half.apply(nets[0], optimizer=optimizers[1])
-    assert nets[0].weight.dtype is torch.float16
-    with pytest.raises(RefusedError, match=r"^optimizer: .*; .*torch.autocast, or .*bfloat16"):
-        half.apply(nets[1], optimizer=optimizers)
-    assert nets[1].weight.dtype is torch.float32
-
-
 @pytest.mark.parametrize("argument", ["optimizer", "batch"])
 def test_an_optimizer_or_batch_given_by_position_is_refused_first(argument):
     net = Net()
@@ -291,38 +280,6 @@ def test_an_optimizer_or_batch_given_by_position_is_refused_first(argument):
     with pytest.raises(ConfigError, match=f"strict: a {type(other).__name__} .*; .*{remedy}"):
         FLAT.apply(net, other)
     assert FLAT.check(net)
-
-
-def test_wrapped_optimizers_are_unwrapped(request):
-    accelerate = pytest.importorskip("accelerate")
-    lightning = pytest.importorskip("lightning.pytorch.core.optimizer")
-    request.addfinalizer(accelerate.state.AcceleratorState._reset_state)
-    request.addfinalizer(accelerate.state.PartialState._reset_state)
-    for wrap in (lightning.LightningOptimizer, accelerate.Accelerator(cpu=True).prepare_optimizer):
-        model = network()
-        inner = make("Adam", "plain", model)
-        train(model, inner)
-        wrapped = wrap(inner)
-        FLAT.apply(model)
-        assert FLAT.check(model, optimizer=wrapped)
-        assert relayout(wrapped) is wrapped
-        assert FLAT.check(model, optimizer=wrapped) == []
-        BACK.apply(model, optimizer=wrapped)
-        in_line(inner)
-        assert len(inner._optimizer_load_state_dict_post_hooks) == 1
-
-
-def test_the_state_follows_a_cast_and_counters_do_not():
-    model = network()
-    optimizer = make("Adam", "plain", model)
-    train(model, optimizer)
-    steps = [state["step"].clone() for state in optimizer.state.values()]
-    Pipeline.from_config({"half": {"dtype": "bfloat16", "keep": []}}).apply(
-        model, optimizer=optimizer
-    )
-    in_line(optimizer)
-    assert [state["step"] for state in optimizer.state.values()] == steps
-    assert {state["exp_avg"].dtype for state in optimizer.state.values()} == {torch.bfloat16}
 
 
 def test_the_hook_is_installed_once_and_a_failure_keeps_the_state():

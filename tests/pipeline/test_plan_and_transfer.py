@@ -39,31 +39,6 @@ def test_the_plan_as_plain_data_has_bytes_steps_and_reasons():
     )
 
 
-def test_each_tensor_is_allocated_once_and_copied_once(monkeypatch):
-    counts = {"empty": 0, "copy": 0}
-    real = torch.empty_strided
-    monkeypatch.setattr(
-        torch,
-        "empty_strided",
-        lambda *a, **k: counts.update(empty=counts["empty"] + 1) or real(*a, **k),
-    )
-    model = small_2d()
-    pipeline = Pipeline.from_config(
-        {"device": {"device": "cpu"}, "half": {"keep": []}, "conv2d_memory_format": {}}
-    )
-    from torch.utils._python_dispatch import TorchDispatchMode
-
-    class Copies(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            counts["copy"] += "copy_" in func.__name__
-            return func(*args, **(kwargs or {}))
-
-    with Copies():
-        pipeline.apply(model)
-    floats = sum(t.is_floating_point() for t in model.state_dict().values())
-    assert counts == {"empty": floats, "copy": floats}
-
-
 @pytest.mark.parametrize("low_memory", [False, True])
 @pytest.mark.parametrize(
     ("source", "target", "waited"),

@@ -12,7 +12,6 @@ from prepare.audit import audit
 from prepare.core.model.module_tree import structure
 from prepare.errors import CheckpointError, RefusedError
 from prepare.pipeline import Pipeline, like
-from prepare.stages.verify import verify
 from random_models import FORMS
 
 BF16 = {"half": {"dtype": "bfloat16"}}
@@ -102,21 +101,6 @@ def test_a_checkpoint_of_such_a_form_is_refused_by_name(name, tmp_path):
     checkpoint.load(tmp_path / "without.pt", model, strict=False)
 
 
-def test_the_audit_reads_the_values_in_a_sparse_tensor():
-    model = Holder(graph=torch.eye(4).to_sparse_csr(), graph2=torch.eye(4).to_sparse())
-    plan = Pipeline.from_config(BF16).plan(model)
-    for tensor in (model.graph, model.graph2, model.linear.weight, model.linear.bias):
-        tensor.data = tensor.data.bfloat16()  # torch changes only what the CSR tensor reports
-    rows = {row.tensor: row for row in audit(model, plan=plan).rows}
-    assert rows["graph"].status == "ineffective"
-    assert rows["graph"].dtype == "bfloat16 with float32 values"
-    assert rows["graph"].reason == "the tensor says bfloat16, with float32 values"
-    assert rows["graph2"].status == "converted"
-    unrequested = Pipeline.from_config({"conv2d_memory_format": {}}).plan(model)
-    rows = {row.tensor: row for row in audit(model, plan=unrequested).rows}
-    assert rows["graph"].status == "ineffective"
-
-
 @pytest.mark.parametrize(("depth", "place"), [(0, "DataParallel"), (1, "0")])
 def test_a_wrapped_module_is_named_by_its_place(depth, place):
     model = nn.DataParallel(nn.Conv2d(2, 2, 3))
@@ -157,22 +141,6 @@ def test_a_number_that_would_become_infinite_is_refused(make, dtype):
     assert tensor.dtype is not getattr(torch, dtype)
 
 
-def test_bfloat16_is_advised_only_where_it_holds_the_number():
-    for value, advised in ((7e4, True), (LOWEST, False)):
-        with pytest.raises(RefusedError) as caught:
-            Pipeline.from_config({"half": {}}).apply(Holder(mask=torch.tensor([value])))
-        assert ('"dtype": "bfloat16"' in str(caught.value)) == advised
-
-
-def test_of_views_of_one_storage_the_one_that_overflows_is_named():
-    flat = torch.tensor([1.0, 2.0, 7e4, 3.0, 4.0])
-    model = Holder(first=flat[:2], last=flat[3:])
-    Pipeline.from_config({"half": {}}).apply(model)  # the number between them is in no tensor
-    model = Holder(first=flat[:2], last=flat[2:])
-    with pytest.raises(RefusedError, match="^last: 1 of its values"):
-        Pipeline.from_config({"half": {}}).apply(model)
-
-
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_clamp_gives_the_largest_number_and_keeps_infinities(dtype):
     values = torch.randn(2**16)
@@ -206,25 +174,3 @@ def test_a_load_into_a_narrower_dtype_refuses_or_clamps(suffix, tmp_path):
     assert model.mask.tolist() == [0.0, 0.0]
     checkpoint.load(path, model, pipeline=Pipeline.from_config(CLAMPED))
     assert model.mask.tolist() == [torch.finfo(torch.bfloat16).max, 1.0]
-
-
-def test_verify_names_the_buffer_that_became_infinite():
-    batch = torch.randn(2, 2)
-    model = masked()
-    result = verify(model, copy.deepcopy(model).bfloat16(), batch)
-    assert result.status == "fail"
-    assert "mask" in str(result)
-    assert "became infinite" in str(result)
-
-
-@pytest.mark.parametrize("keep", [[], ["0"]])
-def test_two_views_that_would_get_storages_of_their_own_are_refused(keep):
-    memory = torch.randn(2 * 54)
-    model = nn.Sequential(nn.Conv2d(3, 2, 3, bias=False), nn.Conv2d(3, 2, 3, bias=False))
-    for conv, part in zip(model, memory.chunk(2), strict=True):
-        conv.weight = nn.Parameter(part.view(2, 3, 3, 3))
-    steps = {"half": {"keep": keep}} if keep else {"conv2d_memory_format": {}}
-    with pytest.raises(RefusedError, match="^0.weight, 1.weight: share one storage"):
-        Pipeline.from_config(steps).apply(model)
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert all(p.is_contiguous() for p in model.parameters())

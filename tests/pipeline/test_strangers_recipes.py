@@ -14,10 +14,10 @@ from paths import ROOT
 from prepare import checkpoint, recipe
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, RecipeError, RecipeWarning
-from prepare.patterns import Patterns, exactly, matches
+from prepare.patterns import Patterns
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
-from prepare.step import ForRecipes, ModelStep, TensorStep
+from prepare.step import ForRecipes, TensorStep
 from prepare.steps.repairs import all_rewrites
 from prepare.testing.networks import mixed
 from recipe_checks import Watch
@@ -219,14 +219,6 @@ def test_a_regular_expression_is_for_python_only(pattern, tmp_path):
         Pipeline.from_config({"half": {"keep": [pattern]}})
 
 
-@pytest.mark.parametrize("name", ["a", "a*", "a[0]", "norms", "type:a", "re:a", "b.re:?"])
-def test_a_module_of_any_name_has_a_pattern_of_its_own_in_a_recipe(name):
-    pattern = exactly(name)
-    assert Pipeline.from_recipe({"half": {"keep": [pattern]}}).steps
-    assert matches(pattern, name, None)
-    assert not any(matches(pattern, other, None) for other in (f"{name}b", "ab", "a0", "b.re:c"))
-
-
 # ---- what is written
 
 
@@ -244,22 +236,3 @@ def test_what_a_recipe_may_not_set_is_left_out_with_a_warning(compiling, tmp_pat
         checkpoint.save(net(), "weights.safetensors", pipeline=pipeline)
     loaded = checkpoint.load("weights.safetensors", net)
     assert loaded.pipeline.to_config() == pipeline.to_recipe()
-
-
-def test_a_step_that_needs_a_text_is_left_out_as_a_whole(monkeypatch):
-    monkeypatch.setattr(STEPS, "_classes", {name: STEPS[name] for name in STEPS})
-
-    class Needs(ModelStep):
-        """Needs a path."""
-
-        path: str
-
-        def targets(self, model):
-            return ()
-
-    STEPS.register("needs", Needs)
-    pipeline = Pipeline.from_config({"needs": {"path": "/tmp/x"}, "half": {}})
-    assert list(pipeline.to_recipe()) == ["half"]
-    assert [problem.where for problem in pipeline.left_out()] == ["steps.needs"]
-    with pytest.raises(ConfigError, match=r"^steps\.needs\.path: a recipe may set only"):
-        Pipeline.from_recipe({"needs": {"path": "/tmp/x"}})

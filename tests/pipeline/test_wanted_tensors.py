@@ -102,25 +102,6 @@ def test_a_format_without_any_match_is_an_error_with_a_suggestion():
     assert {p.dtype for p in model.parameters()} == {torch.float32}, "and nothing is half done"
 
 
-def test_the_formats_of_a_pipeline_are_one_request():
-    model = small_2d()
-    Pipeline.from_config({"conv2d_memory_format": {}, "conv3d_memory_format": {}}).apply(model)
-    assert model[0].weight.stride(1) == 1
-    with pytest.raises(NothingMatchesError, match="Linear has no Conv2d and no Conv3d"):
-        Pipeline.from_config({"conv2d_memory_format": {}, "conv3d_memory_format": {}}).apply(
-            nn.Linear(1, 1)
-        )
-
-
-def test_a_plan_of_lazy_modules_asks_for_a_forward_pass():
-    model = nn.Sequential(nn.LazyConv2d(8, 3), nn.ReLU(), nn.LazyConv2d(4, 3))
-    pipeline = Pipeline.from_config({"conv2d_memory_format": {}})
-    (error,) = pipeline.plan(model).errors
-    assert "lazy modules" in str(error)
-    model(torch.zeros(1, 3, 8, 8))
-    assert pipeline.apply(model)[0].weight.stride(1) == 1
-
-
 @pytest.mark.parametrize("partitioned", ["all", "one"])
 def test_weights_that_hold_no_data_are_named(partitioned):
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3))

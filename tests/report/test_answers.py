@@ -12,7 +12,7 @@ from prepare.app.report.documents import verdict as verdict_of
 from prepare.audit import Audit
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import Problem
-from prepare.stages.flow.document import layout_causes, named, source_name
+from prepare.stages.flow.document import source_name
 from prepare.stages.flow.records import Copy, Event, Remedy
 
 RUN = Results(name="run", audit=Audit([], {"convolutions": {}}))
@@ -173,29 +173,6 @@ def test_an_error_of_a_configuration_ends_with_its_remedy():
 )
 def test_a_cause_is_named_by_class_and_operator(kind, operator, name):
     assert source_name(kind, operator) == name
-
-
-def test_bytes_are_grouped_by_the_cause_that_made_the_copy():
-    events = (
-        event("a", "InstanceNorm3d", "instance_norm"),
-        event("", "Net", "cat"),
-    )
-    copies = (
-        copied("a", "instance_norm", 10),
-        copied("b", "convolution", 20),
-        copied("c", "convolution", 5),
-        copied("d", "clone", 7),
-    )
-    flow = replace(made.flow(), events=events, copies=copies)
-    causes = layout_causes(flow)
-    assert [(c.name, c.count, c.copied) for c in causes] == [
-        ("InstanceNorm3d", 1, 10),
-        ("cat in Net", 1, 0),
-        ("clone in X", 0, 7),
-        ("convolution in X", 0, 25),
-    ]
-    assert sum(c.copied for c in causes) == flow.summary["copied_bytes"]
-    assert named(causes) == "1 InstanceNorm3d, 1 cat in Net"
 
 
 def test_the_advice_names_what_is_missing_or_without_effect():

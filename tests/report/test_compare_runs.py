@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import made
-from page_reader import HOSTILE
 from prepare import recipe
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Record
@@ -122,14 +121,6 @@ def test_two_recipes_differ_option_by_option(tmp_path, first, second, found):
     recipe.save(tmp_path / "one.yaml", first)
     recipe.save(tmp_path / "other.yml", second)
     assert changes(tmp_path / "one.yaml", tmp_path / "other.yml") == found
-
-
-def test_hostile_names_are_printable_in_the_terminal(tmp_path, capsys):
-    made.audit(names=HOSTILE).save(tmp_path / "one.json")
-    made.audit(names=[]).save(tmp_path / "other.json")
-    _, out, _ = diff(capsys, tmp_path / "one.json", tmp_path / "other.json")
-    assert out.endswith(f"{len(HOSTILE)} differences\n")
-    assert out.replace("\n", "").isprintable()
 
 
 # ------------------------------------------------------------------------------------- mistakes

@@ -106,18 +106,3 @@ def test_a_parametrization_can_be_removed_after_the_repair(name):
     torch.testing.assert_close(module(x), before)
     assert not find_repair("computed_weight").fits(module)
     assert not [row for row in audit(module).rows if row.kind == "computed"]
-
-
-def test_a_parametrization_added_later_is_repaired_again():
-    module, x = computed("pruned", "2-d")
-    repair = find_repair("computed_weight")
-    repair.repair(module, NAMES)
-    parametrized, _ = computed("weight_norm", "2-d")
-    repair.repair(parametrized, NAMES)
-    parametrizations.spectral_norm(parametrized)
-    prune.random_unstructured(module, "weight", 0.2)
-    for each in (module, parametrized):
-        assert repair.fits(each)
-        repair.repair(each, NAMES)
-        each(x)
-        assert is_canonical(each.weight)

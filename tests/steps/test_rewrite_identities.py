@@ -145,17 +145,6 @@ def test_vmap_and_functional_calls_are_equal(name, layout):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_autocast_gives_the_dtype_of_torchs(name, served):
-    module, x = make(name, 6)
-    other = rewritten(name, module)
-    with torch.autocast("cpu", torch.bfloat16):
-        y, right = other(x), module(x)
-    assert served.count == 1
-    assert y.dtype is right.dtype is torch.bfloat16
-    assert torch.allclose(y, right, atol=0.1)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_other_calls_run_torchs_code(name, served):
     module, x = make(name, 8)
     other = rewritten(name, module)

@@ -13,7 +13,7 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from prepare import checkpoint
-from prepare.core.model.replaced_method import replaced_methods
+from prepare.core.model.module_kinds import replaced_methods
 from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import same_on_all_ranks
 

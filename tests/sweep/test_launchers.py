@@ -6,7 +6,6 @@ import signal
 
 import pytest
 
-from prepare.app.cli import main as cli
 from prepare.app.job.record import Record
 from prepare.app.sweep.worker import shares_cores
 from sweeps import (
@@ -104,21 +103,6 @@ def test_stopping_a_sweep_leaves_no_process_of_any_launcher(tmp_path, launcher, 
     (tmp_path / "go").touch()
     again = run(NET + "waits", "seed=0,1,2", "resume=true", cwd=tmp_path)
     assert (again.code, again.statuses) == (0, ["ok"] * 3), again.err
-
-
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "submitit_slurm", "ray"])
-def test_a_launcher_without_its_package_is_a_one_line_error(
-    tmp_path, monkeypatch, capsys, launcher
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("prepare.app.cli.configuration.find_spec", lambda module: None)
-    code = cli.run(["--multirun", "model=unet3d", "seed=0,1", f"hydra/launcher={launcher}"])
-    extra = launcher.partition("_")[0]
-    out, err = capsys.readouterr()
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert err.startswith("hydra/launcher: ")
-    assert f"pip install 'torch-prepare[{extra}]'" in err
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_concurrent_jobs_on_one_machine_share_its_cores():

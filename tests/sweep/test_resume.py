@@ -229,24 +229,6 @@ def test_a_sweep_stopped_at_any_moment_is_resumed(sweep, folder, number, begun):
     stop_and_resume(sweep, folder, number, delay=delay, begun=begun)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_a_sweep_stopped_at_a_hundred_moments_is_resumed(sweep, folder, launcher):
-    rng = random.Random(len(launcher))
-    done = []
-    for turn in range(100):
-        begun = bool(rng.randrange(4))
-        delay = rng.uniform(0, 6 if begun else 2)
-        done.append(
-            stop_and_resume(
-                sweep, folder, SIGNALS[turn % 3], delay=delay, begun=begun, launcher=launcher
-            )
-        )
-    # Some fell before the first job ended, and some in the midst of them.
-    assert 0 in done
-    assert {1, 2, 3} & {*done}
-
-
 def test_the_running_job_of_a_killed_sweep_is_shown_as_killed(folder):
     process = start(NET + "waits", "seed=0,1", cwd=folder)
     wait_for((folder / "began").exists)

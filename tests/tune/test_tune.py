@@ -10,7 +10,7 @@ from torch import nn
 from prepare import recipe
 from prepare.errors import ConfigError, ModelError, RefusedError
 from prepare.stages.tune import tune, tune_model
-from prepare.stages.tune.candidates import AS_DECLARED, candidates
+from prepare.stages.tune.candidates import AS_DECLARED
 from prepare.stages.tune.records import UNPREPARED
 from prepare.step import ModuleStep
 from sample_nets import model_state, small, wrong_in_training
@@ -106,19 +106,6 @@ def test_four_recipes_at_most_are_verified_and_compared_at_last(timed, monkeypat
     assert {row.verified for row in found.rows if row.status == "dropped"} == {""}
 
 
-def test_what_there_was_no_time_for_is_said(monkeypatch):
-    monkeypatch.setattr(tune_model, "_CALLS", 10**6)
-    found = tune(small().eval(), BATCH, budget=1.0, allow=["bfloat16"])
-    left = [row for row in found.rows if row.status == "not measured"]
-    assert left
-    assert {row.reason for row in left} == {
-        "no time was left to try it; give it more with tune.budget"
-    }
-    timed = [row for row in found.rows if row.ratio is not None and row.name != UNPREPARED]
-    # The most promising of each precision come first.
-    assert {"half" in row.steps for row in timed} == {True, False}
-
-
 def test_a_layout_with_wrong_gradients_does_not_win_in_training(timed):
     torch.manual_seed(0)
     batch = torch.randn(1, 3, 16, 16)
@@ -200,22 +187,3 @@ def test_a_real_tuning_finds_a_correct_winner(mode):
     assert found.rows[0].verified in (["", "pass"] if found.winner == UNPREPARED else ["pass"])
     model = found.pipeline.apply(small().train(mode == "train"))
     assert model(BATCH).shape == (2, 4, 8, 8)
-
-
-def test_a_tuning_is_of_its_autocast(monkeypatch):
-    seen, compared = [], tune_model.compare
-    monkeypatch.setattr(
-        tune_model, "compare", lambda *a, **k: seen.append(k["amp"]) or compared(*a, **k)
-    )
-    assert tune(small(), BATCH, amp="bfloat16", budget=0.5).last.settings["amp"] == "bfloat16"
-    assert {*seen} == {"bfloat16"}
-
-
-def test_candidates_for_autocast_avoid_the_known_issues_of_its_dtype():
-    model = nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU()).train()
-
-    def found(amp):
-        return candidates(model, declared={}, allow=(), mode="train", amp=amp)
-
-    assert all("repair_layout" in each.steps for each in found("bfloat16")[1:])
-    assert not all("repair_layout" in each.steps for each in found("none")[1:])

@@ -23,7 +23,7 @@ from prepare.app.job.model_target import (
 )
 from prepare.checkpoint.init_empty import build_empty
 from prepare.checkpoint.weights import fill, read_weights
-from prepare.core.forward.calling import class_calling
+from prepare.core.forward.call import class_calling
 from prepare.core.model.tensors import name_of, named_tensors
 from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.text import first_line, size

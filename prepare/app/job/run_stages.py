@@ -23,7 +23,7 @@ from prepare.core.forward.call import arguments, call_of
 from prepare.core.forward.compiled import compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_example
 from prepare.core.forward.run_example import count_layouts, run_example
-from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.tensor_table import format_steps

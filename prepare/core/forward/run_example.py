@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,16 +15,87 @@ from torch import Tensor, nn
 
 from prepare.core.forward.call import describe
 from prepare.core.forward.compiled import contains_compiled
-from prepare.core.forward.explain_error import explained
+from prepare.core.forward.input_formatter import keep_option
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.model.memory_format import FORMATS, satisfied, takes
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_strided
+from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.process_state import interruptible
+from prepare.core.utils.user_code import described
+from prepare.core.utils.wording import words
+from prepare.errors import ModelError
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from prepare.core.forward.example_input import Example
+
+
+# Characters of an error: the time of the search grows with their square.
+_MOST_SEARCHED = 5_000
+
+
+def _hints() -> dict[str, str]:
+    """Return the remedy for each pattern of a message of torch."""
+    return {
+        r"Input type .* and (bias|weight) type|same dtype|expected scalar type": (
+            "the input and the weights differ in precision: the example was formatted as the steps say, "
+            "but a tensor that the model makes itself stays as it is, and so does the weight of a kept "
+            "module that is not called itself"
+        ),
+        r"view size is not compatible": (
+            "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
+            "there, or exclude the convolutions before it"
+        ),
+        r"not implemented for '(Half|BFloat16)'": (
+            f"this device cannot do this in 16 bits: keep the module in float32 with "
+            f"{keep_option('NAME')}, or take the "
+            "other 16-bit precision"
+        ),
+        r"missing \d+ required|unexpected keyword|takes .* positional": words(
+            cli="forward takes other arguments: give them as input.args=[{shape:[...]},...] and "
+            "input.kwargs={NAME:{shape:[...]}}, one dict as input.args=[{NAME:{shape:[...]}}]",
+            python="forward takes other arguments: a tuple is positional arguments, a mapping is keyword "
+            "arguments; for one dict argument give (batch,)",
+        ),
+        r"to have \d+ channels|Sizes of tensors|must match|[Ss]hapes? .*(cannot be multiplied|invalid)"
+        r"|[Ee]xpected .*(input|dimension|size)|Kernel size can't be": words(
+            cli="the example input may not fit this model: change input.shape",
+            python="the example input may not fit this model",
+        ),
+        r"index out of range": words(
+            cli="the example input may hold too large integers: change input.high",
+            python="the example input may hold too large integers",
+        ),
+    }
+
+
+def explained(model: nn.Module, error: Exception) -> ModelError:
+    """Return a ModelError for an error in a forward, with the innermost module and the likely cause."""
+    lines = str(error).strip().split("\n")
+    # The first line of a compiler's error names its backend, the next line the error of the backend.
+    message = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
+    text = str(error)[:_MOST_SEARCHED]
+    hints = [hint for pattern, hint in _hints().items() if re.search(pattern, text)]
+    if missing := missing_module(str(error)):
+        hints = [install_remedy(missing, imported=True)]
+    where = _innermost(model, error.__traceback__)
+    wrong = described(error, message).rstrip(".")
+    return ModelError(f"forward of {where}", wrong, next(iter(hints), ""))
+
+
+def _innermost(model: nn.Module, trace: TracebackType | None) -> str:
+    """Return the dotted name and class of the module whose code was running."""
+    names = {id(module): name for name, module in model.named_modules()}
+    innermost = type(model).__name__
+    while trace is not None:
+        module = trace.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and names.get(id(module)):
+            innermost = f"{names[id(module)]} ({type(module).__name__})"
+        trace = trace.tb_next
+    return innermost
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Leave a model, its inputs and the process as they were before a call of ours.
 
 Not restored is what no public network was seen to change in its forward: what lies deeper than one container
-or plain object in an attribute, global variables, data of classes. An array of numpy may be a mapped file,
-larger than the memory: it is neither copied nor restored.
+or plain object in an attribute, global variables that no hook names, data of classes. An array of numpy may
+be a mapped file, larger than the memory: it is neither copied nor restored.
 """
 
 from __future__ import annotations
@@ -261,10 +261,13 @@ class ModelState:
         elif not isinstance(hook, FunctionType):
             self._visit(hook.__self__ if isinstance(hook, MethodType) else hook, _AT_HOOK)
         elif not _is_foreign(hook.__module__):
+            used = [hook.__globals__.get(name) for name in hook.__code__.co_names]
             for cell in hook.__closure__ or ():
                 with suppress(ValueError):  # nothing is assigned yet
-                    if isinstance(cell.cell_contents, _CONTAINERS):
-                        self._visit(cell.cell_contents, _IN_ATTRIBUTE)
+                    used.append(cell.cell_contents)
+            for each in used:
+                if isinstance(each, _CONTAINERS):
+                    self._visit(each, _IN_ATTRIBUTE)
 
     def _hold(self, container: Any) -> list[Any]:
         keys, values = _content(container)

@@ -1,25 +1,173 @@
-"""Known issues of torch: wrong or slow operations by backend, versions, memory format and dtype.
-
-`known_issues.yaml` beside this file holds the entries, each with its evidence. An entry with an
-`until` no longer applies from that version of torch on.
-"""
+"""Known issues of torch: wrong or slow operations by backend, versions, memory format, dtype and sizes."""
 
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prepare.core.model.issue_sizes import (
-    SIZES,
-    is_kernel_stride,
-    is_narrow_strided,
-    is_partly_grouped,
-)
+from prepare.core.model.forward_code import forward_code, torch_class
+from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.tensors import name_of
 from prepare.core.utils import plain_yaml
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor, nn
+
+
+# Sums of fewer numbers than this lose few digits, and below so many elements a few microseconds count.
+_MANY_ROWS, _LARGE_BATCH = 1 << 12, 1 << 17
+# Weights with fewer elements than this are cheap to reorder.
+_MIN_WEIGHT_ELEMENTS = 1 << 18
+# With fewer output channels per output pixel than this, oneDNN's kernels gain more than the reordering costs.
+_MIN_CHANNELS_PER_PIXEL = 8
+# oneDNN's blocks of input channels, with the widest registers.
+CHANNEL_BLOCK = 16
+
+
+def has_large_weight(module: Any) -> bool:
+    """Return whether the weight is so large that a product may be faster, and padding is zeros."""
+    size = module.in_channels * module.out_channels * prod(module.kernel_size)
+    plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return plain and module.groups == 1 and size >= _MIN_WEIGHT_ELEMENTS
+
+
+def is_narrow_strided(module: Any) -> bool:
+    """Return whether a convolution has kernel 1, a stride, no padding, and few input channels."""
+    return (
+        all(size == 1 for size in module.kernel_size)
+        and any(step > 1 for step in module.stride)
+        and module.padding in (0, (0, 0), "valid")
+        and module.groups == 1
+        and module.in_channels < CHANNEL_BLOCK
+    )
+
+
+def is_partly_grouped(module: Any) -> bool:
+    """Return whether a convolution has groups of several input channels."""
+    return 1 < module.groups < module.in_channels
+
+
+def is_kernel_stride(module: Any) -> bool:
+    """Return whether a convolution runs as such with a kernel that is its stride, as a product can."""
+    from prepare.core.model.module_kinds import is_rewritten
+
+    return (
+        module.kernel_size == module.stride
+        and prod(module.kernel_size) > 1
+        and module.padding in (0, (0, 0), (0, 0, 0), "valid")
+        and module.groups == 1
+        and not is_rewritten(module)
+    )
+
+
+def has_few_pixels(module: Any, shape: Sequence[int]) -> bool:
+    """Return whether a large weight meets few output pixels, for an input (N, C, *spatial)."""
+    if not has_large_weight(module):
+        return False
+    sizes = zip(
+        *(shape[2:], module.padding, module.dilation, module.kernel_size, module.stride),
+        strict=True,
+    )
+    pixels = shape[0] * prod(
+        max(0, (size + 2 * cut - step * (kernel - 1) - 1) // stride + 1)
+        for size, cut, step, kernel, stride in sizes
+    )
+    return 0 < _MIN_CHANNELS_PER_PIXEL * pixels <= module.out_channels
+
+
+def has_many_rows(module: Any, shape: Sequence[int]) -> bool:  # noqa: ARG001
+    """Return whether a sum over all but the channels of (N, C, *spatial) adds up many numbers."""
+    size = prod(shape)
+    return size >= max(_LARGE_BATCH, _MANY_ROWS * shape[1])
+
+
+def is_smaller_than_kernel(module: Any, sizes: Sequence[int]) -> bool:
+    """Return whether the kernel is larger than the `sizes` over which it moves.
+
+    These are the spatial sizes of the input, or for a transposed convolution of the output.
+    """
+    extents = zip(sizes, module.kernel_size, module.dilation, strict=True)
+    return any(0 < size <= (kernel - 1) * step for size, kernel, step in extents)
+
+
+def _input_is_smaller_than_kernel(module: Any, shape: Sequence[int]) -> bool | None:
+    spatial = shape[-len(module.kernel_size) :]
+    return None if module.transposed else is_smaller_than_kernel(module, spatial)
+
+
+def _is_batch_of_one(module: Any, shape: Sequence[int]) -> bool | None:
+    spatial = len(getattr(module, "kernel_size", "ij" + "k" * type(module).__name__.endswith("3d")))
+    return len(shape) == spatial + 1 or shape[0] == 1
+
+
+def _may_be_misread(module: Any, shape: Sequence[int]) -> bool | None:
+    # A batch norm misreads one sample only; an instance norm also rows of (H, W, N, C).
+    return False if "Batch" in type(module).__name__ and shape[0] != 1 else None
+
+
+def _may_be_view_of_one(module: Any, shape: Sequence[int]) -> bool | None:
+    return None if _is_batch_of_one(module, shape) else False
+
+
+def _is_unknown(module: Any, shape: Sequence[int]) -> bool | None:  # noqa: ARG001
+    return None
+
+
+def _is_large(module: Any, shape: Sequence[int]) -> bool | None:  # noqa: ARG001
+    # The only reported size; the limit is not known.
+    return True if prod(shape) >= 16 * 124 * 1282 * 722 else None
+
+
+def _is_over_2_31(module: Any, shape: Sequence[int]) -> bool | None:
+    if prod(shape) >= 2**31:
+        return True
+    return None if hasattr(module, "scale_factor") else False
+
+
+@dataclass(frozen=True)
+class SizePredicate:
+    """A named condition on a call.
+
+    Attributes:
+        what: the calls, as a sentence says it after "only".
+        holds: takes a module and the shape of its input; returns None if these do not decide.
+        in_plan: whether a plan, which knows no shapes, may warn of wrong numbers.
+    """
+
+    what: str
+    holds: Callable[[Any, Sequence[int]], bool | None]
+    in_plan: bool = True
+
+
+SIZES = {
+    "batch_of_one": SizePredicate("at batch 1", _is_batch_of_one),
+    "many_rows": SizePredicate("in training, for large batches", has_many_rows, in_plan=False),
+    "few_pixels": SizePredicate("where few pixels come out of a large weight", has_few_pixels),
+    "smaller_than_kernel": SizePredicate(
+        "where the input is smaller than the kernel", _input_is_smaller_than_kernel
+    ),
+    "large_conv3d": SizePredicate("at large sizes", _is_large),
+    "over_2_31": SizePredicate("from 2^31 elements on", _is_over_2_31, in_plan=False),
+    "gradient_of_tokens": SizePredicate(
+        "where its gradient comes from tokens", _may_be_misread, in_plan=False
+    ),
+    "view_of_one": SizePredicate(
+        "at batch 1, where its input is a view, as of tokens", _may_be_view_of_one, in_plan=False
+    ),
+    "compiled": SizePredicate("with torch.compile", _is_unknown, in_plan=False),
+    "overflow": SizePredicate("after an overflow", _is_unknown, in_plan=False),
+    "first_call": SizePredicate("at the first call", _is_unknown, in_plan=False),
+    "unknown": SizePredicate("at sizes that are not known", _is_unknown),
+}
+
 
 FILE = Path(__file__).with_suffix(".yaml")
 # The step that makes the repairs which entries name.
@@ -171,3 +319,50 @@ def _rank(name: str) -> int | None:
 
 def _agree(one: int | None, other: int | None) -> bool:
     return None in (one, other) or one == other
+
+
+_FORMATS = {4: ("contiguous", "channels_last"), 5: ("contiguous", "channels_last_3d")}
+
+
+class CallIssues:
+    """The known issues with one effect, by default wrong numbers, that a device has at some sizes only."""
+
+    def __init__(self, device: str, effect: str = "wrong") -> None:
+        self._by_class: dict[str, list[Issue]] = defaultdict(list)
+        for issue in standing(device):
+            for operation in issue.operations if issue.sizes and issue.effect == effect else ():
+                self._by_class[operation].append(issue)
+
+    def of(self, module: nn.Module, shape: Sequence[int]) -> list[Issue]:
+        """Return the issues that a call has for certain, given the shape of the module's input."""
+        cls: Any = type(module)  # a class is hashable, which mypy denies
+        kind = (torch_class(cls) or cls).__name__
+        if not (issues := self._by_class.get(kind)):
+            return []
+        weight = module._parameters.get("weight", vars(module).get("weight"))
+        if weight is None:
+            return []
+        if (code := forward_code(module)).repaired or not code.runs_torchs:
+            return []
+        formats, dtypes = _formats_of(weight), [name_of(weight.dtype)]
+        return [
+            issue
+            for issue in issues
+            if issue.concerns(kind, formats, dtypes)
+            and ONLY[issue.only](module)
+            and SIZES[issue.sizes].holds(module, shape)
+        ]
+
+
+def describe(issue: Issue) -> str:
+    """Return the sizes and the name of an issue, as the end of a sentence about a module."""
+    sizes = SIZES[issue.sizes].what
+    return f"wrong on this device {sizes}, as in this call: {issue.what} [{issue.name}]"
+
+
+def _formats_of(weight: Tensor) -> list[str]:
+    """Return the formats that the strides of a weight satisfy; all of them for another rank."""
+    names = _FORMATS.get(weight.dim())
+    if names is None:
+        return ["contiguous", "channels_last", "channels_last_3d"]
+    return [name for name in names if canonical_stride(weight.shape, name) == weight.stride()]

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from prepare.core.forward.torch_state import Amp, device_of, isolated, read_amp
-from prepare.core.model.deep_copy import CopyError, copy_or_build
 from prepare.core.model.devices import free_memory
+from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.core.utils.numbers import pace_text
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from prepare.core.forward.float32_calls import CAST_STEP, keep_option
+from prepare.core.forward.input_formatter import CAST_STEP, keep_option
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.wording import dropped, option, step

@@ -29,8 +29,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
+from prepare.core.model.module_kinds import ReplacedMethod, foreign_method, replaced_methods
 from prepare.core.model.module_tree import copy_tree
-from prepare.core.model.replaced_method import ReplacedMethod, foreign_method, replaced_methods
 from prepare.registry import STEPS
 from prepare.steps.keeping import operators
 

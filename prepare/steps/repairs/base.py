@@ -15,9 +15,15 @@ from torch.fx import Proxy
 
 from prepare.core.model.forward_code import forward_code, torch_class
 from prepare.core.model.memory_format import canonical_stride
-from prepare.core.model.module_kinds import mark_repair
-from prepare.core.model.replaced_method import made_of, make_class, script_error
-from prepare.core.model.transforms import is_transformed, reshape_for_view, rows_copied
+from prepare.core.model.module_kinds import (
+    is_transformed,
+    made_of,
+    make_class,
+    mark_repair,
+    reshape_for_view,
+    rows_copied,
+    script_error,
+)
 from prepare.errors import RefusedError
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}

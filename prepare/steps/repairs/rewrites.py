@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.conv import _ConvNd
 
+from prepare.core.model.module_kinds import is_transformed
 from prepare.core.model.tensors import is_lazy, is_plain
-from prepare.core.model.transforms import is_transformed
 from prepare.steps.repairs import all_repairs
 from prepare.steps.repairs.base import (
     SwapClass,
