@@ -50,7 +50,7 @@ class Report(Readable, Analyses):
 
     def as_run(self) -> Results:
         """Return what the terminal and a page show of it: a run without a command line."""
-        job = Job(None, None, [], {}, seen={"convolutions": []}, model=self.model)
+        job = Job(None, None, [], {}, seen={"given": ""}, model=self.model)
         steps = self.steps or {}
         return Results(job=job, task="", audit=self.audit, found=self.found, steps=steps)
 

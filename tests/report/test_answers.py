@@ -14,7 +14,7 @@ from prepare.errors import Problem
 from prepare.stages.flow.document import source_name
 from prepare.stages.flow.records import Copy, Event, Remedy
 
-SEEN = {"given": "", "gave": "", "convolutions": []}
+SEEN = {"given": "", "gave": ""}
 JOB = Job(None, None, [], {}, seen=SEEN)
 RUN = Results(job=JOB, audit=Audit([], {"convolutions": {}}))
 

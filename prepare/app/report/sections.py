@@ -41,8 +41,8 @@ def own_documents(run: Results, advised: str) -> Iterator[Document]:
             yield Document(name=name, title=title, place=place, parts=found.__iter__)
 
 
-def audit_parts(audit: Audit, more: Iterable[tuple[str, str]] = ()) -> Iterator[Part]:
-    """Yield the counts of an audit and `more`, why tensors were not converted, and every tensor."""
+def audit_parts(audit: Audit) -> Iterator[Part]:
+    """Yield the counts of an audit, why tensors were not converted, and every tensor."""
     summary = audit.summary
     dtypes = ", ".join(f"{count:,} {name}" for name, count in summary["dtypes"].items())
     devices = ", ".join(f"{count:,} on {name}" for name, count in summary["devices"].items())
@@ -53,7 +53,7 @@ def audit_parts(audit: Audit, more: Iterable[tuple[str, str]] = ()) -> Iterator[
         ("Memory", sentences.bytes_text(summary) if judged else size(summary["bytes_after"])),
         ("Not registered", ", ".join(map(str, summary["unregistered"]))),
     ]
-    yield Facts(rows=tuple(fact for fact in (*facts, *more) if fact[1]))
+    yield Facts(rows=tuple(fact for fact in facts if fact[1]))
     titles = columns("Status word, Reason prose, Tensors number, First tensor code")
     title = "Not converted, or only in part"
     yield Table(label="Not converted", title=title, columns=titles, rows=_reasons(audit.rows))
@@ -131,9 +131,7 @@ def _warnings(run: Results, advised: str) -> Iterator[Part]:
 def _result(run: Results) -> Iterator[Part]:
     """Yield what was found of the tensors, or what is planned."""
     if run.audit:
-        returned = run.job.seen["convolutions"] if run.job.seen else ()
-        outputs = (("Outputs", sentences.outputs_sentence(**counted)) for counted in returned)
-        yield from audit_parts(run.audit, outputs)
+        yield from audit_parts(run.audit)
     elif run.plan:
         yield from plan_parts(run.plan)
 

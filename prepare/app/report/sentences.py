@@ -185,12 +185,6 @@ def missed_notes(rows: Iterable[AuditRow]) -> list[str]:
     return lines if hidden <= 0 else [*lines[:4], f"{plural(hidden, 'more reason')}; see audit.csv"]
 
 
-def outputs_sentence(*, format: str, gave: int, of: int, ambiguous: int) -> str:  # noqa: A002
-    """Return one sentence on the outputs of convolutions: `8 of 8 convolutions returned channels_last`."""
-    both = f" ({ambiguous} of these also satisfy another memory format)" if ambiguous else ""
-    return f"{gave} of {plural(of, 'convolution')} returned {format}{both}"
-
-
 def memory_text(figures: Mapping[str, Any]) -> str:
     """Return `5.4 MiB`, or `5.4 MiB -> 2.7 MiB` if it changed; empty if it is not known."""
     known = [figures.get("bytes_before"), figures.get("bytes_after")]
