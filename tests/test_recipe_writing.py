@@ -99,9 +99,7 @@ def test_what_is_not_plain_data_is_refused_by_its_path(steps, where, wrong):
 def test_a_list_that_holds_itself_is_refused():
     loop = []
     loop.append(loop)
-    with pytest.raises(
-        RecipeError, match=r"steps\.a\.b\[0\].*: is more than 32 levels deep"
-    ):
+    with pytest.raises(RecipeError, match=r"steps\.a\.b\[0\].*: is more than 32 levels deep"):
         recipe.dumps({"a": {"b": loop}})
     loop *= 3
     with pytest.raises(RecipeError, match="is more than 32 levels deep"):
