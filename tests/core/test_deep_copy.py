@@ -1,4 +1,4 @@
-"""Test copies of models: modes, hooks, shared memory, computed weights, and networks of libraries."""
+"""Test copies of models: modes, hooks, computed weights, and networks of libraries."""
 
 import copy
 
@@ -60,6 +60,3 @@ def test_a_part_that_python_cannot_copy_is_named():
     model.stream = (number for number in range(3))
     with pytest.raises(CopyError, match="generator"):
         deep_copy(model)
-
-
-# --------------------------------------------------------------------------- modes that do not matter

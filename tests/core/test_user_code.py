@@ -89,7 +89,7 @@ def test_the_last_cause_of_an_error_is_kept():
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("user_nets.Zzz", "user_nets has no 'Zzz'; it has Net, helper, build"),
+        ("user_nets.Zzz", "user_nets has no 'Zzz'; it has Net, build, helper"),
         ("user_nets.Nett", "user_nets has no 'Nett'; did you mean 'user_nets.Net'?"),
         (
             "user_netz.Net",

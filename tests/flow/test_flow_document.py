@@ -7,7 +7,7 @@ from torch import nn
 
 from flow_checks import Net, cl
 from made import show
-from prepare.app.report.pages.section import section_body
+from prepare.app.report.html import drawn
 from prepare.core.document import ReportContext
 from prepare.errors import FlowError
 from prepare.stages.flow import Flow, observe, predict
@@ -49,7 +49,12 @@ def test_a_contiguous_model_is_told_that_nothing_was_asked_for(tmp_path, capsys)
     assert flow_sentence(flow) == f"{text}, 0 bytes copied per forward"
     show("flow", flow)
     assert capsys.readouterr().out.count(text) == 1
-    assert section_body(flow_document(ReportContext(found={"flow": flow}))).lower().count(text) == 1
+    assert (
+        drawn(flow_document(ReportContext(found={"flow": flow})).shown("page"), "flow")
+        .lower()
+        .count(text)
+        == 1
+    )
     flow.save(tmp_path / "flow.json")
     assert flow_sentence(Flow.load(tmp_path / "flow.json")) == flow_sentence(flow)
     asked = predict(net, cl(2, 3, 8, 8), wanted={4: "channels_last"})

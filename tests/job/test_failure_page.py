@@ -7,7 +7,7 @@ import pytest
 from page_reader import Reader
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Record
-from prepare.app.report.pages import page
+from prepare.app.report import pages
 
 RAISES = ("model._target_=sample_nets.raises", "input.shape=[1,3,8,8]")
 
@@ -29,6 +29,6 @@ def test_a_failure_to_write_the_page_keeps_the_error_of_the_job(error, tmp_path,
     def fails(*_, **__):
         raise error
 
-    monkeypatch.setattr(page, "write_page", fails)
+    monkeypatch.setattr(pages, "write_page", fails)
     assert cli.run([*RAISES, f"hydra.run.dir={tmp_path}"]) == 1
     assert "sample_nets.py:" in Record(tmp_path).result().error

@@ -14,10 +14,8 @@ from made import write_run
 from mutations import Mutation, mutations
 from prepare import recipe
 from prepare.app.cli.commands import show_sweep
-from prepare.app.job.record import used_folder
-from prepare.app.job.results import read_results
+from prepare.app.job.record import read_results, used_folder
 from prepare.app.report.compare_runs import differences
-from prepare.app.report.pages.page import run_documents, run_page
 from prepare.app.sweep.manifest import read_sweep_manifest
 from prepare.app.sweep.summary import read_summary
 from prepare.audit import Audit
@@ -48,15 +46,10 @@ def swept(tmp_path_factory):
 
 
 def read_run(folder: Path, file: str, sound: Path, *, pages: bool) -> list:
-    """Return the calls of everything that reads this file; without `pages` no page and no difference."""
+    """Return the calls of everything that reads this file; without `pages` no difference."""
 
-    def shown() -> None:
-        results = read_results(folder)
-        list(run_documents(results, []))
-
-    calls = [shown, lambda: used_folder(folder)]
+    calls = [lambda: read_results(folder), lambda: used_folder(folder)]
     if pages:
-        calls += [lambda: run_page(folder)]
         calls += [lambda: differences(folder, sound), lambda: differences(sound, folder)]
     if file in LOADERS:
         calls.append(lambda: show(LOADERS[file](folder / file), sound / file, page=pages))

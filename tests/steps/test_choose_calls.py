@@ -13,7 +13,7 @@ from keeping_nets import (
     video,
 )
 from prepare.pipeline import Pipeline
-from prepare.steps.keeping.choose_calls import choose_calls, cost_of
+from prepare.steps.keeping.calls import choose_calls, cost_of
 from small_nets import facts
 
 

@@ -1,7 +1,7 @@
 """The progress of a sweep: its counts, and a spinner that has a text from the start."""
 
 from prepare.app.job.record import Job, Record, Result
-from prepare.app.report.terminal.sweep_progress import SweepProgress
+from prepare.app.report.sweep_progress import SweepProgress
 from prepare.app.sweep.manifest import SweepManifest
 
 ROWS = [["seed=0"], ["seed=1"], ["seed=2"]]
