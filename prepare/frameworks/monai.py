@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.packages import naming_extra
 from prepare.errors import RefusedError
-from prepare.frameworks._recipe import NetworkRecipe, Recipe
+from prepare.frameworks.outside import Outside, Recipe
 
 with naming_extra("ignite"):
     from ignite.engine import Engine, Events
@@ -26,8 +26,8 @@ class PrepareHandler:
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        network: the network; by default the attribute `network` of the engine, as MONAI's trainers have it.
-        optimizer: its optimizer; by default the attribute `optimizer` of the engine, if it has one.
+        network: the network; by default those of the engine, as MONAI's trainers have them.
+        optimizer: its optimizer; by default those of the engine, if it has any.
         folder: where the audit and the recipe are written; nowhere by default.
 
     Raises:
@@ -43,30 +43,29 @@ class PrepareHandler:
         optimizer: Optimizer | None = None,
         folder: str | Path | None = None,
     ) -> None:
-        self._recipe, self._folder = NetworkRecipe(recipe), folder
+        self._outside, self._folder = Outside(recipe), folder
         self._network, self._optimizer = network, optimizer
 
     def attach(self, engine: Engine) -> None:
         """Register the handler with an engine."""
         engine.add_event_handler(Events.STARTED, self._start)
-        engine.add_event_handler(Events.EPOCH_STARTED, self._check)
+        engine.add_event_handler(Events.EPOCH_STARTED, lambda _: self._outside.check())
 
     def _start(self, engine: Engine) -> None:
-        network = self._of(engine, "network")  # MONAI's trainers have it only after their handlers
-        if network is None:
+        # MONAI's trainers have them only after their handlers; a GanTrainer has two of each.
+        found = {part: _of(engine, part) for part in ("network", "optimizer")}
+        networks = [self._network] if self._network is not None else found["network"]
+        if not networks:
             wrong = f"{type(engine).__name__} has no network"
             raise RefusedError("network", wrong, "give network=")
-        self._recipe.apply(network, self._optimizers(engine))
+        optimizers = [self._optimizer] if self._optimizer is not None else found["optimizer"]
+        self._outside.optimizers.update(optimizers)
+        for network in networks:
+            self._outside.prepare(network, strict=True)
         if self._folder is not None:
-            self._recipe.write(network, self._folder)
+            self._outside.write(self._folder)
 
-    def _check(self, engine: Engine) -> None:
-        self._recipe.check(self._of(engine, "network"), self._optimizers(engine))
 
-    def _optimizers(self, engine: Engine) -> list[Optimizer]:
-        optimizer = self._of(engine, "optimizer")
-        return [] if optimizer is None else [optimizer]
-
-    def _of(self, engine: Engine, name: str) -> Any:
-        own = getattr(self, f"_{name}")
-        return getattr(engine, name, None) if own is None else own
+def _of(engine: Engine, part: str) -> list[Any]:
+    found = [getattr(engine, prefix + part, None) for prefix in ("", "g_", "d_")]
+    return [each for each in found if each is not None]
