@@ -34,6 +34,6 @@ def prepare(accelerator: Accelerator, *objects: Any, recipe: Recipe) -> Any:
         wrong = f"{len(models)} of {len(objects)} are models"
         raise RefusedError("objects", wrong, "give one model, and apply a Pipeline to any other")
     optimizers = [each for each in objects if isinstance(each, Optimizer)]
-    Outside(recipe, optimizers=optimizers).prepare(models[0], strict=True)
+    Outside(recipe, only=lambda: models, optimizers=optimizers).prepare(models[0])
     same_on_all_ranks(models[0])
     return accelerator.prepare(*objects)

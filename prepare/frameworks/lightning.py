@@ -13,60 +13,53 @@ with naming_extra("lightning"):
     import lightning.pytorch as pl
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import nn
 
 
 class Prepare(pl.Callback):
-    """Prepares networks in `setup`, before optimizers are made and the strategy wraps the module.
+    """Prepares each network of a LightningModule at its first call, or before the strategy wraps it.
 
-    A network that `configure_model` builds is prepared once it exists. Inputs are formatted by a hook of each
-    network. The state of optimizers follows, also from a checkpoint.
+    So a network that `configure_model` builds is prepared too. Inputs are formatted by a hook of each. The state
+    of optimizers follows, also from a checkpoint.
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
         module: the name of the network in the LightningModule; by default each child with Parameters.
-        folder: where the audit and the recipe are written, on rank 0; nowhere by default.
 
     Raises:
-        DriftError: when training starts, something has lost the layout.
         RefusedError: `module` is not a module.
     """
 
-    def __init__(
-        self, recipe: Recipe, *, module: str | None = None, folder: str | Path | None = None
-    ) -> None:
-        self._recipe, self._name, self._folder = recipe, module, folder
+    def __init__(self, recipe: Recipe, *, module: str | None = None) -> None:
+        self._name, self._module = module, pl.LightningModule()
+        self._outside = Outside(recipe, only=self._networks)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Prepare the networks that there are, and begin to look for others."""
-        self._outside = Outside(self._recipe, only=lambda: _networks(pl_module, self._name)).start()
-        for network in _networks(pl_module, self._name):
-            self._outside.prepare(network, strict=self._name is not None)
+        """Begin to look for networks, before optimizers are made."""
+        self._module = pl_module
+        self._networks()
+        self._outside.start()
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check weights and optimizer states after checkpoints were loaded."""
-        self._outside.check()
-        if self._folder is not None and trainer.is_global_zero:
-            self._outside.write(self._folder)
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """End to look for networks."""
+        self._outside.stop()
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """End to look for networks."""
         self._outside.stop()
 
-
-def _networks(module: nn.Module, name: str | None) -> list[nn.Module]:
-    children = {
-        key: each for key, each in module.named_children() if any(True for _ in each.parameters())
-    }
-    if name is None:
-        return list(children.values())
-    try:
-        found = module.get_submodule(name)
-    except AttributeError:
-        if hasattr(module, name.partition(".")[0]):  # configure_model builds it later
-            return []
-        remedy = choose(name, children, noun="modules with parameters")
-        raise RefusedError("module", f"{name!r} is not a module", remedy) from None
-    return [found]
+    def _networks(self) -> list[nn.Module]:
+        children = dict(self._module.named_children())
+        if self._name is None:
+            return [each for each in children.values() if any(True for _ in each.parameters())]
+        try:
+            return [self._module.get_submodule(self._name)]
+        except AttributeError:
+            if hasattr(
+                self._module, self._name.partition(".")[0]
+            ):  # configure_model builds it later
+                return []
+            remedy = choose(self._name, children, noun="modules")
+            raise RefusedError("module", f"{self._name!r} is not a module", remedy) from None

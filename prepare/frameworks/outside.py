@@ -104,8 +104,6 @@ class Found:
             breaks, copied = self.flow.summary["breaks"], self.flow.summary["copied_bytes"]
             lost = f"LOST at {plural(breaks, 'place')}: {size(copied)} copied per forward"
             yield f"  layout    {lost if breaks else 'kept'}"
-            if breaks:
-                yield "  next      add the step repair_layout or keep_layout to the recipe"
         yield from (f"  warning   {first_line(str(each))}" for each in self.plan.warnings[:2])
 
 
@@ -201,11 +199,11 @@ class Outside:
             found.left, found.is_checked = first_line(str(error)), True
             warnings.warn(f"{found.name} is not prepared: {found.left}", stacklevel=4)
 
-    def prepare(self, network: nn.Module, *, strict: bool = False) -> None:
+    def prepare(self, network: nn.Module) -> None:
         """Prepare a network with the optimizers that hold Parameters of it.
 
-        Known issues of torch are judged as for training if a Parameter requires a gradient. With `strict`, a
-        request without effect is an error.
+        Known issues of torch are judged as for training if a Parameter requires a gradient. For networks that
+        were named, a request without effect is an error.
 
         Raises:
             PrepareError: it cannot be prepared; it is as it was.
@@ -215,7 +213,7 @@ class Outside:
             plan = self.pipeline.plan(network, amp=amp)
             if trains:
                 raise_problems(KnownIssueError, plan.training_errors)
-            self._apply(network, self.optimizers, amp, strict=strict)
+            self._apply(network, self.optimizers, amp)
         found = self._networks.get(network) or self._add(network)
         if found.plan is None:
             found.plan = plan
@@ -223,25 +221,10 @@ class Outside:
             found.again += 1
         found.parts, found.is_checked = WeakSet(network.modules()), True
 
-    def _apply(
-        self, network: nn.Module, optimizers: Iterable[Optimizer], amp: Amp, *, strict: bool = False
-    ) -> None:
-        mine = _training(network, optimizers)
-        self.pipeline.apply(network, strict, optimizer=mine, amp=amp)
-
-    def check(self) -> None:
-        """Raise DriftError if weights of a network or the state of its optimizers lost the layout."""
-        for network in self._networks:
-            mine = _training(network, self.optimizers)
-            self.pipeline.check(network, strict=True, optimizer=mine)
-
-    def write(self, folder: str | Path) -> None:
-        """Write the audits of the networks and the recipe into a folder."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        for index, network in enumerate(self._networks):
-            audit(network).save(folder / f"audit{index or ''}.json")
-        self.pipeline.save(folder / "recipe.yaml")
+    def _apply(self, network: nn.Module, optimizers: Iterable[Optimizer], amp: Amp) -> None:
+        held = {id(parameter) for parameter in network.parameters()}
+        mine = [each for each in optimizers if held & _parameters(each)]
+        self.pipeline.apply(network, self._only is not None, optimizer=mine, amp=amp)
 
     def _add(self, network: nn.Module) -> Found:
         found = self._networks[network] = Found(type(network).__name__)
@@ -296,7 +279,7 @@ class Outside:
         if self.may_rest and self._only is None:
             known = {_kind(network) for network, found in self._networks.items() if found.plan}
             for copy in unprepared(self):
-                if _kind(copy) in known:
+                if _kind(copy) in known and all(each.grad is None for each in copy.parameters()):
                     self.attempt(copy)
         _rest()
 
@@ -346,11 +329,8 @@ def _kind(network: nn.Module) -> tuple[Any, ...]:
     return type(network), tuple(shapes)
 
 
-def _training(network: nn.Module, optimizers: Iterable[Optimizer]) -> list[Optimizer]:
-    """Return the optimizers that hold Parameters of a network."""
-    held = {id(parameter) for parameter in network.parameters()}
-    groups = [(each, group) for each in optimizers for group in each.param_groups]
-    return list({id(e): e for e, group in groups if held & set(map(id, group["params"]))}.values())
+def _parameters(optimizer: Optimizer) -> set[int]:
+    return {id(each) for group in optimizer.param_groups for each in group["params"]}
 
 
 @contextmanager

@@ -58,7 +58,7 @@ def run_program(argv: list[str]) -> tuple[int, Outside, str]:
             runpy.run_module(words[0], run_name="__main__", alter_sys=True)
         else:
             sys.path.insert(0, str(Path(words[0]).resolve().parent))
-            runpy.run_path(words[0], run_name="__main__")
+            runpy.run_path(str(Path(words[0]).absolute()), run_name="__main__")
     except SystemExit as stop:
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)  # noqa: T201

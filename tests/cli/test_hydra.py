@@ -18,6 +18,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from omegaconf import DictConfig, OmegaConf
+from prepare.frameworks._recipe import NetworkRecipe, child_network
 from torch import nn
 
 import prepare.frameworks.hydra
@@ -26,7 +27,6 @@ from prepare.app.cli.configuration import choices_in
 from prepare.app.job.build_model import listed_targets
 from prepare.core.utils.folders import STEP_GROUPS
 from prepare.errors import ConfigError
-from prepare.frameworks._recipe import NetworkRecipe, child_network
 from prepare.pipeline import Pipeline
 from small_nets import small_2d
 from words import composing
