@@ -54,6 +54,8 @@ _FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _CALLS = 10
 # Classes whose name ends so, or whose base does, compare outputs and are no networks.
 _NO_NETWORKS = ("Loss", "Criterion", "Metric")
+# Wrappers that keep the layout of a network as it was when they were made.
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 _inside = threading.local()
 
 
@@ -168,27 +170,28 @@ class Outside:
     def called(self, module: nn.Module) -> None:
         """Prepare the network whose call begins, if that has not been done."""
         self._calls += 1
-        if (network := self._network(module)) is not None and self._is_wanted(network):
+        network = self._network(module)
+        is_wrapped = network is not module and type(module).__name__ in _WRAPPERS
+        if not is_wrapped and self._is_wanted(network):
             self.attempt(network)
 
     def returned(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Describe the network whose first call has ended."""
         network = self._network(module)
-        found = self._networks.get(network) if network is not None else None
-        if network is None or found is None or found.plan is None or found.audit is not None:
-            return
-        found.audit = audit(network, plan=found.plan)
-        with _plain_modes() as amp, suppress(Exception):  # the program goes on as without us
-            found.flow = predict(network, Example(args, kwargs), amp=amp)
+        found = self._networks.get(network)
+        if found is not None and found.plan is not None and found.audit is None:
+            found.audit = audit(network, plan=found.plan)
+            with _plain_modes() as amp, suppress(Exception):  # the program goes on as without us
+                found.flow = predict(network, Example(args, kwargs), amp=amp)
 
-    def _network(self, module: nn.Module) -> nn.Module | None:
+    def _network(self, module: nn.Module) -> nn.Module:
         """Return the network in a wrapper that was made of it, or what is called itself."""
         module = getattr(module, "_orig_mod", module)  # of torch.compile(network)
         inner = getattr(module, "module", None)
-        is_wrapper = isinstance(inner, nn.Module) and inner in self._networks
-        if isinstance(module, nn.DataParallel) and not module.device_ids:
-            is_wrapper = True
-        return inner if is_wrapper else module
+        if not isinstance(inner, nn.Module):
+            return module
+        on_a_cpu = isinstance(module, nn.DataParallel) and not module.device_ids
+        return inner if on_a_cpu or inner in self._networks else module
 
     def attempt(self, network: nn.Module) -> None:
         """Prepare a network, or write down why that cannot be: the program goes on as without us."""
@@ -269,8 +272,11 @@ class Outside:
         if optimizer not in self._stepped:
             for network, found in list(self._networks.items()):
                 if found.plan is not None:
-                    with _uncompiled(network), _plain_modes() as amp:
-                        self._apply(network, [optimizer], amp)
+                    try:
+                        with _uncompiled(network), _plain_modes() as amp:
+                            self._apply(network, [optimizer], amp)
+                    except PrepareError as error:
+                        warnings.warn(f"{type(optimizer).__name__}: {error}", stacklevel=5)
 
     def after_step(self, optimizer: Optimizer) -> None:
         """Rest once every optimizer has made a step; prepare copies such as an EMA before."""
