@@ -67,29 +67,6 @@ def test_a_second_run_in_a_folder_at_the_same_time_is_refused(conf, capsys):
     assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 0
 
 
-@pytest.fixture
-def completed(monkeypatch, capsys):
-    """Return the words that a shell offers for a line."""
-
-    def query(line, shell="bash"):
-        monkeypatch.setenv("COMP_LINE", line)
-        assert cli.run(["-sc", f"query={shell}"]) == 0
-        out, err = capsys.readouterr()
-        assert err == ""
-        return out.split()
-
-    return query
-
-
-@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
-def test_hydra_completes_groups_options_and_keys(completed, shell):
-    assert completed("prepare model=unet2d memfmt=ch", shell) == [
-        "memfmt=channels_last",
-        "memfmt=channels_last_3d",
-    ]
-    assert "verify=" in completed("prepare ver", shell)
-
-
 @pytest.mark.parametrize("name", ["report.html", "result.json"])
 def test_files_that_no_run_has_written_are_not_replaced(conf, capsys, name):
     (conf.parent / "run").mkdir()

@@ -1,13 +1,11 @@
 """Texts for users: words of the command line and of Python, capitals, cells of a table, remarks of others."""
 
 import doctest
-import logging
 
 import pytest
 
 from prepare.core.model import module_tree
 from prepare.core.utils import wording
-from prepare.core.utils.packages import quiet_torchao
 from prepare.core.utils.text import csv_text
 from prepare.pipeline import pipeline
 
@@ -47,14 +45,6 @@ def test_a_cell_is_no_formula_for_a_spreadsheet(value, cell):
 def test_a_cell_with_line_ends_and_separators_stays_one_cell():
     assert csv_text([["a;b", "a-b", "new\nline"]]) == 'a;b,a-b,"new\nline"\n'
     assert csv_text([["a\rb"]]) == '"a\rb"\n'
-
-
-def test_a_job_shows_only_errors_of_torchao(monkeypatch):
-    logger, chosen = logging.getLogger("torchao"), logging.getLogger("torch.utils._pytree")
-    monkeypatch.setattr(logger, "level", logging.NOTSET)
-    monkeypatch.setattr(chosen, "level", logging.INFO)
-    quiet_torchao()
-    assert (logger.level, chosen.level) == (logging.ERROR, logging.INFO)
 
 
 @pytest.mark.parametrize("module", [module_tree, pipeline], ids=lambda m: m.__name__)

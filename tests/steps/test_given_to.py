@@ -275,36 +275,3 @@ def test_a_repaired_module_is_one_node_of_a_graph():
     graph = torch.fx.symbolic_trace(nn.Sequential(model, nn.ReLU())).graph
     called = [node.target for node in graph.nodes if node.op == "call_module"]
     assert called == ["0.0", "0.1", "1"]
-
-
-class Flattens(nn.Module):
-    def __init__(self, norm):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), norm
-
-    def forward(self, x):
-        x = torch.relu(self.norm(self.conv(x)))
-        return x.view(x.size(0), -1), x.view(torch.int32)
-
-
-VIEW = {"keep_layout": {"calls": ["Flattens.forward: x.view(x.size(0), -1)"]}}
-
-
-@pytest.mark.parametrize(
-    ("make", "steps"),
-    [
-        (lambda: Flattens(nn.GroupNorm(2, 8)), {"repair_layout": {}}),
-        (lambda: nn.Sequential(Flattens(nn.GroupNorm(2, 8))), {"repair_layout": {}}),
-        (lambda: nn.Sequential(Flattens(nn.Identity())), VIEW),
-    ],
-)
-def test_a_graph_of_fx_reshapes_where_a_view_was_replaced(make, steps):
-    model = make()
-    x = torch.randn(2, 3, 4, 4)
-    expected = model(x)
-    Pipeline.from_config({"conv2d_memory_format": {}} | steps).apply(model, known_issues="ignore")
-    graph = torch.fx.symbolic_trace(model)
-    found = graph(x.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(found[0], expected[0])
-    called = [node.target for node in graph.graph.nodes if node.op == "call_method"]
-    assert called == ["size", "reshape", "view"]
