@@ -6,18 +6,18 @@ import logging
 import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
 from prepare import recipe
-from prepare.core.forward.call import arguments, call_of
-from prepare.core.forward.example_input import Example
+from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.torch_state import Amp
+from prepare.core.forward.unchanged import copy_of
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.options import no_options, plain
@@ -61,7 +61,12 @@ from prepare.step import PHASES, ModuleStep, Step, remembering
 from prepare.steps.device import Device
 from prepare.steps.input_format import InputFormat
 
+if TYPE_CHECKING:
+    from prepare.core.forward.example_input import Example
+
 _Model = TypeVar("_Model", bound=nn.Module)
+_Example = TypeVar("_Example", bound="Example | Call")
+_Asking = ModuleStep | InputFormat
 _Steps = Mapping[str, Mapping[str, Any] | None]
 _log = logging.getLogger(__name__)
 
@@ -298,7 +303,7 @@ class Pipeline:
         `example` is a batch before `format`; the model stays as it is.
         """
         check_module(model)
-        given = Example(*arguments(example))
+        given = call_of(example)
         for step in self.asking():
             copied = copy_tree(model, cache(clone_of))  # a shared tensor stays one
             chosen, notes = self.step_for(step, copied, given, amp)
@@ -307,13 +312,13 @@ class Pipeline:
             self.steps[step.name] = chosen
             self._bind()
 
-    def asking(self) -> list[ModuleStep]:
+    def asking(self) -> list[_Asking]:
         """Return the steps that choose options by an example, and have none yet."""
-        steps = self.steps.values()
-        return [each for each in steps if isinstance(each, ModuleStep) and each.without_example()]
+        steps = [step for step in self.steps.values() if isinstance(step, _Asking)]
+        return [step for step in steps if step.bind(self.steps.values()).without_example()]
 
     def step_for(
-        self, step: ModuleStep, copied: nn.Module, example: Any, amp: Amp
+        self, step: _Asking, copied: nn.Module, example: Any, amp: Amp
     ) -> tuple[Step, list[str]]:
         """Return a step of this pipeline with the options that it finds with `example`, and notes on them.
 
@@ -323,10 +328,15 @@ class Pipeline:
         others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
-        step, given = step.bind(steps), others.formatted(example)
+        bound, given = step.bind(steps), others.formatted(call_of(example).map(copy_of))
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
         raise_problems(RefusedError, module_problems(copied))
-        return on_rank_zero(lambda: step.for_example(copied, given, backward=backward, amp=amp))
+        chosen, notes = on_rank_zero(
+            lambda: bound.for_example(copied, given, backward=backward, amp=amp)
+        )
+        # What follows other steps goes on following them.
+        same = {f.name for f in fields(step) if getattr(chosen, f.name) == getattr(bound, f.name)}
+        return replace(chosen, **{name: getattr(step, name) for name in same}), notes
 
     def undo(self, model: nn.Module, *, phases: Iterable[str] = PHASES) -> None:
         """Take the steps of these phases back, in place, the last first, as far as steps can be undone."""
@@ -373,8 +383,8 @@ class Pipeline:
         needed = replace(InputFormat().bind(self.steps.values()), memory_format=None)
         return [needed] if needed.device or needed.dtype else []
 
-    def formatted(self, example: Example) -> Example:
-        """Return the example as `input_format` formats it."""
+    def formatted(self, example: _Example) -> _Example:
+        """Return an example, or a call, as `input_format` formats it."""
         change = self.input_format().format
         return replace(example, args=change(example.args), kwargs=change(example.kwargs))
 

@@ -1,7 +1,6 @@
 """One job from words to files: its record, its network and example, autocast and metrics."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,8 +39,6 @@ def test_the_main_job_prepares_audits_and_leaves_its_record(go):
     assert "8 of 8" in ran.out
     assert "8 converted, 0" in ran.page
     assert "[2, 1, 8, 8, 8] float32 -> [2, 2, 8, 8, 8] float32" in ran.page
-    # How many depends on the kernels that this machine chooses; that they were watched does not.
-    assert re.search(r"\d of 8 convolutions returned channels_last_3d", ran.page)
     assert str(ran.folder.relative_to(Path.cwd())) in ran.out
 
 

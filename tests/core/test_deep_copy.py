@@ -1,4 +1,4 @@
-"""Test copies of models: modes, hooks, shared memory, computed weights, and networks of libraries."""
+"""Test copies of models: modes, hooks, computed weights, and networks of libraries."""
 
 import copy
 

@@ -64,7 +64,7 @@ def test_every_kind_of_container_is_gone_into_and_keeps_its_type(batch, image):
 def test_integers_and_booleans_are_never_cast():
     ids, mask = torch.tensor([2049, 100001]), torch.tensor([True])
     phase = torch.randn(2, dtype=torch.complex64)
-    result = formatted([ids, mask, phase, torch.ones(1)], dtype="float16")
+    result = formatted([ids, mask, phase, torch.ones(1, 1)], dtype="float16")
     assert result[0] is ids
     assert result[1] is mask
     assert result[2] is phase
@@ -132,7 +132,7 @@ def attached():
 
 def test_attached_formatting_covers_positional_and_keyword_arguments():
     pipeline, model = attached()
-    first, image, stride, other = pipeline.apply(model)(torch.ones(1), image=IMAGE, other={"n": 3})
+    first, image, stride, other = pipeline.apply(model)(IMAGE, image=IMAGE, other={"n": 3})
     assert (first, image, other) == (torch.bfloat16, torch.bfloat16, {"n": 3})
     assert stride == canonical_stride(IMAGE.shape, "channels_last")
 
@@ -214,22 +214,107 @@ def test_a_batch_with_its_channels_last_in_its_shape_is_left_alone(shape):
     assert not formatted(moved, memory_format="by_rank").is_contiguous() or shape[-1] == 1
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+def test_mask_values_become_those_of_the_new_dtype(dtype, source):
+    largest = torch.finfo(getattr(torch, dtype)).max
+    low, high = torch.finfo(source).min, torch.finfo(source).max
+    mask = torch.tensor([[low, high, 0.5, -torch.inf, torch.nan]]).to(source)
+    for given in (mask, mask[None, None].expand(1, 2, 4, 5)):
+        found = formatted(given, dtype=dtype, memory_format="channels_last").float()
+        found = found.flatten()[:5]
+        assert found[:4].tolist() == [-largest, largest, 0.5, -torch.inf]
+        assert found[4].isnan()
+    traced = torch.func.vmap(lambda row: formatted(row, dtype=dtype))(mask[None])
+    assert traced[0, 0].isfinite().sum() == 3
+
+
+@pytest.mark.parametrize("value", [70000.0, -1e9])
+def test_a_tensor_that_the_dtype_cannot_hold_stays_and_is_named(value):
+    batch = {"boxes": torch.tensor([[value, 1.5]]), "image": IMAGE}
+    with pytest.warns(UserWarning, match=r"boxes .*float16.*exclude"):
+        found = formatted(batch, dtype="float16")
+    assert found["boxes"] is batch["boxes"]
+    assert found["image"].dtype is torch.float16
+    assert formatted(batch, dtype="bfloat16")["boxes"].dtype is torch.bfloat16
+
+
+NOT_CAST = {
+    "scalar": torch.tensor(998.4),
+    "vector": torch.tensor([998.4, 3.3]),
+    "float64": torch.full((2, 2), 1737012345.25, dtype=torch.float64),
+    "float64 image": IMAGE.double(),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_CAST)
+def test_times_and_scales_keep_their_digits_unless_named(kind):
+    given = NOT_CAST[kind]
+    assert formatted({"t": given}, dtype="bfloat16")["t"] is given
+    included = formatted({"t": given}, dtype="bfloat16", include=["t"])
+    assert included["t"].dtype is torch.bfloat16
+
+
+BOXES = torch.tensor([[13.3, 441.7, 1021.4, 1333.9]])
+NESTED = {"image": IMAGE, "targets": [{"boxes": BOXES, "masks": IMAGE}, {"boxes": BOXES}]}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "value"),
+    "pattern", ["targets", "targets.*", "targets.0", "targets.*.boxes", "*boxes", "0.boxes"]
+)
+def test_a_pattern_names_an_argument_or_what_holds_it(pattern):
+    found = formatted(NESTED, dtype="bfloat16", exclude=[pattern])
+    assert found["targets"][0]["boxes"] is BOXES
+    assert found["image"].dtype is torch.bfloat16
+    assert formatted(NESTED, dtype="bfloat16", exclude=["box"])["targets"][0]["boxes"] is not BOXES
+
+
+def test_exclude_wins_over_include():
+    step = {"dtype": "bfloat16", "include": ["*"], "exclude": ["t"]}
+    found = formatted({"t": torch.ones(2, 2), "u": torch.ones(2)}, **step)
+    assert (found["t"].dtype, found["u"].dtype) == (torch.float32, torch.bfloat16)
+
+
+class Timed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.time = nn.Conv2d(3, 4, 1), nn.Linear(1, 4)
+
+    def forward(self, x, timestep=None, *, boxes=None):
+        y = self.conv(x)
+        return y if timestep is None else y + self.time(timestep)[..., None, None]
+
+
+@pytest.mark.parametrize(
+    ("step", "named"),
     [
-        ("bfloat16", torch.finfo(torch.float32).min),
-        ("float16", torch.finfo(torch.float32).min),
-        ("float16", -1e9),
-        ("float16", 70000.0),
+        ({}, "include=['timestep']"),
+        ({"exclude": ["x"]}, "include=['x', 'timestep']"),
+        ({"exclude": ["boxes"]}, "include=['timestep', 'boxes']"),
     ],
 )
-def test_a_finite_value_stays_finite_in_16_bits(dtype, value):
-    largest = torch.finfo(getattr(torch, dtype)).max
-    mask = torch.tensor([value, 0.5, -torch.inf, torch.nan])
-    for given in (mask, mask[None, None, None].expand(1, 1, 2, 4)):
-        found = formatted(given, dtype=dtype, memory_format="channels_last").flatten()[:4].float()
-        assert found[0] == (largest if value > 0 else -largest)
-        assert found[1:3].tolist() == [0.5, -torch.inf]
-        assert found[3].isnan()
-    traced = torch.func.vmap(lambda row: formatted(row, dtype=dtype))(mask[None])
-    assert traced[0, 0].isfinite()
+def test_a_forward_that_fails_for_a_dtype_names_the_argument(step, named):
+    steps = {"half": {"dtype": "bfloat16"}, "input_format": {"attach": True, **step}}
+    model = Pipeline.from_config(steps).apply(Timed())
+    with pytest.raises(RuntimeError, match="dtype|type") as raised:
+        model(IMAGE, torch.ones(1), boxes=BOXES)
+    (note,) = raised.value.__notes__
+    names = named.removeprefix("include=").strip("[]").replace("'", "").split(", ")
+    assert all(f'"{name}"' in note.partition('"exclude"')[0] for name in names)
+    steps["input_format"]["include"] = names
+    steps["input_format"]["exclude"] = []
+    Pipeline.from_config(steps).apply(model)
+    assert model(IMAGE, torch.ones(1), boxes=BOXES).dtype is torch.bfloat16
+
+
+def test_patterns_hold_in_a_compiled_call():
+    class Returns(nn.Module):
+        def forward(self, x, targets):
+            return x + 1, targets["boxes"] * 1
+
+    step = {"dtype": "bfloat16", "attach": True, "exclude": ["targets.boxes"]}
+    compiled = {"input_format": step, "compile": {"backend": "aot_eager", "fullgraph": True}}
+    torch._dynamo.reset()
+    model = Pipeline.from_config(compiled).apply(Returns())
+    x, boxes = model(IMAGE, {"boxes": BOXES})
+    assert (x.dtype, boxes.dtype) == (torch.bfloat16, torch.float32)

@@ -33,7 +33,6 @@ def test_the_page_shows_the_record_of_a_job(ran):
     for phrase in (
         "prepare model=small_3d memfmt=channels_last_3d '+model.x=[1, 2]'",
         f"{summary['convolutions']['converted']} converted",
-        "2 of 3 convolutions returned channels_last_3d (1 of these also satisfy another memory format)",
         "3 breaks, all InstanceNorm3d, 12.0 KiB copied per forward",
         "Add a step: InstanceNorm3d: copies",
         "half: keep: norms",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -22,7 +22,7 @@ from prepare.audit import audit
 from prepare.core.forward.call import arguments, call_of
 from prepare.core.forward.compiled import compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_example
-from prepare.core.forward.run_example import count_layouts, run_example
+from prepare.core.forward.run_example import run_example
 from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
@@ -219,10 +219,7 @@ def _run_example(work: StageContext) -> tuple[dict[str, Any] | None, float]:
 
     with work.progress("running the example input"):
         forward = run_example(work.model, work.formatted, amp=work.amp)
-    formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
-    counted = [asdict(each) for each in count_layouts(forward.calls, formats)]
-    seen = {"given": forward.inputs, "gave": forward.output, "convolutions": counted}
-    return seen, forward.seconds
+    return {"given": forward.inputs, "gave": forward.output}, forward.seconds
 
 
 def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | None:

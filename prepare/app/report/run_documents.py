@@ -24,7 +24,6 @@ from prepare.app.report.sentences import (
     bytes_text,
     changes_text,
     is_judged,
-    outputs_sentence,
     problems_of,
 )
 from prepare.app.report.training_code import training_code as code_for_recipe
@@ -185,13 +184,10 @@ def _notes(run: Results) -> Iterator[Part]:
 def _result(run: Results) -> Iterator[Part]:
     """Yield what the first screen does not show of an audit, or of a plan."""
     if run.audit:
-        seen = run.job.seen if run.job else None
         facts = [
             fact for fact in audit_facts(run.audit) if fact[0] not in ("Convolutions", "Memory")
         ]
-        returned = seen["convolutions"] if seen else ()
-        outputs = [("Outputs", outputs_sentence(**counted)) for counted in returned]
-        kept = [fact for fact in facts if fact[0] == "Tensors"] + outputs
+        kept = [fact for fact in facts if fact[0] == "Tensors"]
         yield Facts(rows=tuple(fact for fact in facts if fact not in kept))
         note, reasons, every = _tensors(run.audit)
         yield reasons

@@ -202,12 +202,6 @@ def autocast_text(amp: str) -> str:
     return "" if amp == "none" else f"under autocast to {amp}"
 
 
-def outputs_sentence(*, format: str, gave: int, of: int, ambiguous: int) -> str:  # noqa: A002
-    """Return one sentence on the outputs of convolutions: `8 of 8 convolutions returned channels_last`."""
-    both = f" ({ambiguous} of these also satisfy another memory format)" if ambiguous else ""
-    return f"{gave} of {plural(of, 'convolution')} returned {format}{both}"
-
-
 def memory_text(figures: Mapping[str, Any]) -> str:
     """Return `5.4 MiB`, or `5.4 -> 2.7 MiB` if it changed; empty if it is not known."""
     before, after = figures.get("bytes_before"), figures.get("bytes_after")

@@ -95,17 +95,29 @@ def map_tensors(
     pytree does not visit a dataclass, a UserDict or a subclass of dict that is not registered with it.
     Give `kinds` to change values of other classes.
     """
+    return map_named(lambda tensor, _: change(tensor), value, "", kinds)
+
+
+def map_named(
+    change: Callable[[Any, str], Any],
+    value: Any,
+    name: str = "",
+    kinds: tuple[type, ...] = (Tensor,),
+) -> Any:
+    """Return what `map_tensors` returns; `change` gets the name of each tensor too: `targets.0.boxes`."""
     if isinstance(value, kinds):
-        return change(value)
+        return change(value, name)
     if isinstance(value, LEAVES):
         return value
+    start = f"{name}." if name else ""
     if torch.compiler.is_compiling():  # which cannot trace a comparison of containers
         if type(value) is dict:
-            return {key: map_tensors(change, item, kinds) for key, item in value.items()}
+            return {k: map_named(change, v, f"{start}{k}", kinds) for k, v in value.items()}
         if type(value) in (list, tuple):
-            return type(value)([map_tensors(change, item, kinds) for item in value])
+            items = [map_named(change, v, f"{start}{i}", kinds) for i, v in enumerate(value)]
+            return type(value)(items)
     before = dict(items_of(value))
-    after = {key: map_tensors(change, item, kinds) for key, item in before.items()}
+    after = {key: map_named(change, v, f"{start}{key}", kinds) for key, v in before.items()}
     changed = {key: item for key, item in after.items() if item is not before[key]}
     if not before:
         _report_unknown(value)
