@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import warnings
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -47,6 +48,38 @@ BFLOAT16 = {"half": {"dtype": "bfloat16"}, "input_format": {}}
 BOXES = torch.tensor([[13.3, 441.7, 1021.4, 1333.9], [1.7, 2.3, 700.1, 900.9]])
 
 
+class Detector(nn.Module):
+    """Pools the features in each box, and returns the boxes in pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, images, targets):
+        features = self.stem(images).mean((2, 3))
+        return self.head(features), [each["boxes"] / each["scale"] for each in targets]
+
+
+@program
+def boxes_in_nested_lists_keep_their_pixels(us):
+    targets = [{"boxes": BOXES, "scale": torch.tensor(3.3)} for _ in range(2)]
+    batch = {"images": torch.randn(2, 3, 16, 16), "targets": targets}
+    model = us.prepare(Detector().eval(), batch, dtype="bfloat16")
+    scores, boxes = model(**batch)
+    assert all(torch.equal(each, BOXES / 3.3) for each in boxes)
+    assert scores.dtype == (torch.bfloat16 if us.with_us else torch.float32)
+
+
+@program
+def a_time_in_float64_of_a_batch_keeps_its_seconds(us):
+    batch = {"image": torch.randn(2, 3, 8, 8), "time": torch.tensor([1737012345.25]).double()}
+    batch["time"] += 0.125
+    found = us.format(BFLOAT16, batch)
+    assert found["time"].item() == batch["time"].item()
+    assert found["image"].dtype == (torch.bfloat16 if us.with_us else torch.float32)
+
+
 class Diffusion(nn.Module):
     """Embeds its time in float32, as diffusers does, and casts the embedding."""
 
@@ -62,11 +95,72 @@ class Diffusion(nn.Module):
         return features + self.time(self.seen.to(features.dtype))[..., None, None]
 
 
+@program
+def a_timestep_is_embedded_as_it_is(us):
+    model = us.prepare(Diffusion().eval(), dtype="bfloat16")
+    model(torch.randn(2, 4, 8, 8), torch.tensor([998.4, 3.3]))
+    assert torch.equal(model.seen[:, 0], torch.tensor([998.4, 3.3]).sin())
+
+
+@program
+def a_timestep_of_two_dimensions_is_found_by_a_batch(us):
+    class OfColumns(Diffusion):
+        def forward(self, sample, timestep):
+            return super().forward(sample, timestep[:, 0])
+
+    batch = (torch.randn(2, 4, 8, 8), torch.tensor([[998.4], [3.3]]))
+    model = us.prepare(OfColumns().eval(), batch, dtype="bfloat16")
+    model(*batch)
+    assert torch.equal(model.seen[:, 0], batch[1][:, 0].sin())
+    model(batch[0], timestep=batch[1])
+    assert torch.equal(model.seen[:, 0], batch[1][:, 0].sin())
+
+
 @dataclass
 class Sample:
     image: torch.Tensor
     target: torch.Tensor
     weights: tuple
+
+
+class Item(NamedTuple):
+    image: torch.Tensor
+    target: torch.Tensor
+
+
+@program
+def a_dataclass_and_a_named_tuple_keep_their_vectors(us):
+    image, target = torch.randn(2, 3, 8, 8), torch.tensor([998.4, 1e-3])
+    sample = us.format(BFLOAT16, Sample(image, target, (target, torch.tensor(1333.9))))
+    item = us.format(BFLOAT16, Item(image, target))
+    assert sample.target is item.target is target
+    assert sample.weights[1].item() == torch.tensor(1333.9).item()
+
+
+@program
+def an_output_of_transformers_is_a_batch(us):
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    loss = torch.tensor(998.4)
+    output = outputs.ImageClassifierOutput(loss=loss, logits=torch.randn(2, 8))
+    found = us.format(BFLOAT16, output)
+    assert type(found) is type(output)
+    assert found.loss is loss
+
+
+@program
+def a_number_that_float16_cannot_hold_stays(us):
+    depth = torch.tensor([[70000.0, 3.5]])
+    batch = {"image": torch.randn(1, 3, 8, 8), "depth": depth}
+    steps = {"half": {"dtype": "float16"}, "input_format": {}}
+    assert us.format(steps, batch)["depth"] is depth
+
+
+@program
+def a_mask_of_the_least_number_stays_a_mask(us):
+    mask = torch.zeros(1, 1, 4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), float("-inf"))
+    mask = mask.clamp(min=torch.finfo(torch.float32).min)
+    found = us.format({"half": {"dtype": "float16"}, "input_format": {}}, mask)
+    assert found.softmax(-1).isfinite().all()
 
 
 def wan():

@@ -15,7 +15,7 @@ import yaml
 from paths import CONF
 from prepare.app.cli import main as cli
 from prepare.app.cli.commands import COMMANDS
-from prepare.app.job.settings import Settings, group_names, key_names, unknown_key
+from prepare.app.job.settings import Settings, group_names, key_names
 from prepare.core.forward.example_input import DTYPES
 from prepare.core.utils.suggest import nearest
 from prepare.registry import STEPS
@@ -158,10 +158,3 @@ def test_nine_of_ten_misspelt_words_are_answered_with_the_right_one(cases, tmp_p
         if f"did you mean {word!r}" not in said and f"did you mean {word}" not in said:
             wrong.append((written.format(slip), said))
     assert len(wrong) <= tried / 10, wrong
-
-
-def test_every_step_given_as_a_key_is_told_how_to_add_it():
-    for name in set(STEPS) - set(key_names()):
-        problem = unknown_key(name)
-        assert problem.remedy == f"write +steps.{name}={{}}"
-        assert STEPS[name].from_options({})

@@ -5,14 +5,12 @@ from torch import nn
 
 from keeping_nets import (
     LAST,
-    CallsKernel,
     Purposeful,
     chunked,
     folding,
     image,
     video,
 )
-from prepare.pipeline import Pipeline
 from prepare.steps.keeping.choose_calls import choose_calls, cost_of
 from small_nets import facts
 
@@ -59,17 +57,6 @@ def test_a_contiguous_that_the_code_needs_is_not_chosen():
     choice = chosen(Purposeful().to(memory_format=LAST))
     assert choice.before.summary["breaks"] == 1
     assert choice.names == ()
-
-
-def test_a_contiguous_before_a_custom_kernel_is_not_chosen():
-    torch.manual_seed(0)
-    model = CallsKernel().to(memory_format=LAST)
-    choice = chosen(model)
-    assert choice.before.summary["breaks"] == 1
-    assert choice.names == ()
-    expected = model(video())
-    Pipeline.from_config({"keep_layout": {}}).apply(model)
-    assert torch.equal(model(video()), expected)
 
 
 def test_a_contiguous_and_the_view_that_needs_it_are_chosen_together():

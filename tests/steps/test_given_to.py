@@ -268,10 +268,3 @@ def test_a_prepared_model_gives_the_numbers_of_the_unprepared(receiver, net):
             torch.jit.script(prepared)
     else:
         assert_same(give(prepared, in_format(x, net)), give(plain, x), net)
-
-
-def test_a_repaired_module_is_one_node_of_a_graph():
-    _, model, _ = pair("instance_norm")
-    graph = torch.fx.symbolic_trace(nn.Sequential(model, nn.ReLU())).graph
-    called = [node.target for node in graph.nodes if node.op == "call_module"]
-    assert called == ["0.0", "0.1", "1"]
