@@ -11,7 +11,7 @@ from keeping_nets import (
     image,
     video,
 )
-from prepare.steps.keeping.choose_calls import choose_calls, cost_of
+from prepare.steps.keeping.calls import choose_calls, cost_of
 from small_nets import facts
 
 

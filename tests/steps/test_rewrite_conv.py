@@ -14,8 +14,8 @@ from prepare.audit import Audit, audit
 from prepare.errors import ConfigError, PatternError
 from prepare.pipeline import Pipeline
 from prepare.steps import repair_layout, rewrite_conv
-from prepare.steps.rewrites import _choose, all_rewrites
-from prepare.steps.rewrites.products import LinearConv2d, LinearConv3d
+from prepare.steps.repairs import all_rewrites, choose_rewrites
+from prepare.steps.repairs.rewrites import LinearConv2d, LinearConv3d
 from rewritten_modules import Causal, Served
 
 EMPTY = {name: [] for name in all_rewrites()}
@@ -51,7 +51,7 @@ def clock(monkeypatch):
     def timed(timer, module, call, rewrites):
         return seconds[""], {each.name: seconds[each.name] / seconds[""] for each in rewrites}
 
-    monkeypatch.setattr(_choose._Timer, "timed", timed)
+    monkeypatch.setattr(choose_rewrites._Timer, "timed", timed)
     return seconds
 
 

@@ -211,7 +211,7 @@ def ddp_kept():
 
 def rewritten_by_time():
     """The classes of the convolutions that are chosen by time, where each rank finds another one faster."""
-    from prepare.steps.rewrites import _choose
+    from prepare.steps.repairs import choose_rewrites
 
     first = distributed.get_rank() == 0
 
@@ -219,7 +219,7 @@ def rewritten_by_time():
         return 1.0, {each.name: 0.5 if (module.bias is None) == first else 2.0 for each in rewrites}
 
     model = nn.Sequential(nn.Conv2d(3, 3, 1, bias=False), nn.Conv2d(3, 3, 1)).double()
-    true, _choose._Timer.timed = _choose._Timer.timed, timed
+    true, choose_rewrites._Timer.timed = choose_rewrites._Timer.timed, timed
     try:
         pipeline = Pipeline.from_config({"rewrite_conv": {}})
         pipeline.apply(model, example=mine(batches()[0]))
@@ -230,7 +230,7 @@ def rewritten_by_time():
             )
         )
     finally:
-        _choose._Timer.timed = true
+        choose_rewrites._Timer.timed = true
     backward(wrapped, mine(batches()[0]))
     return [type(each).__name__ for each in model], late
 
