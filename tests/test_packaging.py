@@ -174,8 +174,9 @@ def test_only_command_line_modules_need_its_packages(tmp_path):
     needs = (
         "prepare.frameworks.hydra",
         "prepare.app.cli.",
-        "prepare.app.report.terminal.",
-        "prepare.app.report.pages.",
+        "prepare.app.report.terminal",
+        "prepare.app.report.pages",
+        "prepare.app.report.html",
         "prepare.app.sweep.preloaded",
     )
     assert [name for name in done.stdout.split() if not name.startswith(needs)] == []

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import nn
 
+import made
 from clocks import Clock
 from made import ran
 from page_reader import Reader
-from prepare.app.report.pages.page import run_page
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
@@ -145,7 +145,7 @@ def test_the_key_bench_sets_the_level(tmp_path, monkeypatch, capsys, word):
     assert code == 0, out
     assert (folder / "bench.json").exists() == timed
     assert timed == ("faster    not measured" not in out and "faster    " in out)
-    sections = {section.get("id") for section in Reader(run_page(folder)).all("section")}
+    sections = {section.get("id") for section in Reader(made.page_of(folder)).all("section")}
     assert ("bench" in sections) == timed
     if timed:
         found = Comparison.load(folder / "bench.json")

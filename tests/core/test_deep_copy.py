@@ -46,6 +46,3 @@ def test_a_part_that_python_cannot_copy_is_named():
     model.stream = (number for number in range(3))
     with pytest.raises(CopyError, match="generator"):
         deep_copy(model)
-
-
-# --------------------------------------------------------------------------- modes that do not matter

@@ -126,7 +126,7 @@ def test_two_recipes_differ_option_by_option(tmp_path, first, second, found):
         (("4-row/audit.json", "none.json"), "none.json: cannot be read: No such file or directory"),
         (("4-row/recipe.yaml", "none.yaml"), "none.yaml: cannot be read: No such file or directory"),
         (("4-row/recipe.yaml", "broken.yaml"), "broken.yaml:"),
-        (("4-row", "0-row"), "0-row: flow.json: this is not a flow: "),
+        (("4-row", "0-row"), "0-row/audit.json: this is not an audit: "),
     ],
 )  # fmt: skip
 def test_incomparable_paths_give_one_line_and_exit_code_2(swept, monkeypatch, capsys, pair, line):
@@ -134,7 +134,7 @@ def test_incomparable_paths_give_one_line_and_exit_code_2(swept, monkeypatch, ca
     Path("empty").mkdir()
     Path("killed/.hydra").mkdir(parents=True)
     Path("broken.yaml").write_text("[")
-    Path("0-row/flow.json").write_text("{")
+    Path("0-row/audit.json").write_text("{")
     code, out, err = diff(capsys, *pair)
     assert (code, out) == (2, "")
     assert err.startswith(line)

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from prepare.app.cli import main as cli
-from prepare.app.report.terminal.sweep import write_summary
+from prepare.app.report.sweep_table import write_summary
 from prepare.app.sweep.ranking import rank
 from prepare.app.sweep.summary import read_summary
 
@@ -17,7 +17,7 @@ def test_a_copied_folder_gives_the_same_summary(swept, tmp_path):
     shutil.copytree(swept, there)
     for folder in (swept, there):
         write_summary(read_summary(folder), folder)
-    for name in ("summary.json", "summary.csv", "summary.md"):
+    for name in ("summary.json", "summary.csv"):
         assert (swept / name).read_bytes() == (there / name).read_bytes()
 
 
@@ -55,7 +55,7 @@ def test_a_wrong_type_in_a_record_is_one_row_that_says_so(swept, capsys, name, k
 def test_a_summary_writes_nothing_outside_of_its_folder(swept, tmp_path, capsys):
     outside = tmp_path / "outside"
     outside.write_text("mine")
-    written = ("summary.json", "summary.csv", "summary.md", "report.html")
+    written = ("summary.json", "summary.csv", "report.html")
     for name in written:
         (swept / name).unlink(missing_ok=True)
         (swept / name).symlink_to(outside)

@@ -26,11 +26,9 @@ from prepare.app.cli.answer import is_quiet, tell
 from prepare.app.cli.configuration import BASE, choices_in, overrides_in, resolved
 from prepare.app.cli.words import refused
 from prepare.app.job.execute import JobSpec, run_job
-from prepare.app.job.outcome import INTERRUPTED
 from prepare.app.job.record import Job, used_folder
-from prepare.app.report.terminal.console import stage
-from prepare.app.report.terminal.run import RunOutput, shown_folder
-from prepare.app.report.terminal.sweep_progress import SweepProgress
+from prepare.app.report.sweep_progress import SweepProgress
+from prepare.app.report.terminal import RunOutput, shown_folder, stage
 from prepare.app.sweep.leader import Leader
 from prepare.app.sweep.manifest import SweepManifest, identity_of, number_duplicates
 from prepare.app.sweep.worker import run_in_sweep, shares_cores
@@ -40,6 +38,7 @@ from prepare.core.utils.packages import check_torch
 from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, raise_problems
+from prepare.stages.stage import INTERRUPTED
 
 _NAMED = re.compile(r"(?:_target_|class)\s*[:=]\s*([\w.]+)")
 

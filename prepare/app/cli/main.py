@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, NoReturn
 from prepare.app.cli import commands
 from prepare.app.cli.answer import answered, print_problems
 from prepare.app.cli.words import USAGES, check_flags, first_sentence, refused, split_words
-from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, WRONG
 from prepare.core.utils import files
 from prepare.core.utils.machine import limit_spinning
 from prepare.core.utils.packages import switch_off_telemetry
@@ -28,6 +27,7 @@ from prepare.core.utils.user_code import causes
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.pipeline.distributed import rank
+from prepare.stages.stage import DONE, FAILED, INTERRUPTED, WRONG
 
 if TYPE_CHECKING:
     from prepare.app.cli.hydra_app import CommandState

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from prepare import checkpoint
 from prepare.app.job.model_target import (
     absent,
     check_targets,
@@ -34,7 +33,6 @@ from prepare.stages.stage import Stage, tasks
 
 if TYPE_CHECKING:
     from prepare.app.job.settings import Settings
-    from prepare.core.utils.text import Progress
     from prepare.pipeline.plan import Plan, State
 
 # A larger model, in bytes, is not copied for a stage that does not insist.
@@ -177,18 +175,6 @@ def plan_of(settings: Settings, model: nn.Module, pipeline: Pipeline, batch: int
         return plan
     tensors = [t._replace(old=_on_cpu(t.old), new=_on_cpu(t.new)) for t in plan.tensors]
     return replace(plan, tensors=tensors)
-
-
-def save(settings: Settings, model: nn.Module, pipeline: Pipeline, stage: Progress) -> list[str]:
-    """Save the prepared model if `save` names a file; return notes on the weights read and written."""
-    notes = [f"weights: those of {settings.weights}"] if settings.weights else []
-    if settings.save:
-        with stage("saving the weights"):
-            # Of what a recipe can hold: the notes say what is left out.
-            recorded = Pipeline.from_config(pipeline.to_recipe())
-            checkpoint.save(model, settings.save, pipeline=recorded)
-        notes.append(f"weights: written to {settings.save}")
-    return notes
 
 
 def is_copied(model: nn.Module, stages: list[Stage]) -> bool:
