@@ -2,6 +2,7 @@
 
 import gc
 import json
+import logging
 import os
 import signal
 import sys
@@ -146,6 +147,19 @@ def pytest_collection_finish():
 @pytest.fixture(autouse=True)
 def _same_random_numbers():
     torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _same_logs():
+    """Close the logs of runs in this process, and restore what Hydra has changed in its loggers."""
+    loggers = [logging.getLogger(name) for name in ("", "prepare", "hydra")]
+    before = [(log, log.handlers[:], log.level, log.propagate) for log in loggers]
+    yield
+    for log, handlers, level, propagate in before:
+        for opened in set(log.handlers) - set(handlers):
+            opened.close()
+        log.handlers[:], log.propagate = handlers, propagate
+        log.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prepare.app.cli import main as cli
-from prepare.core.utils.folders import hold_folder
+from prepare.core.utils.files import hold_folder
 
 FAST = ("verify=none", "bench=none", "flow=none", "device=cpu")
 NET = "model._target_=sample_nets.Net"

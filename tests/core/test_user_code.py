@@ -60,7 +60,7 @@ def test_a_line_outside_of_the_folder_has_its_path_of_import(nets, tmp_path, mon
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("user_nets.Zzz", "user_nets has no 'Zzz'; it has Net, helper, build"),
+        ("user_nets.Zzz", "user_nets has no 'Zzz'; it has Net, build, helper"),
         ("user_nets.Nett", "user_nets has no 'Nett'; did you mean 'user_nets.Net'?"),
         (
             "user_netz.Net",

@@ -16,7 +16,7 @@ from prepare.app.cli import main as cli
 from prepare.app.job.record import KEPT, Record
 from prepare.app.sweep.manifest import identity_of
 from prepare.app.sweep.summary import read_summary
-from prepare.core.utils.folders import hold_folder
+from prepare.core.utils.files import hold_folder
 from sweeps import NET, QUICK, Ended, processes_in, start, wait_for
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
