@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -15,7 +15,6 @@ from prepare.core.model.module_tree import Snapshot, copy_tree
 from prepare.core.utils.process_state import act_on_interrupts, held_interrupts
 from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError, RefusedError, StepError, raise_problems
-from prepare.pipeline.collect_wants import make_table, targets
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
     KnownIssues,
@@ -29,34 +28,26 @@ from prepare.pipeline.optimizer_state import (
 )
 from prepare.pipeline.plan import Action
 from prepare.pipeline.preconditions import precondition_problems, scripted_problems
-from prepare.pipeline.tensor_table import RequestTable
+from prepare.pipeline.tensor_table import RequestTable, make_table, targets
 from prepare.pipeline.transfer import AnyMove, Transfer
-from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
+from prepare.step import PHASES, ModuleStep, Step
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Phases:
-    """The steps of a pipeline, grouped by phase, in the order in which the phases run."""
+# The steps of a pipeline by their phase, in the order in which the phases run.
+Phases = dict[str, list[Any]]
 
-    structure: list[ModuleStep]
-    tensors: list[TensorStep]
-    runtime: list[ModelStep]
-    inputs: list[InputStep]
 
-    @classmethod
-    def of(cls, steps: Iterable[Step]) -> Self:
-        """Group `steps` by their `phase`; the order within a phase stays."""
-        by_phase: dict[str, list[Any]] = {phase: [] for phase in PHASES}
-        for step in steps:
-            by_phase[step.phase].append(step)
-        return cls(**by_phase)
+def by_phase(steps: Iterable[Step]) -> Phases:
+    """Group steps by their phase; the order within a phase stays."""
+    steps = list(steps)
+    return {phase: [step for step in steps if step.phase == phase] for phase in PHASES}
 
-    @property
-    def acting(self) -> list[TensorStep | ModelStep | InputStep]:
-        """The steps that may act on the model after its tensors have been moved."""
-        return [*self.tensors, *self.runtime, *self.inputs]
+
+def _acting(phases: Phases) -> list[Any]:
+    """Return the steps that may act on the model after its tensors have been moved."""
+    return [step for phase in PHASES[1:] for step in phases[phase]]
 
 
 class Survey(NamedTuple):
@@ -81,14 +72,14 @@ def survey(
     check_module(model)
     actions: list[Action] = []
     unmatched: list[ConfigError] = []
-    if phases.structure:
+    if phases["structure"]:
         raise_problems(RefusedError, scripted_problems(model))
         model = copy_tree(model)
-        actions, unmatched = _rewrite(model, phases.structure)
-    for step in phases.acting:
+        actions, unmatched = _rewrite(model, phases["structure"])
+    for step in _acting(phases):
         if names := tuple(step.targets(model)):
             actions.append(Action(step.name, step.phase, names))
-    table = make_table(model, phases.tensors)
+    table = make_table(model, phases["tensors"])
     table.errors.extend(unmatched)
     issues = find_known_issues(model, table, known_issues, amp, batch)
     return Survey(actions, table, issues, model)
@@ -122,17 +113,17 @@ def apply_steps(
     actions, moves = work.actions, _all_moves(work.table, optimizers)
     if not (actions or moves):
         return None
-    problems = [p for step in [*phases.structure, *phases.acting] for p in step.obstacles(model)]
+    problems = [p for step in chain(*phases.values()) for p in step.obstacles(model)]
     problems += removed_parameters(model, work.model, optimizers)
     raise_problems(RefusedError, [*problems, *precondition_problems(model, work.table)])
     transfer = None
     undo = [Snapshot(model).restore] if actions else []
-    undo += [saved_switches()] if phases.runtime else []
+    undo += [saved_switches()] if phases["runtime"] else []
     try:
         act_on_interrupts()
         if any(action.phase == "structure" for action in actions):
-            _rewrite(model, phases.structure)
-            moves = _all_moves(make_table(model, phases.tensors), optimizers)
+            _rewrite(model, phases["structure"])
+            moves = _all_moves(make_table(model, phases["tensors"]), optimizers)
         for action in actions:
             names = (name or "the model" for name in action.modules)
             _log.debug("%s: %s", action.step, ", ".join(names))
@@ -140,7 +131,7 @@ def apply_steps(
         transfer = Transfer(moves, low_memory=low_memory)
         undo.insert(0, transfer.undo)
         transfer.run()
-        for step in phases.acting:
+        for step in _acting(phases):
             act_on_interrupts()
             if list(step.targets(model)):
                 with _refusals(step.name):

@@ -6,18 +6,18 @@ import logging
 import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
 from prepare import recipe
-from prepare.core.forward.call import arguments, call_of
-from prepare.core.forward.example_input import Example
+from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.torch_state import Amp
+from prepare.core.forward.unchanged import copy_of
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.options import no_options, plain
@@ -34,7 +34,7 @@ from prepare.errors import (
     raise_problems,
 )
 from prepare.patterns import are_no_code, exactly, patterns_in
-from prepare.pipeline.apply import Phases, Survey, apply_steps, check_module, survey
+from prepare.pipeline.apply import Survey, apply_steps, by_phase, check_module, survey
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
@@ -57,10 +57,16 @@ from prepare.pipeline.preconditions import (
 )
 from prepare.pipeline.tensor_table import tensor_plans
 from prepare.registry import STEPS
-from prepare.step import PHASES, Step, remembering
+from prepare.step import PHASES, ModuleStep, Step, remembering
+from prepare.steps.device import Device
 from prepare.steps.input_format import InputFormat
 
+if TYPE_CHECKING:
+    from prepare.core.forward.example_input import Example
+
 _Model = TypeVar("_Model", bound=nn.Module)
+_Example = TypeVar("_Example", bound="Example | Call")
+_Asking = ModuleStep | InputFormat
 _Steps = Mapping[str, Mapping[str, Any] | None]
 _log = logging.getLogger(__name__)
 
@@ -81,8 +87,12 @@ class Pipeline:
         if isinstance(steps, Mapping):
             remedy = "write Pipeline.from_config({name: options})"
             raise ConfigError("steps", "a mapping of names to options, not steps", remedy)
-        self.steps: dict[str, Step] = {step.name: step.settle() for step in steps}
-        self._phases = self._by_phase()
+        self.steps: dict[str, Step] = {step.name: _settled(step) for step in steps}
+        self._bind()
+
+    def _bind(self) -> None:
+        steps = self.steps.values()
+        self._phases = by_phase(step.bind(steps) for step in steps)
 
     @classmethod
     def from_config(cls, steps: _Steps) -> Pipeline:
@@ -293,17 +303,22 @@ class Pipeline:
         `example` is a batch before `format`; the model stays as it is.
         """
         check_module(model)
-        given = Example(*arguments(example))
-        for step in [step for step in self.steps.values() if step.without_example()]:
+        given = call_of(example)
+        for step in self.asking():
             copied = copy_tree(model, cache(clone_of))  # a shared tensor stays one
             chosen, notes = self.step_for(step, copied, given, amp)
             for note in notes:
                 _log.warning("%s", note)
-            self.steps[step.name] = chosen.settle()
-            self._phases = self._by_phase()
+            self.steps[step.name] = chosen
+            self._bind()
+
+    def asking(self) -> list[_Asking]:
+        """Return the steps that choose options by an example, and have none yet."""
+        steps = [step for step in self.steps.values() if isinstance(step, _Asking)]
+        return [step for step in steps if step.bind(self.steps.values()).without_example()]
 
     def step_for(
-        self, step: Step, copied: nn.Module, example: Any, amp: Amp
+        self, step: _Asking, copied: nn.Module, example: Any, amp: Amp
     ) -> tuple[Step, list[str]]:
         """Return a step of this pipeline with the options that it finds with `example`, and notes on them.
 
@@ -313,15 +328,15 @@ class Pipeline:
         others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
-        step, given = step.bind(steps), others.formatted(example)
-        if not step.measures:
-            return step.for_example(copied, given, backward=backward, amp=amp)
+        bound, given = step.bind(steps), others.formatted(call_of(example).map(copy_of))
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
         raise_problems(RefusedError, module_problems(copied))
-        return on_rank_zero(lambda: step.for_example(copied, given, backward=backward, amp=amp))
-
-    def _by_phase(self) -> Phases:
-        return Phases.of(step.bind(self.steps.values()) for step in self.steps.values())
+        chosen, notes = on_rank_zero(
+            lambda: bound.for_example(copied, given, backward=backward, amp=amp)
+        )
+        # What follows other steps goes on following them.
+        same = {f.name for f in fields(step) if getattr(chosen, f.name) == getattr(bound, f.name)}
+        return replace(chosen, **{name: getattr(step, name) for name in same}), notes
 
     def undo(self, model: nn.Module, *, phases: Iterable[str] = PHASES) -> None:
         """Take the steps of these phases back, in place, the last first, as far as steps can be undone."""
@@ -360,7 +375,7 @@ class Pipeline:
         Without an input step that is the device and the floating-point dtype that the steps give to the
         weights, without which the model raises; the step `input_format` gives the memory format too.
         """
-        for step in self._phases.inputs or self._needed_format():
+        for step in self._phases["inputs"] or self._needed_format():
             batch = step.format(batch)
         return batch
 
@@ -368,8 +383,8 @@ class Pipeline:
         needed = replace(InputFormat().bind(self.steps.values()), memory_format=None)
         return [needed] if needed.device or needed.dtype else []
 
-    def formatted(self, example: Example) -> Example:
-        """Return the example as `input_format` formats it."""
+    def formatted(self, example: _Example) -> _Example:
+        """Return an example, or a call, as `input_format` formats it."""
         change = self.input_format().format
         return replace(example, args=change(example.args), kwargs=change(example.kwargs))
 
@@ -381,6 +396,10 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline.from_config({self.to_config()!r})"
+
+
+def _settled(step: Step) -> Step:
+    return step.settle() if isinstance(step, Device) else step
 
 
 def _built(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[Step]:

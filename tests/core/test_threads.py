@@ -51,17 +51,3 @@ def test_workers_do_all_work_in_one_thread_each(start):
     assert {count for _, count, _ in done} == {1}
     assert (threading.get_ident() in {ident for _, _, ident in done}) != start
     assert counts() == before
-
-
-@pytest.mark.parametrize("start", [True, False])
-def test_an_error_of_a_worker_ends_all_and_is_raised(start):
-    before, done = counts(), []
-
-    def work(item):
-        done.append(item)
-        raise ValueError(str(item))
-
-    with pytest.raises(ValueError, match=r"[012]"), OneThreadWorkers(start=start) as workers:
-        workers.run(work, deque(range(100)))
-    assert len(done) <= 3
-    assert counts() == before

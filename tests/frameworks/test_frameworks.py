@@ -7,17 +7,13 @@ import importlib
 import inspect
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import prepare.frameworks
-from imports import modules_imported_by
 from prepare.errors import ConfigError, RefusedError
-from prepare.frameworks.outside import network_pipeline
 from prepare.pipeline import Pipeline
 
 STEPS = {"device": {"device": "cpu"}, "conv2d_memory_format": {}}
@@ -47,27 +43,6 @@ class Seen(nn.Module):
 
 
 # ------------------------------------------------------------------------------ the recipe
-
-
-def test_a_recipe_is_a_path_a_mapping_or_a_pipeline(tmp_path):
-    Pipeline.from_config(STEPS).save(tmp_path / "recipe.yaml")
-    for recipe in (STEPS, Pipeline.from_config(STEPS), tmp_path / "recipe.yaml"):
-        steps = network_pipeline(recipe).steps
-        assert list(steps) == ["conv2d_memory_format", "input_format"]
-        assert steps["input_format"].attach
-    with pytest.raises(ConfigError, match="recipe: a int is not a recipe; give a path"):
-        network_pipeline(3)
-
-
-def test_importing_the_package_imports_no_framework():
-    # The file, not the module: after another test the package holds its modules, under these names.
-    for name in ("__init__", "outside", "run_program"):
-        imported = modules_imported_by(Path(prepare.frameworks.__path__[0]) / f"{name}.py")
-        assert {each.partition(".")[0] for each in imported} <= {
-            *sys.stdlib_module_names,
-            "prepare",
-            "torch",
-        }
 
 
 # ------------------------------------------------------------------------------ Lightning
@@ -196,18 +171,6 @@ def test_the_trainer_prepares_its_model(train):
     weight = next(p for p in trainer.model.parameters() if p.dim() == 4)
     assert weight.stride(1) == 1
     assert trainer.optimizer.state[weight]["exp_avg"].stride() == weight.stride()
-
-
-@pytest.mark.slow
-def test_the_trainer_keeps_the_layout_when_it_resumes(train):
-    from prepare.frameworks.transformers import PrepareCallback
-
-    train([], 2)
-    trainer = train([PrepareCallback(STEPS)], 4, resume_from_checkpoint=True)
-    weight = next(p for p in trainer.model.parameters() if p.dim() == 4)
-    assert trainer.state.global_step == 4
-    assert trainer.optimizer.state[weight]["exp_avg"].stride() == weight.stride()
-    assert weight.stride(1) == 1
 
 
 # ------------------------------------------------------------------------------ MONAI and Ignite

@@ -272,17 +272,6 @@ def test_each_of_two_networks_is_given_every_optimizer():
     assert torch.equal(optimizers[2].state[nets[1][0].weight]["exp_avg"], before)
 
 
-def test_float16_is_refused_for_optimizers_of_this_network():
-    nets = [nn.Conv2d(3, 8, 3), nn.Conv2d(3, 8, 3)]
-    optimizers = [optim.Adam(net.parameters()) for net in nets]
-    half = Pipeline.from_config({"half": {}})
-    half.apply(nets[0], optimizer=optimizers[1])
-    assert nets[0].weight.dtype is torch.float16
-    with pytest.raises(RefusedError, match=r"^optimizer: .*; .*torch.autocast, or .*bfloat16"):
-        half.apply(nets[1], optimizer=optimizers)
-    assert nets[1].weight.dtype is torch.float32
-
-
 @pytest.mark.parametrize("argument", ["optimizer", "batch"])
 def test_an_optimizer_or_batch_given_by_position_is_refused_first(argument):
     net = Net()
@@ -291,78 +280,6 @@ def test_an_optimizer_or_batch_given_by_position_is_refused_first(argument):
     with pytest.raises(ConfigError, match=f"strict: a {type(other).__name__} .*; .*{remedy}"):
         FLAT.apply(net, other)
     assert FLAT.check(net)
-
-
-def test_wrapped_optimizers_are_unwrapped(request):
-    accelerate = pytest.importorskip("accelerate")
-    lightning = pytest.importorskip("lightning.pytorch.core.optimizer")
-    request.addfinalizer(accelerate.state.AcceleratorState._reset_state)
-    request.addfinalizer(accelerate.state.PartialState._reset_state)
-    for wrap in (lightning.LightningOptimizer, accelerate.Accelerator(cpu=True).prepare_optimizer):
-        model = network()
-        inner = make("Adam", "plain", model)
-        train(model, inner)
-        wrapped = wrap(inner)
-        FLAT.apply(model)
-        assert FLAT.check(model, optimizer=wrapped)
-        assert relayout(wrapped) is wrapped
-        assert FLAT.check(model, optimizer=wrapped) == []
-        BACK.apply(model, optimizer=wrapped)
-        in_line(inner)
-        assert len(inner._optimizer_load_state_dict_post_hooks) == 1
-
-
-def test_the_state_follows_a_cast_and_counters_do_not():
-    model = network()
-    optimizer = make("Adam", "plain", model)
-    train(model, optimizer)
-    steps = [state["step"].clone() for state in optimizer.state.values()]
-    Pipeline.from_config({"half": {"dtype": "bfloat16", "keep": []}}).apply(
-        model, optimizer=optimizer
-    )
-    in_line(optimizer)
-    assert [state["step"] for state in optimizer.state.values()] == steps
-    assert {state["exp_avg"].dtype for state in optimizer.state.values()} == {torch.bfloat16}
-
-
-def test_factored_state_follows_a_cast_and_trains_on():
-    model = nn.Conv2d(3, 8, 3)
-    optimizer = optim.Adafactor(model.parameters())
-    model(torch.randn(2, 3, 8, 8)).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    pipeline = Pipeline.from_config({"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}})
-    pipeline.apply(model, optimizer=optimizer)
-    assert optimizer.state[model.weight]["row_var"].dtype is torch.bfloat16
-    model(torch.randn(2, 3, 8, 8, dtype=torch.bfloat16)).square().mean().backward()
-    optimizer.step()
-    assert pipeline.check(model, optimizer=optimizer) == []
-
-
-def test_the_hook_is_installed_once_and_a_failure_keeps_the_state():
-    model = network()
-    optimizer = make("Adam", "plain", model)
-    train(model, optimizer)
-    before = {id(p): {k: v.stride() for k, v in s.items()} for p, s in optimizer.state.items()}
-    model.body[0].weight.grad = torch.zeros_like(model.body[0].weight)
-    with pytest.raises(RefusedError, match="holds a .grad"):
-        FLAT.apply(model, optimizer=optimizer)
-    assert {
-        id(p): {k: v.stride() for k, v in s.items()} for p, s in optimizer.state.items()
-    } == before
-    assert not optimizer._optimizer_load_state_dict_post_hooks
-    model.body[0].weight.grad = None
-    FLAT.apply(FLAT.apply(model, optimizer=optimizer), optimizer=optimizer)
-    assert len(optimizer._optimizer_load_state_dict_post_hooks) == 1
-
-
-def test_mismatched_state_is_converted_even_if_the_model_is_done():
-    model = network()
-    optimizer = make("Adam", "fused", model)
-    train(model, optimizer)
-    FLAT.apply(model)
-    FLAT.apply(model, optimizer=optimizer)
-    in_line(optimizer)
 
 
 def without_state(optimizer):
@@ -398,80 +315,3 @@ def test_state_keeps_the_dtype_that_its_optimizer_gave_it(weights, moments):
     BACK.apply(model)
     relayout(optimizer)
     assert (found.dtype, found.stride()) == (moments, model.weight.stride())
-
-
-def test_tensors_in_shared_memory_are_refused():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 3)).share_memory()
-    optimizer = make_shared_state(nn.Conv2d(3, 8, 3))
-    for apply in (lambda: FLAT.apply(model), lambda: relayout(optimizer)):
-        with pytest.raises(RefusedError, match="in memory that other processes may share"):
-            apply()
-    assert all(parameter.is_shared() for parameter in model.parameters())
-    FLAT.apply(copy.deepcopy(model))
-
-
-def make_shared_state(model):
-    """Return an optimizer, with state in shared memory, of a model in another layout."""
-    optimizer = optim.SGD(FLAT.apply(model).parameters(), lr=0.1)
-    shared = torch.zeros(model.weight.shape).share_memory_()
-    optimizer.state[model.weight] = {"momentum_buffer": shared}
-    return optimizer
-
-
-def state_dtypes(optimizer):
-    return [
-        (name, value.dtype)
-        for state in optimizer.state.values()
-        for name, value in state.items()
-        if torch.is_tensor(value)
-    ]
-
-
-def optimizers_of_timm():
-    """Return the names, from the source of `timm.optim`: the quick tier takes a few."""
-    few = ["adafactorbv", "adamp", "cadamw", "lamb", "lookahead_sgd", "muon", "sgdp"]
-    return [pytest.param(None, marks=pytest.mark.slow, id="all"), *few]
-
-
-@pytest.mark.parametrize("name", optimizers_of_timm())
-def test_optimizers_of_timm_go_on_as_with_torch_alone(name):
-    module = pytest.importorskip("timm.optim", exc_type=ImportError)
-    for each in [name] if name else module.list_optimizers():
-        models, optimizers = zip(*(timm_pair(module, each) for _ in range(2)), strict=True)
-        if optimizers[0] is None:
-            continue
-        for model, optimizer in zip(models, optimizers, strict=True):
-            train_float32(model, optimizer)
-        dtypes = state_dtypes(optimizers[0])
-        FLAT.apply(models[0], optimizer=optimizers[0])
-        assert state_dtypes(optimizers[0]) == dtypes, each
-        states = [through_a_file(optimizer.state_dict()) for optimizer in optimizers]
-        for model, optimizer, state in zip(models, optimizers, states, strict=True):
-            optimizer.load_state_dict(state)
-            train_float32(model, optimizer)
-        assert state_dtypes(optimizers[0]) == state_dtypes(optimizers[1]), each
-        assert FLAT.check(models[0], optimizer=optimizers[0]) == [], each
-        assert worst(*models) < 1e-3, each
-
-
-def timm_pair(module, name):
-    """Return a network and its optimizer; no optimizer if it needs a GPU and another package."""
-    torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8), nn.Tanh(), nn.Conv2d(8, 8, 1),
-        nn.Tanh(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(4 * 64, 4),
-    )  # fmt: skip
-    try:
-        return model, module.create_optimizer_v2(model, opt=name, lr=1e-3)
-    except AssertionError as error:
-        assert "CUDA required" in str(error) or "must be installed" in str(error)
-        return model, None
-
-
-def train_float32(model, optimizer):
-    torch.manual_seed(1)
-    for _ in range(2):
-        loss = model(torch.randn(2, 3, 12, 12)).square().mean()
-        loss.backward(create_graph=getattr(optimizer, "is_second_order", False))
-        optimizer.step()
-        model.zero_grad(set_to_none=True)

@@ -8,12 +8,7 @@ import torch
 from torch import nn
 
 from compile_checks import Net, pipeline
-from made_works import work
-from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
-from prepare.models.unet import UNet2d
-from prepare.pipeline import Pipeline
-from prepare.stages.stage import STAGES
 from prepare.steps import compile as compiling
 from small_nets import facts
 
@@ -58,17 +53,6 @@ def test_the_same_options_are_recognised_and_others_refused():
         pipeline().apply(own)
 
 
-def test_a_compiled_and_called_model_gets_no_hook():
-    steps = {
-        "compile": {"backend": "eager"},
-        "input_format": {"memory_format": "by_rank", "attach": True},
-    }
-    net = pipeline().apply(Net())
-    net(torch.randn(1, 3, 8, 8))
-    with pytest.raises(RefusedError, match="is compiled already"):
-        Pipeline.from_config(steps).apply(net)
-
-
 def test_undo_removes_the_compilation(graphs):
     net = pipeline(backend="counted").apply(Net())
     compiling.undo(net)
@@ -85,13 +69,3 @@ def test_a_copy_and_a_pickle_are_uncompiled_and_compilable():
         assert pipeline().plan(other)
         pipeline().apply(other)
         assert not pipeline().plan(other)
-
-
-def test_the_flow_without_repairs_works_for_a_compiled_model():
-    steps = {"conv2d_memory_format": {}, "repair_layout": {}, "compile": {"backend": "eager"}}
-    declared = Pipeline.from_config(steps)
-    net = declared.apply(UNet2d(width=4, depth=2, norm="instance").eval())
-    example = Example((torch.randn(1, 1, 16, 16),), {})
-    flow = STAGES["flow"]().run(work(net, declared, formatted=example))["flow_before"]
-    assert "InstanceNorm2d" in {event.type for event in flow.events}
-    assert net._compiled_call_impl is not None

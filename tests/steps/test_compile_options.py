@@ -32,55 +32,34 @@ def test_every_option_reaches_torch(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "where", "said"),
     [
-        (
-            {"backend": "inductr"},
-            "steps.compile.backend: 'inductr' is not a backend; did you mean 'inductor'?",
-        ),
-        ({"backend": ""}, "steps.compile.backend: '' is not a backend"),
-        (
-            {"freezing": True},
-            "steps.compile.freezing: is for inductor, and the backend is eager; drop one",
-        ),
-        (
-            {"mode": "default"},
-            "steps.compile.mode: is for inductor, and the backend is eager; drop one",
-        ),
+        ({"backend": "inductr"}, "backend", "did you mean 'inductor'?"),
+        ({"backend": ""}, "backend", "is not a backend"),
+        ({"freezing": True}, "freezing", "is for inductor"),
+        ({"mode": "default"}, "mode", "is for inductor"),
     ],
 )
-def test_wrong_compile_options_are_configuration_errors(options, message):
-    with pytest.raises(ConfigError) as caught:
+def test_wrong_compile_options_are_configuration_errors(options, where, said):
+    with pytest.raises(ConfigError, match=rf"^steps\.compile\.{where}: ") as caught:
         pipeline(**options)
-    assert str(caught.value).startswith(message)
+    assert said in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "where", "said"),
     [
-        (
-            {"backend": "of_a_plugin"},
-            "steps.compile.backend: 'of_a_plugin' is not a backend; allowed: ",
-        ),
-        (
-            {"backend": "inductor", "options": {"max_autotun": True}},
-            "steps.compile.options: Unexpected optimization option max_autotun; see torch._inductor.",
-        ),
-        (
-            {"backend": "inductor", "options": {"max_autotune": 3}},
-            "steps.compile.options: Unexpected type of attr max_autotune, got int should be bool",
-        ),
-        (
-            {"backend": "inductor", "freezing": True},
-            "steps.compile.freezing: turns the weights into constants, which cannot be trained; call model.eval()",
-        ),
+        ({"backend": "of_a_plugin"}, "backend", "is not a backend"),
+        ({"backend": "inductor", "options": {"max_autotun": True}}, "options", "max_autotun"),
+        ({"backend": "inductor", "options": {"max_autotune": 3}}, "options", "bool"),
+        ({"backend": "inductor", "freezing": True}, "freezing", "model.eval()"),
     ],
 )
-def test_options_that_torch_rejects_are_refused_before_any_change(options, message):
+def test_options_that_torch_rejects_are_refused_before_any_change(options, where, said):
     net = Net()
-    with pytest.raises(RefusedError) as caught:
+    with pytest.raises(RefusedError, match=rf"^steps\.compile\.{where}: ") as caught:
         pipeline(**options).apply(net)
-    assert str(caught.value).startswith(message)
+    assert said in str(caught.value)
     assert net._compiled_call_impl is None
 
 

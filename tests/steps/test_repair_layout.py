@@ -230,17 +230,6 @@ def test_an_issue_fixed_in_this_torch_is_not_repaired(monkeypatch):
     assert Pipeline.from_config(forced).plan(network(), known_issues="ignore").actions
 
 
-def test_patterns_select_what_is_repaired_also_the_second_time():
-    model = nn.Sequential(*network(), *network())
-    pipeline = Pipeline.from_config(
-        {**FLAT, "repair_layout": {"include": ["type:InstanceNorm2d"], "exclude": ["5"]}}
-    )
-    for _ in range(2):
-        pipeline.apply(model.eval(), known_issues="ignore")
-        assert kinds(model)[1::4] == ["KeepingInstanceNorm2d", "InstanceNorm2d"]
-        assert not pipeline.plan(model, known_issues="ignore")
-
-
 def test_a_shared_module_excluded_by_one_name_is_not_repaired():
     norm = nn.InstanceNorm2d(8)
     model = nn.Sequential(nn.Conv2d(8, 8, 3), norm, norm).eval()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from prepare.errors import KnownIssueError, RefusedError
+from prepare.errors import KnownIssueError
 from prepare.pipeline import Pipeline
 from prepare.steps import repair_layout
 from prepare.steps.repairs import find_repair
@@ -37,17 +37,6 @@ def test_outputs_are_no_views(name, n):
     frozen += torch.ones(1, requires_grad=True)
     assert frozen.requires_grad
     assert frozen.stride() == y.stride()
-
-
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if not name.startswith("weight_norm")])
-def test_a_functional_call_runs_the_repair(name):
-    module, x = fixed(name), channels_last(example(name)[2])
-    weights = {key: value.detach() * 2 for key, value in module.named_parameters()}
-    found = torch.func.functional_call(module, weights, (x,))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(2)
-    torch.testing.assert_close(found, module(x))
 
 
 # ---- classes
@@ -132,38 +121,6 @@ def test_a_norm_with_a_forward_of_its_own_stays_an_error():
     with pytest.raises(KnownIssueError, match=r"Functional \(1\).*cannot repair it: own forward"):
         Pipeline.from_config(FLAT).apply(model)
     assert kinds(model)[1] == "Functional"
-
-
-@pytest.mark.parametrize(
-    ("make", "shape"),
-    [
-        (lambda: nn.InstanceNorm2d(64, affine=True), (2, 64, 16, 16)),
-        (lambda: nn.GroupNorm(4, 64), (2, 64, 16, 16)),
-        (lambda: nn.LayerNorm((64, 16, 16)), (2, 64, 16, 16)),
-        (lambda: nn.BatchNorm2d(64), (2, 64, 16, 16)),
-        (lambda: nn.ConvTranspose3d(4, 4, 3, groups=4), (1, 4, 4, 4, 4)),
-        (lambda: nn.Conv3d(4, 8, 1), (1, 4, 4, 4, 4)),
-    ],
-    ids=["in", "gn", "ln", "bn", "conv_transpose3d", "conv3d"],
-)
-def test_a_computed_weight_is_computed_once_in_a_call(make, shape):
-    model = nn.Sequential(make())
-    parametrize.register_parametrization(model[0], "weight", Double())
-    Pipeline.from_config({"repair_layout": {"force": True, "exact": True}}).apply(model)
-    counted = model[0].parametrizations.weight[0]
-    counted.calls = 0
-    model(channels_last(torch.randn(shape)))
-    assert counted.calls == 1
-
-
-def test_undo_refuses_a_class_that_was_made_of_a_repair():
-    model = network()
-    Pipeline.from_config(FLAT).apply(model)
-    model[1].__class__ = type("Tracked", (type(model[1]),), {})
-    with pytest.raises(
-        RefusedError, match="Tracked was derived from the class of a repaired module"
-    ):
-        repair_layout.undo(model)
 
 
 # ---- a forward on the instance

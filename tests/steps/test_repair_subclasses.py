@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations, parametrize
 
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
@@ -49,13 +48,6 @@ class Upsampling(nn.ConvTranspose3d):
 
     def forward(self, x):
         return 2 * super().forward(x)
-
-
-class Few(nn.Conv2d):
-    """Pads an image."""
-
-    def forward(self, x):
-        return super().forward(F.pad(x, (1, 1, 1, 1)))
 
 
 class Functional(nn.Conv3d):
@@ -165,20 +157,6 @@ def test_a_decoder_at_batch_1_stays_in_the_layout():
     assert found.status == "pass", found
 
 
-def test_a_large_2d_subclass_runs_as_a_product():
-    torch.manual_seed(0)
-    module = Few(96, 320, 3).to(memory_format=torch.channels_last)
-    again = copy.deepcopy(module)
-    repair = find_repair("conv2d")
-    assert repair.ranks(module) == (4,)
-    repair.repair(again, NAMES)
-    x = laid_out(torch.randn(1, 96, 6, 6))
-    before = again(x).grad_fn.next_functions[0][0]
-    assert "Permute" in type(before).__name__  # of a matrix product
-    torch.testing.assert_close(again(x), module(x), rtol=1e-4, atol=1e-4)
-    assert not repair.fits(Few(8, 8, 3))
-
-
 @pytest.mark.parametrize("name", UNREACHED)
 def test_a_subclass_that_cannot_be_reached_is_named(name):
     model = nn.Sequential(UNREACHED[name](4, 6, 3), UNREACHED[name](6, 6, 3)).eval()
@@ -192,23 +170,3 @@ def test_a_subclass_that_cannot_be_reached_is_named(name):
     )
     half = Pipeline.from_config({**STEPS, "half": {"dtype": "bfloat16"}}).plan(model)
     assert "reference kernel" not in " ".join(map(str, half.warnings))
-
-
-@pytest.mark.parametrize("make", [Causal, nn.Conv3d], ids=["subclass", "torch's"])
-def test_a_parametrized_convolution_gets_both_repairs(make):
-    torch.manual_seed(0)
-    model = nn.Sequential(parametrizations.weight_norm(make(4, 8, 3)))
-    before, x = type(model[0]), video()
-    exact = results(model[0], x, torch.float64)
-    allowed = limits(model[0], x, torch.float32, exact)
-    Pipeline.from_config(STEPS).apply(model)
-    assert CONV3D.mends(model[0])
-    assert find_repair("computed_weight").mends(model[0])
-    assert is_canonical(model(x))
-    found = errors(results(model[0], x, torch.float32), exact)
-    assert all(error <= limit for error, limit in zip(found, allowed, strict=True))
-    repair_layout.undo(model)
-    assert not CONV3D.is_repaired(model[0])
-    assert [c.__name__ for c in type(model[0]).__mro__] == [c.__name__ for c in before.__mro__]
-    parametrize.remove_parametrizations(model[0], "weight")
-    assert type(model[0]) is make

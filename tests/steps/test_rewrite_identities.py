@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prepare.core.model.memory_format import canonical_stride
+from prepare.steps.repairs import all_rewrites, find_rewrite
 from prepare.steps.repairs.base import is_channels_last
-from prepare.steps.rewrites import all_rewrites, find_rewrite
 from rewritten_modules import LAYOUTS, STRANGE, Served, make, rewritten
 
 NAMES = all_rewrites()
@@ -142,17 +142,6 @@ def test_vmap_and_functional_calls_are_equal(name, layout):
 
         per_sample.append(torch.func.vmap(torch.func.grad(loss), (None, 0))(parameters, xs))
     assert all(torch.equal(per_sample[0][key], per_sample[1][key]) for key in per_sample[0])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_autocast_gives_the_dtype_of_torchs(name, served):
-    module, x = make(name, 6)
-    other = rewritten(name, module)
-    with torch.autocast("cpu", torch.bfloat16):
-        y, right = other(x), module(x)
-    assert served.count == 1
-    assert y.dtype is right.dtype is torch.bfloat16
-    assert torch.allclose(y, right, atol=0.1)
 
 
 @pytest.mark.parametrize("name", NAMES)

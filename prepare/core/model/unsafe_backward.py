@@ -10,7 +10,7 @@ from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
-from prepare.core.model.issue_sizes import CHANNEL_BLOCK
+from prepare.core.model.known_issues import CHANNEL_BLOCK
 
 
 def is_unsafe_group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from prepare.core.model.devices import one_thread
-from prepare.core.model.transforms import is_transformed
+from prepare.core.model.module_kinds import is_transformed
 from prepare.steps.repairs import _norm_kernels
 from prepare.steps.repairs.base import FORMATS, not_a_view, to_channels_last, with_exact_strides
 

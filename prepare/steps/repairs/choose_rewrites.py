@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.call import arguments
-from prepare.core.forward.torch_state import Amp, autocast, device_of, isolated
+from prepare.core.forward.torch_state import Amp, autocast, device_of
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.module_kinds import reads_contiguous
 from prepare.core.model.module_tree import clone_of, copy_tree
+from prepare.core.model.tensors import is_expanded
+from prepare.core.utils.process_state import interruptible
 from prepare.core.utils.text import first_line, plural
 from prepare.stages.bench import statistics
 
 if TYPE_CHECKING:
-    from prepare.steps.rewrites.base import Rewrite
+    from prepare.steps.repairs.rewrites import Rewrite
 
 # The whole choice may take this many seconds, and this many calls of the model: a tenth of a run or less.
 _SECONDS, _CALLS = 1.0, 4
@@ -38,11 +42,32 @@ _LEAST = 0.97
 _FEW, _MUCH = 3, 0.9
 
 
+class _Like(NamedTuple):
+    """The sizes of the input of a call, from which a tensor is made to time it.
+
+    All inputs at once are larger than what a forward needs. A tensor on the meta device would do too, but
+    what is allocated between two activations keeps malloc from using their memory again.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    def stride(self) -> tuple[int, ...]:
+        return self.strides
+
+    def make(self) -> Tensor:
+        like: Any = {"dtype": self.dtype, "device": self.device}
+        x = torch.empty_strided(self.shape, self.strides, **like)
+        return (torch.empty(self.shape, **like) if is_expanded(x) else x).normal_()
+
+
 @dataclass
 class _Recorded:
     """A call of a convolution: its input, how often it came, and the seconds that it took."""
 
-    x: Tensor
+    x: _Like
     needs_grad: bool
     times: int = 0
     seconds: float = 0.0
@@ -99,7 +124,7 @@ def choose_rewrites(
         return RewriteChoice(
             failure=f"nothing is timed on the meta device; a run would try {named}"
         )
-    with isolated():
+    with unchanged(model, *arguments(example)):
         try:
             calls, seconds = _record(model, example, tried, backward=backward, amp=amp)
         except Exception as error:  # the run says where the model fails
@@ -130,10 +155,13 @@ def _record(
     """Return the calls of the named convolutions in a call of the model, and its seconds."""
     calls: dict[str, dict[Any, _Recorded]] = {}
     args, kwargs = arguments(example)
+    # malloc keeps what activations of before took, and may not find room for those of this call between it.
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
     cast = autocast(amp, device_of([model]))
     with _recording(model, names, calls), torch.set_grad_enabled(backward), cast:
         start = time.perf_counter()
-        model(*args, **kwargs)
+        interruptible(model, *args, **kwargs)
         seconds = time.perf_counter() - start
     return {name: list(by_kind.values()) for name, by_kind in calls.items()}, seconds
 
@@ -149,7 +177,8 @@ def _recording(model: nn.Module, names: Mapping[str, Any], calls: dict[str, Any]
             key = (tuple(x.shape), x.stride(), x.dtype, x.requires_grad)
             by_kind = calls.setdefault(name, {})
             if key not in by_kind:
-                by_kind[key] = _Recorded(x.detach().clone(), x.requires_grad)
+                alike = _Like(tuple(x.shape), x.stride(), x.dtype, x.device)
+                by_kind[key] = _Recorded(alike, x.requires_grad)
             start = time.perf_counter()
             y = run(x, weight, bias)
             _wait(x.device)
@@ -202,21 +231,25 @@ class _Timer:
         self, module: nn.Module, call: _Recorded, rewrites: list[Rewrite]
     ) -> tuple[float, dict[str, float]]:
         """Return the seconds of torch's convolution, and the ratio of each rewrite: 1 if none is shown."""
+        x = call.x.make()
         variants = {"": _copied(module, None, self.formats)}
         ratios = dict.fromkeys((rewrite.name for rewrite in rewrites), 1.0)
         for rewrite in rewrites:
             copied = _copied(module, rewrite, self.formats)
-            with torch.no_grad(), autocast(self.amp, call.x.device):
-                if copied.served(call.x, copied.weight, copied.bias) is not None:
+            with torch.no_grad(), autocast(self.amp, x.device):
+                if copied.served(x, copied.weight, copied.bias) is not None:
                     variants[rewrite.name] = copied
         if len(variants) == 1:
             return call.seconds, ratios
-        run = {name: self._caller(each, call) for name, each in variants.items()}
+        run = {
+            name: self._caller(each, x, needs_grad=call.needs_grad)
+            for name, each in variants.items()
+        }
         samples: dict[str, list[float]] = {name: [] for name in run}
         for each in run.values():
             each()
         # Of one thread the processor's time, in which other processes do not count.
-        alone = call.x.device.type == "cpu" and torch.get_num_threads() == 1
+        alone = x.device.type == "cpu" and torch.get_num_threads() == 1
         clock = time.process_time if alone else time.perf_counter
         repeats = max(1, round(_SHORTEST / max(_seconds(run[""], 1, clock), 1e-7)))
         rounds = statistics.Rounds(clock)
@@ -232,10 +265,10 @@ class _Timer:
                 break
         return statistics.estimate(samples[""], _CONFIDENCE).value, ratios
 
-    def _caller(self, module: Any, call: _Recorded) -> Callable[[], None]:
+    def _caller(self, module: Any, x: Tensor, *, needs_grad: bool) -> Callable[[], None]:
         """Return a function that runs one call, with its backward in training."""
         backward = self.backward
-        x = call.x.clone().requires_grad_(call.needs_grad and backward)
+        x = x.detach().requires_grad_(needs_grad and backward)
         # As leaves: a weight that a hook computes belongs to the graph of a call that is over.
         given = [module.weight, *([] if module.bias is None else [module.bias])]
         weights = [each.detach().requires_grad_(each.requires_grad and backward) for each in given]
