@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 class Prepare(pl.Callback):
     """Prepares each network of a LightningModule at its first call, or before the strategy wraps it.
 
-    So a network that `configure_model` builds is prepared too. Inputs are formatted by a hook of each network,
-    and the state of optimizers follows, also from a checkpoint.
+    So a network that `configure_model` builds is prepared too. Its inputs are formatted by a hook.
+    The state of optimizers follows, also from a checkpoint.
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
