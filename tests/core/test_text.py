@@ -5,7 +5,6 @@ import logging
 
 import pytest
 
-from prepare.core.model import module_tree
 from prepare.core.utils import wording
 from prepare.core.utils.packages import quiet_torchao
 from prepare.core.utils.text import csv_text
@@ -57,7 +56,7 @@ def test_a_job_shows_only_errors_of_torchao(monkeypatch):
     assert (logger.level, chosen.level) == (logging.ERROR, logging.INFO)
 
 
-@pytest.mark.parametrize("module", [module_tree, pipeline], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [pipeline], ids=lambda m: m.__name__)
 def test_the_examples_in_the_docstrings_run(module):
     failed, tried = doctest.testmod(module)
     assert tried > 0

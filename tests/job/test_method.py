@@ -12,7 +12,7 @@ import prepare
 from coder_nets import Coder
 from prepare.app.cli.main import run as command
 from prepare.audit import Audit
-from prepare.core.model.module_tree import copy_tree, deep_copy, structure
+from prepare.core.model.module_tree import copy_tree, deep_copy
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 
@@ -64,7 +64,9 @@ def test_a_view_shares_the_model_and_can_be_copied():
     model = Coder().eval()
     view, latents = prepare.calling(model, "decode"), torch.randn(2, 8, 3, 6, 7)
     assert prepare.calling(model, "forward") is not model
-    assert structure(view) == structure(model)
+    assert [type(each) for each in view.modules()][1:] == [type(each) for each in model.modules()][
+        1:
+    ]
     assert [name for name, _ in view.named_parameters()] == NAMES
     pickled = pickle.loads(pickle.dumps(view))
     for copied in (copy.deepcopy(view), deep_copy(view), copy_tree(view), pickled):
