@@ -99,15 +99,6 @@ def test_a_checkpoint_of_such_a_form_is_refused_by_name(name, tmp_path):
     checkpoint.load(tmp_path / "without.pt", model, strict=False)
 
 
-@pytest.mark.parametrize(("depth", "place"), [(0, "DataParallel"), (1, "0")])
-def test_a_wrapped_module_is_named_by_its_place(depth, place):
-    model = nn.DataParallel(nn.Conv2d(2, 2, 3))
-    with pytest.raises(RefusedError, match=f"^{place}: "):
-        Pipeline.from_config({"conv2d_memory_format": {}}).apply(
-            nn.Sequential(model) if depth else model
-        )
-
-
 @pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(1, 2))])
 @pytest.mark.parametrize("step", ["eval_mode", "repair_layout", "fuse_conv_bn", "half"])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
