@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from prepare.app.cli import main as cli
-from prepare.core.utils.folders import hold_folder
+from prepare.core.utils.files import hold_folder
 
 FAST = ("verify=none", "bench=none", "flow=none", "device=cpu")
 NET = "model._target_=sample_nets.Net"
@@ -65,29 +65,6 @@ def test_a_second_run_in_a_folder_at_the_same_time_is_refused(conf, capsys):
     assert capsys.readouterr().err == line
     assert list((conf.parent / "run").iterdir()) == []
     assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 0
-
-
-@pytest.fixture
-def completed(monkeypatch, capsys):
-    """Return the words that a shell offers for a line."""
-
-    def query(line, shell="bash"):
-        monkeypatch.setenv("COMP_LINE", line)
-        assert cli.run(["-sc", f"query={shell}"]) == 0
-        out, err = capsys.readouterr()
-        assert err == ""
-        return out.split()
-
-    return query
-
-
-@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
-def test_hydra_completes_groups_options_and_keys(completed, shell):
-    assert completed("prepare model=unet2d memfmt=ch", shell) == [
-        "memfmt=channels_last",
-        "memfmt=channels_last_3d",
-    ]
-    assert "verify=" in completed("prepare ver", shell)
 
 
 @pytest.mark.parametrize("name", ["report.html", "result.json"])

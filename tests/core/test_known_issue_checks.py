@@ -106,16 +106,6 @@ def told(name, steps, model):
     return [w for w in Pipeline.from_config(steps).plan(model).warnings if name in str(w)]
 
 
-@pytest.mark.parametrize("mode", [True, False], ids=["train", "eval"])
-def test_a_plan_names_the_steps_that_training_needs(mode):
-    model = with_norm(nn.InstanceNorm2d(8)).train(mode)
-    plan = FLAT.plan(model)
-    assert plan.training_steps == {"repair_layout": {}}
-    assert len(plan.training_errors) == 1
-    assert REPAIRED.plan(model).training_steps == {}
-    assert not REPAIRED.plan(model).training_errors
-
-
 def frozen():
     return nn.Sequential(nn.Conv2d(3, 8, 3).requires_grad_(False), nn.GroupNorm(2, 8))
 

@@ -5,10 +5,9 @@ import torch
 from torch import nn
 
 from int8_weights import in_8_bits
-from prepare import checkpoint
 from prepare.audit import audit
-from prepare.errors import CheckpointError, RefusedError
-from prepare.pipeline import Pipeline, like
+from prepare.errors import RefusedError
+from prepare.pipeline import Pipeline
 
 IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 FLAT = {"conv2d_memory_format": {}}
@@ -37,15 +36,3 @@ def test_a_quantized_model_is_prepared_and_its_weights_stay():
 def test_a_cast_of_a_quantized_weight_is_refused_by_name():
     with pytest.raises(RefusedError, match="2.weight, 4.weight: Int8Weight defines its own"):
         Pipeline.from_config({"half": {}}).apply(in_8_bits(network()))
-
-
-def test_a_file_of_weights_refuses_quantized_ones_by_name(tmp_path):
-    with pytest.raises(CheckpointError, match="2.weight: is no dense tensor"):
-        checkpoint.save(in_8_bits(network()), tmp_path / "int8.safetensors")
-
-
-def test_a_copy_with_other_classes_of_tensors_is_refused():
-    pipeline, model = Pipeline.from_config(FLAT), network()
-    pipeline.apply(model)
-    with pytest.raises(RefusedError, match="2.weight: .*differ in name, shape or class"):
-        like(in_8_bits(network()), model)

@@ -279,23 +279,6 @@ def test_an_optimizer_given_by_position_is_refused_first():
     assert FLAT.check(net)
 
 
-def test_the_hook_is_installed_once_and_a_failure_keeps_the_state():
-    model = network()
-    optimizer = make("Adam", "plain", model)
-    train(model, optimizer)
-    before = {id(p): {k: v.stride() for k, v in s.items()} for p, s in optimizer.state.items()}
-    model.body[0].weight.grad = torch.zeros_like(model.body[0].weight)
-    with pytest.raises(RefusedError, match="holds a .grad"):
-        FLAT.apply(model, optimizer=optimizer)
-    assert {
-        id(p): {k: v.stride() for k, v in s.items()} for p, s in optimizer.state.items()
-    } == before
-    assert not optimizer._optimizer_load_state_dict_post_hooks
-    model.body[0].weight.grad = None
-    FLAT.apply(FLAT.apply(model, optimizer=optimizer), optimizer=optimizer)
-    assert len(optimizer._optimizer_load_state_dict_post_hooks) == 1
-
-
 def without_state(optimizer):
     """A wrapper of a framework that hands on the groups of parameters, and no state."""
     return types.SimpleNamespace(param_groups=optimizer.param_groups, step=optimizer.step)

@@ -106,22 +106,15 @@ def test_a_conflict_of_two_steps_names_both(plugin):
 
 
 @pytest.mark.parametrize(
-    ("want", "message"),
+    ("want", "said"),
     [
-        (
-            Want(memory_format="channels_last"),
-            "returned channels_last for a tensor of 2 dimensions",
-        ),
-        (
-            Want(memory_format="diagonal"),
-            "returned the memory format 'diagonal', which is not one of",
-        ),
-        (Want(dtype="float17"), "returned the dtype 'float17', which torch does not have"),
-        ("float16", "want\\(\\) returned 'float16'; return a Want or None"),
-        (None, None),
+        (Want(memory_format="channels_last"), "2 dimensions"),
+        (Want(memory_format="diagonal"), "'diagonal'"),
+        (Want(dtype="float17"), "'float17'"),
+        ("float16", "return a Want or None"),
     ],
 )
-def test_a_step_that_wants_the_impossible_is_at_fault(plugin, want, message):
+def test_a_step_that_wants_the_impossible_is_at_fault(plugin, want, said):
     @plugin("odd")
     class Odd(TensorStep):
         """Wants the parametrized value."""
@@ -129,12 +122,8 @@ def test_a_step_that_wants_the_impossible_is_at_fault(plugin, want, message):
         def want(self, tensor):
             return want
 
-    pipeline = Pipeline.from_config({"odd": {}})
-    if message is None:
-        assert not pipeline.plan(nn.Linear(2, 2))
-        return
-    with pytest.raises(StepError, match=f"steps.odd: .*{message}"):
-        pipeline.plan(nn.Linear(2, 2))
+    with pytest.raises(StepError, match=f"^steps.odd: .*{said}"):
+        Pipeline.from_config({"odd": {}}).plan(nn.Linear(2, 2))
 
 
 def test_a_step_that_never_finishes_is_at_fault(plugin):
