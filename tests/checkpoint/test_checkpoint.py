@@ -29,7 +29,7 @@ from checkpoint_nets import (
 from failing_calls import FailAt
 from failing_operations import first_middle_and_last, interrupt_at
 from prepare.checkpoint import load, save
-from prepare.checkpoint.init_empty import build_empty, empty_parameters
+from prepare.checkpoint.weights import build_empty, empty_parameters
 from prepare.errors import (
     CheckpointError,
     ConfigError,
@@ -329,6 +329,18 @@ def test_a_failure_leaves_the_given_model_unchanged(path, plugin):
         with pytest.raises(PrepareError, match="of the plugin"):
             load(path, model, pipeline=Pipeline([Never()]))
         assert same_state(state_of(model), before)
+
+
+def test_a_failure_restores_a_buffer_whose_elements_share_a_place(path):
+    model = nn.Conv2d(3, 4, 1)
+    model.register_buffer("scale", torch.full((1, 1), 2.0).expand(4, 3), persistent=False)
+    before = state_of(model)
+    write(nn.Conv2d(3, 5, 1), path)
+    with pytest.raises(CheckpointError, match="bias"):
+        load(path, model)
+    assert same_state(state_of(model), before)
+    assert model.scale.stride() == (0, 0)
+    assert model.scale.eq(2.0).all()
 
 
 class Evil:
