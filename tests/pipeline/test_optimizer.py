@@ -272,13 +272,10 @@ def test_each_of_two_networks_is_given_every_optimizer():
     assert torch.equal(optimizers[2].state[nets[1][0].weight]["exp_avg"], before)
 
 
-@pytest.mark.parametrize("argument", ["optimizer", "batch"])
-def test_an_optimizer_or_batch_given_by_position_is_refused_first(argument):
+def test_an_optimizer_given_by_position_is_refused_first():
     net = Net()
-    other = optim.SGD(net.parameters()) if argument == "optimizer" else torch.randn(1, 3, 8, 8)
-    remedy = r"an optimizer goes to optimizer=\.\.\., a batch to format\(batch\)"
-    with pytest.raises(ConfigError, match=f"strict: a {type(other).__name__} .*; .*{remedy}"):
-        FLAT.apply(net, other)
+    with pytest.raises(TypeError, match="positional"):
+        FLAT.apply(net, optim.SGD(net.parameters()))
     assert FLAT.check(net)
 
 

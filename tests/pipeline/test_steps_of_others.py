@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.errors import ConflictError, RefusedError, StepError
+from prepare.errors import ConflictError, StepError
 from prepare.pipeline import Pipeline
 from prepare.step import ModelStep, ModuleStep, TensorStep, Want
 from small_nets import facts
@@ -139,22 +139,3 @@ def test_a_step_that_never_finishes_is_at_fault(plugin):
 
     with pytest.raises(StepError, match="steps.endless: still has work to do"):
         Pipeline.from_config({"endless": {}}).apply(nn.Linear(1, 1))
-
-
-class Locked(nn.Sequential):
-    locked = False
-
-    def __setattr__(self, name, value):
-        if self.locked:
-            raise TypeError("no")
-        super().__setattr__(name, value)
-
-
-@pytest.mark.parametrize("step", ["eval_mode", "compile"])
-def test_a_model_that_lets_nobody_change_it_is_refused(step):
-    model = Locked(nn.Conv2d(3, 4, 1))
-    model.__dict__["locked"] = True
-    at = r"test_steps_of_others.py:\d+, in __setattr__: TypeError: no; prepare it before"
-    with pytest.raises(RefusedError, match=rf"^steps.{step}: the model lets nobody .*{at}"):
-        Pipeline.from_config({step: {}}).apply(model)
-    assert model.training
