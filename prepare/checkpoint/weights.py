@@ -146,9 +146,7 @@ def _each_place_once(tensor: Tensor) -> Tensor:
     if not is_plain(tensor):
         return tensor.detach()
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.detach().as_strided(
-        [n if step else min(n, 1) for n, step in pairs], tensor.stride()
-    )
+    return tensor.detach().as_strided([n if s else min(n, 1) for n, s in pairs], tensor.stride())
 
 
 def fill(

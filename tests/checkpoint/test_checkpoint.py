@@ -325,22 +325,12 @@ def test_a_failure_leaves_the_given_model_unchanged(path, plugin):
 
     for model in (small(), build_empty(small)):
         Never.asked = 0
+        model.register_buffer("wide", torch.full((1,), 2.0).expand(3), persistent=False)
         before = state_of(model)
         with pytest.raises(PrepareError, match="of the plugin"):
             load(path, model, pipeline=Pipeline([Never()]))
         assert same_state(state_of(model), before)
-
-
-def test_a_failure_restores_a_buffer_whose_elements_share_a_place(path):
-    model = nn.Conv2d(3, 4, 1)
-    model.register_buffer("scale", torch.full((1, 1), 2.0).expand(4, 3), persistent=False)
-    before = state_of(model)
-    write(nn.Conv2d(3, 5, 1), path)
-    with pytest.raises(CheckpointError, match="bias"):
-        load(path, model)
-    assert same_state(state_of(model), before)
-    assert model.scale.stride() == (0, 0)
-    assert model.scale.eq(2.0).all()
+        assert model.wide.tolist() == [2.0] * 3
 
 
 class Evil:
