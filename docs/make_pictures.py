@@ -24,7 +24,7 @@ NETWORK = ["model=unet3d", "model.norm=instance"]
 LAST, REPAIR = "memfmt=channels_last_3d", "+steps.repair_layout={}"
 RUNS = {
     "after": [*NETWORK, LAST, REPAIR],
-    "tune": ["task=tune", *NETWORK, "tune.budget=60", "tune.cache=false"],
+    "tune": ["task=tune", *NETWORK, "tune.budget=60"],
 }  # fmt: skip
 # Its page is the example of the site, and what it prints the picture at the top of it.
 EXAMPLE = [*NETWORK, LAST, REPAIR]  # on a quiet machine: its page shows a speed
