@@ -7,12 +7,11 @@ import contextlib
 import faulthandler
 import gc
 import io
-import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from prepare.app.cli import commands
@@ -63,6 +62,8 @@ def run(argv: list[str]) -> int:
 
     Under torchrun only rank 0 runs it, with one folder and one record; the other ranks return 0.
     """
+    if argv[:1] == ["run"]:
+        return _run(argv)  # the program is not changed: neither its environment nor its streams
     if rank() > 0:
         return DONE
     switch_off_telemetry()
@@ -83,7 +84,7 @@ def run(argv: list[str]) -> int:
 def _run(argv: list[str]) -> int:
     try:
         if argv and argv[0] in USAGES:
-            wants_help = {"--help", "-h"} & {*argv}
+            wants_help = {"--help", "-h"} & {*(argv[1:2] if argv[0] == "run" else argv)}
             command = commands.COMMANDS[argv[0]]
             return commands.show_usage(argv[0]) if wants_help else command(argv[1:])
         if "--version" in argv:
@@ -114,7 +115,7 @@ def _through_hydra(argv: list[str]) -> int:
     code = FAILED
     before, sys.argv = sys.argv, [*(sys.argv[:1] or ["prepare"]), *words, *flags]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra hides errors, and ends the process
-    with stopped_by_sigterm(), _restored_logs(), state.held:
+    with stopped_by_sigterm(), state.held:
         try:
             hydra_app.launch()
             code = DONE
@@ -176,18 +177,3 @@ def _end_sweep(state: CommandState, leader: Leader, code: int) -> int:
         state.progress.stop()
     sweep_code = commands.show_sweep(leader.folder)
     return code or sweep_code
-
-
-@contextlib.contextmanager
-def _restored_logs() -> Iterator[None]:
-    """Close the logs of the run, and restore what Hydra has changed in the loggers of this process."""
-    loggers = [logging.getLogger(name) for name in ("", "prepare", "hydra")]
-    before = [(log, log.handlers[:], log.level, log.propagate) for log in loggers]
-    try:
-        yield
-    finally:
-        for log, handlers, level, propagate in before:
-            for opened in set(log.handlers) - set(handlers):
-                opened.close()
-            log.handlers[:], log.propagate = handlers, propagate
-            log.setLevel(level)

@@ -41,10 +41,6 @@ _ENVIRONMENT = Kind("prepare.environment", 1, "an environment", "an environment.
 # What Hydra leaves beside a record.
 _HYDRA = ".hydra"
 _KILLED = "holds no result: its run was killed or is still running"
-# Of fields that the files of earlier versions do not have.
-_LATE = {"late": True}
-# More than any of these files needs; a summary also reads folders that others have written.
-_LIMIT = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -61,19 +57,18 @@ class Result(JsonRecord):
     KIND: ClassVar[Kind] = Kind(
         "prepare.result", 1, "the result of a job", "the result.json of a run", FileError
     )
-    LIMIT: ClassVar[int] = _LIMIT
     status: str
     reason: str | None = None
     error: str | None = None
     traceback: str | None = None
     seconds: float = 0.0
-    figures: dict[str, Any] | None = field(default=None, metadata=_LATE)
-    done: list[str] = field(default_factory=list, metadata=_LATE)
-    during: str = field(default="", metadata=_LATE)
-    amp: str = field(default="none", metadata=_LATE)
-    notes: list[str] = field(default_factory=list, metadata=_LATE)
-    problems: list[Problem] = field(default_factory=list, metadata=_LATE)
-    place: str = field(default="", metadata=_LATE)
+    figures: dict[str, Any] | None = None
+    done: list[str] = field(default_factory=list)
+    during: str = ""
+    amp: str = "none"
+    notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    place: str = ""
 
     def check(self) -> None:
         """Raise ValueError for a status that no job has, or figures of other kinds."""
@@ -93,7 +88,6 @@ class Job(JsonRecord):
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.job", 1, "a job", "the job.json of a run", FileError)
-    LIMIT: ClassVar[int] = _LIMIT
     number: int | None
     sweep: str | None
     overrides: list[str]
@@ -102,7 +96,7 @@ class Job(JsonRecord):
     launcher: str | None = None
     shared: bool = False
     seen: dict[str, Any] | None = None
-    model: str = field(default="", metadata=_LATE)
+    model: str = ""
 
 
 def files_in() -> tuple[str, ...]:
@@ -225,7 +219,7 @@ class Record:
 
     def write_results(self, results: Results) -> None:
         """Write every file but the page and the result; the same bytes for the same model and recipe."""
-        json_records.write_json(self.folder / "plan.json", results.plan or {}, lines=True)
+        json_records.write_json(self.folder / "plan.json", results.plan or {})
         if results.recipe is not None:
             files.write_text(self.folder / "recipe.yaml", results.recipe)
         if results.audit is not None:

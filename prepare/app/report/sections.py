@@ -162,7 +162,7 @@ def _environment(values: Mapping[str, Any]) -> Iterator[Part]:
     packages = {"Python": values["python"], "torch": values["torch"], **values["packages"]}
     cores = f"{values['cores']} cores, {plural(values['threads'], 'thread')} for torch"
     known = values.get("accelerator") or {}
-    libraries = (f"{name} {known[key]}" for key, name in NAMES.items() if known.get(key))
+    libraries = (f"{name} {known[name]}" for name in NAMES if known.get(name))
     machine = {
         "Date": values["date"],
         "Platform": values["platform"],

@@ -167,7 +167,7 @@ def write_summary(summary: Summary, folder: Path) -> None:
     ranking = rank(summary)
     rows = [asdict(row) | {"best": row.number in ranking.best} for row in summary.rows]
     data = {"format": FORMAT, "version": VERSION, "rows": rows}
-    json_records.write_json(folder / "summary.json", data, lines=True)
+    json_records.write_json(folder / "summary.json", data)
     files.write_text(folder / "summary.csv", csv_text(_csv(summary, ranking)))
 
 

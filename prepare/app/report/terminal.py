@@ -20,8 +20,7 @@ from prepare.app.report.answers import advice, one_line, stage_documents
 from prepare.app.report.sweep_table import columns, conclusions, in_words, numbered, reasons
 from prepare.app.sweep.ranking import rank
 from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Answer, Document, Facts, Table, Text
-from prepare.core.utils import text as texts
-from prepare.core.utils.text import line, output, plural, printable
+from prepare.core.utils.text import first_line, line, output, plural, printable
 
 if TYPE_CHECKING:
     from prepare.app.job.execute import Outcome
@@ -279,7 +278,7 @@ def show_summary(summary: Summary) -> None:
     ranking = rank(summary)
     _show_columns(columns(summary, ranking), ranking.rows)
     for numbers, reason in reasons(summary.rows):
-        line(f"{numbered(numbers)}: {texts.one_line(reason)}")
+        line(f"{numbered(numbers)}: {printable(first_line(reason))}")
     for conclusion in conclusions(summary, ranking):
         line(printable(conclusion))
 

@@ -12,7 +12,7 @@ from prepare.app.job.execute import Outcome, write_result
 from prepare.app.job.record import Record, Result, unusable
 from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest
 from prepare.core.utils import files
-from prepare.core.utils.folders import hold_folder
+from prepare.core.utils.files import hold_folder
 from prepare.errors import ConfigError, FileError
 from prepare.stages.stage import FAILED
 

@@ -30,13 +30,6 @@ def seconds(value: float) -> str:
     return f"{digits(value / 1e-6)} us"
 
 
-def factor(value: float) -> str:
-    """Format a ratio for reading: `0.82`, `12.3`, `0.0041`."""
-    if value < 0.095:
-        return f"{value:.2g}"
-    return f"{value:.2f}" if value < 9.995 else digits(value)
-
-
 def digits(value: float) -> str:
     """Format a number with three digits, or with all before the point if these are more."""
     places = 2 if value < 9.995 else 1 if value < 99.95 else 0

@@ -23,7 +23,7 @@ from prepare.core.document import (
     columns,
 )
 from prepare.core.utils.numbers import doubt
-from prepare.core.utils.text import capitalized, plural, printable, size, times
+from prepare.core.utils.text import capitalized, plural, printable, size
 from prepare.core.utils.wording import step, words
 from prepare.stages.flow.records import NOT_ASKED, Flow
 
@@ -257,7 +257,7 @@ def _wanted(flow: Flow) -> str:
 def _causes(flow: Flow, label: str) -> Iterator[tuple[str, str, str, str]]:
     for cause in layout_causes(flow):
         name = ", ".join(filter(None, (cause.name, label.lower())))
-        lost = times(cause.count) if cause.count else "copied only"
+        lost = plural(cause.count, "time") if cause.count else "copied only"
         yield name, lost, size(cause.copied) if cause.copied else "", cause.first or _ROOT
 
 
