@@ -15,6 +15,7 @@ from prepare.app.job.build_model import (
     plan_of,
     read_into,
     too_large,
+    with_precision,
 )
 from prepare.app.job.model_target import without_method
 from prepare.app.job.results import Results, Show
@@ -26,6 +27,7 @@ from prepare.core.forward.run_example import count_layouts, run_example
 from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
+from prepare.pipeline.pipeline import is_chosen
 from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.stage import Stage, StageContext, stages_of, tasks
 
@@ -51,6 +53,7 @@ def run_stages(
     stages = [settings.stages[name] for name in stages_of(settings.task)]
     with progress(f"building {settings.model['_target_']}"):
         model = model_of(settings, stages)
+    settings = with_precision(settings, model)
     work = _planned(settings, model, stages, progress=progress)
     left_out = map(str, work.pipeline.left_out())
     work.notes[:0] = [*(str(p) for error in work.plan.errors for p in error.problems), *left_out]
@@ -196,7 +199,8 @@ def _for_example(work: StageContext) -> Pipeline:
                 work.notes.append(f"steps.{step.name}.{step.without_example()}: {error}")
                 continue
             found, notes = work.pipeline.step_for(step, copied, work.example, work.amp)
-            config[step.name] = found.to_options()
+            if is_chosen(config, found):
+                config[step.name] = found.to_options()
             work.notes += notes
     if config == work.pipeline.to_config():
         return work.pipeline
