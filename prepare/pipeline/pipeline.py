@@ -314,7 +314,7 @@ class Pipeline:
                 self._bind()
 
     def asking(self) -> list[_Asking]:
-        """Return the steps that choose options by an example, and have none yet: also of what `format` does."""
+        """Return the steps that choose options by an example and have none yet, also of what `format` does."""
         steps = list(self.steps.values())
         steps += [] if self._phases.get("inputs") else [InputFormat()]
         asking = [step for step in steps if isinstance(step, _Asking)]
