@@ -314,9 +314,9 @@ class Pipeline:
                 self._bind()
 
     def asking(self) -> list[_Asking]:
-        """Return the steps that choose options by an example and have none yet, also of what `format` does."""
+        """Return the steps that choose options by an example, and have none yet."""
         steps = list(self.steps.values())
-        steps += [] if self._phases.get("inputs") else [InputFormat()]
+        steps += [] if self._phases["inputs"] else [InputFormat()]  # which is what `format` does
         asking = [step for step in steps if isinstance(step, _Asking)]
         return [step for step in asking if step.bind(steps).without_example()]
 

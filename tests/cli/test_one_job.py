@@ -194,4 +194,4 @@ def test_precision_float32_casts_a_model_of_another(go, stored):
     rows = json.loads((ran.folder / "audit.json").read_text())["rows"]
     assert {row["dtype"] for row in rows} == {"float32"}
     dropped = go(NET, SMALL, f"+model.dtype={stored}", "~precision")
-    assert "half" not in (dropped.folder / "plan.json").read_text()
+    assert "half" not in dropped.err + (dropped.folder / "job.json").read_text()

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from prepare.app.job.build_model import (
@@ -198,6 +199,8 @@ def _for_example(work: StageContext) -> Pipeline:
             except CopyError as error:
                 work.notes.append(f"steps.{step.name}.{step.without_example()}: {error}")
                 continue
+            # Weights that are read later: what runs, and how fast, depends on no value.
+            copied._apply(lambda t: torch.zeros_like(t, device="cpu") if t.is_meta else t)
             found, notes = work.pipeline.step_for(step, copied, work.example, work.amp)
             if is_chosen(config, found):
                 config[step.name] = found.to_options()
