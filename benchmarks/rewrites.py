@@ -30,8 +30,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from prepare.pipeline import Pipeline
+from prepare.steps.repairs import all_rewrites, find_rewrite
 from prepare.steps.repairs.base import FORMATS
-from prepare.steps.rewrites import all_rewrites, find_rewrite
 
 RESULTS = Path(__file__).parent / "results" / "rewrites.json"
 MODES = ("forward", "without input gradient", "with input gradient")

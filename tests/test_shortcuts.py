@@ -1,8 +1,6 @@
 """`prepare.prepare`, `prepare.report` and the other names of the package itself."""
 
-import ast
 import copy
-import importlib
 import re
 import subprocess
 import sys
@@ -100,7 +98,7 @@ def test_report_shows_and_saves_what_was_found(tmp_path, monkeypatch):
     )
     assert [row[2:10].strip() for row in rows] == ["layout", "right", "faster", "next"]
     assert rows[2].endswith('not measured: give bench="short", and a reference')
-    assert rows[3].endswith('time it before you use it; give bench="short", and a reference')
+    assert rows[3].endswith("time it before you use it")
     assert repr(found).startswith("Report(Audit(")
     found.save(tmp_path / "one.html")
     found.save(tmp_path / "folder")
@@ -140,11 +138,3 @@ def test_the_public_names_are_those_of_the_page():
     named = re.findall(r"`prepare\.(\w+)`", before_the_names)
     assert named == prepare.__all__ == sorted(prepare.__all__)
     assert set(prepare.__all__) <= set(dir(prepare))
-
-
-def test_type_checkers_see_each_public_name_from_its_home():
-    stub = ast.parse((ROOT / "prepare/__init__.pyi").read_text())
-    homes = {a.name: node.module for node in stub.body[:-1] for a in node.names}
-    assert sorted(homes) == prepare.__all__
-    for name in homes.keys() - {"audit"}:
-        assert getattr(prepare, name) is getattr(importlib.import_module(homes[name]), name)

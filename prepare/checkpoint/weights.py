@@ -245,7 +245,7 @@ def _other_kinds(
 def _mismatches(path: Path, missing: tuple[str, ...], unexpected: tuple[str, ...]) -> list[Problem]:
     if missing and (found := _prefixes([*missing], [*unexpected])):
         wrong = f"its names hold {found[0]!r}, which those of the model lack"
-        remedy = words(cli=f"add strip={found[0]}", python=f"load it with strip={found[0]!r}")
+        remedy = words(cli=f"add strip={found[0]!r}", python=f"load it with strip={found[0]!r}")
         return [Problem(_where(path), wrong, remedy)]
     python = "give another file or strip=, or take strict=False"
     remedy = words(cli="give another file, or strip=PREFIX", python=python)

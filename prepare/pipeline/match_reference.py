@@ -17,8 +17,7 @@ from prepare.pipeline.preconditions import scripted_problems
 from prepare.pipeline.tensor_table import make_table
 from prepare.pipeline.transfer import Move, Transfer
 from prepare.steps.compile import Compile
-from prepare.steps.repairs import all_repairs
-from prepare.steps.rewrites import all_rewrites
+from prepare.steps.repairs import all_repairs, all_rewrites
 
 _Model = TypeVar("_Model", bound=nn.Module)
 

@@ -11,7 +11,7 @@ from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.step import ForRecipes
-from prepare.steps._convolution import ForChannelsLast
+from prepare.steps.conv_memory_format import ForChannelsLast
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +105,7 @@ class KeepLayout(ForChannelsLast):
         self, model: torch.nn.Module, example: Any, *, backward: bool, amp: Any
     ) -> tuple[Self, list[str]]:
         from prepare.core.utils.text import plural
-        from prepare.steps.keeping.choose_calls import choose_calls
+        from prepare.steps.keeping.calls import choose_calls
 
         choice = choose_calls(model, example, amp=amp)
         where = f"steps.{self.name}.calls"

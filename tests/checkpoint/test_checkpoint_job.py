@@ -49,7 +49,7 @@ def test_a_file_that_does_not_fit_fails_the_job_in_one_line(here, capsys):
     assert "other.safetensors, encoder.0.conv1.weight: is not in the file" in said
     save(nn.ModuleDict({"module": UNet2d(width=4, depth=2)}), "wrapped.safetensors")
     assert cli.run([*RUN, "verify=none", "weights=wrapped.safetensors"]) == 1
-    assert "which those of the model lack; add strip=module.\n" in capsys.readouterr().err
+    assert "which those of the model lack; add strip='module.'\n" in capsys.readouterr().err
     assert cli.run([*RUN, "verify=none", "weights=wrapped.safetensors", "strip=module."]) == 0
     assert cli.run([*RUN, "strip=module."]) == 2
     assert capsys.readouterr().err.endswith(

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import sample_nets
-from prepare.app.job.outcome import failure
+from prepare.app.job.execute import failure
 from words import NET, SMALL
 
 

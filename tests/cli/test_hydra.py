@@ -23,7 +23,6 @@ from words import composing
 
 ROOT = CONF.parent
 PROJECT = Path(__file__).parent / "hydra_project"
-BASE = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
 OURS = sorted({path.parent.name for path in CONF.glob("*/*.yaml") if "/steps/" in path.read_text()})
 OPTIONS = [(group, path.stem) for group in OURS for path in sorted((CONF / group).glob("*.yaml"))]
 
@@ -36,7 +35,7 @@ def compose():
     prepare.frameworks.hydra.register()
 
     def composed(*overrides: str, name: str = "train") -> DictConfig:
-        with hydra.initialize_config_dir(str(PROJECT / "configs"), **BASE):
+        with hydra.initialize_config_dir(str(PROJECT / "configs"), version_base="1.3"):
             return hydra.compose(name, list(overrides))
 
     yield composed
@@ -90,7 +89,7 @@ def test_their_own_groups_and_keys_are_untouched(compose):
 def test_a_key_of_their_own_called_prepare_is_theirs(compose, tmp_path, own, word, right):
     compose("+prepare=default")  # and it does not matter what was composed before
     (tmp_path / "own.yaml").write_text(own)
-    with hydra.initialize_config_dir(str(tmp_path), **BASE):
+    with hydra.initialize_config_dir(str(tmp_path), version_base="1.3"):
         assert hydra.compose("own", [word]).prepare == right
 
 
@@ -218,7 +217,7 @@ def strangers(compose, monkeypatch):
     monkeypatch.syspath_prepend(str(folder))
 
     def trained(*words: str) -> tuple[nn.Module, list[float]]:
-        with hydra.initialize_config_dir(str(folder / "configs"), **BASE):
+        with hydra.initialize_config_dir(str(folder / "configs"), version_base="1.3"):
             cfg = hydra.compose("train", list(words))
         return hydra.utils.get_method("template.train")(cfg)
 

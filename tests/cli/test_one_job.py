@@ -1,7 +1,6 @@
 """One job from words to files: its record, its network and example, autocast and metrics."""
 
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -41,8 +40,6 @@ def test_the_main_job_prepares_audits_and_leaves_its_record(go):
     assert "8 of 8" in ran.out
     assert "8 converted, 0" in ran.page
     assert "[2, 1, 8, 8, 8] float32 -> [2, 2, 8, 8, 8] float32" in ran.page
-    # How many depends on the kernels that this machine chooses; that they were watched does not.
-    assert re.search(r"\d of 8 convolutions returned channels_last_3d", ran.page)
     assert str(ran.folder.relative_to(Path.cwd())) in ran.out
 
 
@@ -88,15 +85,6 @@ def test_a_network_of_the_current_folder_is_built_with_its_keywords(go, tmp_path
     assert ran.code == 0, ran.err
     assert "3 of 3" in ran.out
     assert str(tmp_path) not in sys.path
-
-
-def test_a_model_that_takes_several_inputs_gets_them(go):
-    ran = go(
-        "model._target_=sample_nets.TakesTwo", SMALL,
-        "input.kwargs={ids: {shape: [4], dtype: int64, high: 9}, scale: 2.0}",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    assert "[2, 3, 16, 16] float32, [4] int64 -> [2, 4, 14, 14] float32" in ran.page
 
 
 def test_a_plugin_is_imported_before_its_step_is_looked_up(go, tmp_path):

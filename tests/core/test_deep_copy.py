@@ -1,6 +1,4 @@
-"""Test copies of models: modes, hooks, shared memory, computed weights, and networks of libraries."""
-
-import copy
+"""Test copies of models: modes, hooks, computed weights, and networks of libraries."""
 
 import pytest
 import torch
@@ -29,18 +27,6 @@ def test_gradient_hooks_and_attributes_of_parameters_are_copied():
     assert duplicate.weight.lr_scale == 0.1
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-def test_a_weight_of_the_old_weight_norm_is_copied():
-    model = nn.utils.weight_norm(nn.Conv2d(2, 2, 1))
-    model(torch.ones(1, 2, 3, 3))
-    with pytest.raises(RuntimeError, match="deepcopy"):
-        copy.deepcopy(model)
-    duplicate = deep_copy(model)
-    batch = torch.ones(1, 2, 3, 3)
-    assert torch.equal(duplicate(batch), model(batch))
-    assert duplicate.weight_v is not model.weight_v
-
-
 @pytest.mark.parametrize("place", ["attribute", "hook", "default"])
 def test_a_function_that_refers_to_the_model_is_not_copied(place):
     model = nn.Sequential(nn.Linear(2, 2))
@@ -60,6 +46,3 @@ def test_a_part_that_python_cannot_copy_is_named():
     model.stream = (number for number in range(3))
     with pytest.raises(CopyError, match="generator"):
         deep_copy(model)
-
-
-# --------------------------------------------------------------------------- modes that do not matter

@@ -1,4 +1,4 @@
-"""The layouts of convolutions in one forward: watching changes nothing and leaves nothing behind."""
+"""An example input, read and run: what is said of it, and of a forward that fails."""
 
 from typing import Any, NamedTuple
 
@@ -7,15 +7,8 @@ import torch
 from torch import nn
 
 from prepare.core.forward.example_input import Example, build_example, read_example
-from prepare.core.forward.run_example import (
-    ConvCall,
-    LayoutCount,
-    count_layouts,
-    run_example,
-    watch,
-)
+from prepare.core.forward.run_example import run_example
 from prepare.errors import ConfigError, ModelError
-from sample_nets import Net, TakesTwo
 
 DEFAULT = dict.fromkeys(("shape", "low", "high", "args", "kwargs")) | {"dtype": "float32"}
 
@@ -23,44 +16,6 @@ DEFAULT = dict.fromkeys(("shape", "low", "high", "args", "kwargs")) | {"dtype": 
 class Pair(NamedTuple):
     a: Any
     b: Any
-
-
-def hooks(model):
-    return [
-        len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules()
-    ]
-
-
-# ---------------------------------------------------------------------------------------- watching
-
-
-def test_a_watched_model_gives_the_same_output_and_keeps_no_hook():
-    model, x = Net(3), torch.randn(2, 3, 16, 16)
-    expected = model(x)
-    before = hooks(model)
-    with watch(model) as calls:
-        assert torch.equal(model(x), expected)
-    assert hooks(model) == before
-    assert len(calls) == 3
-
-
-def test_a_convolution_counts_once_if_every_output_has_the_format():
-    calls = [
-        ConvCall("a", 4, ("channels_last",)),
-        ConvCall("a", 4, ("contiguous",)),
-        ConvCall("b", 4, ("contiguous", "channels_last")),
-        ConvCall("c", 4, ("channels_last",)),
-        ConvCall("d", 5, ("contiguous",)),
-    ]
-    assert count_layouts(calls, ("channels_last",)) == [
-        LayoutCount("channels_last", gave=2, of=3, ambiguous=1),
-        LayoutCount("contiguous", gave=1, of=1, ambiguous=0),
-    ]
-    assert count_layouts(calls) == [
-        LayoutCount("channels_last", 2, 3, 1),
-        LayoutCount("contiguous", 1, 1, 0),
-    ]
-    assert count_layouts([]) == []
 
 
 # ----------------------------------------------------------------------------------------- forward
@@ -81,22 +36,6 @@ def test_a_failing_forward_names_the_innermost_module():
         ModelError, match=rf"^forward of 1 \(Fails\): .*{line}: RuntimeError: after 2$"
     ):
         run_example(nn.Sequential(nn.Identity(), Fails()), Example((torch.randn(2, 3, 4, 4),)))
-
-
-@pytest.mark.parametrize(
-    ("model", "args", "hint"),
-    [
-        (Net(), (torch.randn(1, 3, 8, 8).half(),), "differ in precision"),
-        (Net(), (torch.randn(1, 4, 8, 8),), "may not fit this model"),
-        (nn.Linear(4, 4), (torch.randn(2, 5),), "may not fit this model"),
-        (TakesTwo(), (torch.randn(1, 3, 8, 8),), "for one dict argument give (batch,)"),
-        (nn.Embedding(3, 4), (torch.tensor([7]),), "too large integers"),
-    ],
-)
-def test_a_common_mistake_gets_a_hint(model, args, hint):
-    with pytest.raises(ModelError) as caught:
-        run_example(model, Example(args))
-    assert hint in caught.value.problems[0].remedy
 
 
 # ----------------------------------------------------------------------------------------- example

@@ -85,7 +85,7 @@ WRITER = """
 import itertools, sys
 from prepare.core.utils import files, json_records
 for n in itertools.count():
-    json_records.write_json("a.json", {"rows": [n] * (1 + n % 7 * 3000)}, lines=True)
+    json_records.write_json("a.json", {"rows": [n] * (1 + n % 7 * 3000)})
     files.write_text("b.txt", f"{n} " * (1 + n % 5 * 9000))
     if n == 1:
         print("ready", flush=True)

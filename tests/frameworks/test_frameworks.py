@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from prepare.audit import Audit
 from prepare.errors import ConfigError, DriftError, RefusedError
-from prepare.frameworks._recipe import child_network
 from prepare.pipeline import Pipeline
 
 STEPS = {"device": {"device": "cpu"}, "conv2d_memory_format": {}}
@@ -50,19 +49,6 @@ class Seen(nn.Module):
 
 
 # ------------------------------------------------------------------------------ the recipe
-
-
-def test_the_network_is_the_named_or_the_only_child_with_parameters():
-    module = nn.Module()
-    assert child_network(module, None) is module
-    module.net, module.loss = network(), nn.CrossEntropyLoss()
-    assert child_network(module, None) is module.net
-    assert child_network(module, "net.0") is module.net[0]
-    with pytest.raises(RefusedError, match="'nte' is not a module; did you mean 'net'"):
-        child_network(module, "nte")
-    module.head = nn.Linear(2, 2)
-    with pytest.raises(RefusedError, match="2 modules with parameters: net, head; name one, as in"):
-        child_network(module, None)
 
 
 # ------------------------------------------------------------------------------ Lightning

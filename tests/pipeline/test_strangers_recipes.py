@@ -18,7 +18,7 @@ from prepare.patterns import Patterns
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.step import ForRecipes, TensorStep
-from prepare.steps.rewrites import all_rewrites
+from prepare.steps.repairs import all_rewrites
 from prepare.testing.networks import mixed
 from recipe_checks import Watch
 

@@ -5,17 +5,17 @@ from dataclasses import asdict, replace
 import pytest
 
 import made
-from prepare.app.job.record import Job, Result
-from prepare.app.job.results import Results
-from prepare.app.report.documents import answers, shown_of, stage_documents
-from prepare.app.report.documents import verdict as verdict_of
+from prepare.app.job.record import Job, Result, Results
+from prepare.app.report.answers import answers, stage_documents
+from prepare.app.report.answers import verdict as verdict_of
 from prepare.audit import Audit
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import Problem
-from prepare.stages.flow.document import source_name
 from prepare.stages.flow.records import Copy, Event, Remedy
 
-RUN = Results(name="run", audit=Audit([], {"convolutions": {}}))
+SEEN = {"given": "", "gave": ""}
+JOB = Job(None, None, [], {}, seen=SEEN)
+RUN = Results(job=JOB, audit=Audit([], {"convolutions": {}}))
 
 
 def event(name, kind, cause, *, size=0) -> Event:
@@ -37,12 +37,12 @@ def having(run=RUN, **found):
 
 
 def found(run) -> list[tuple[str, str, str]]:
-    documents = stage_documents(shown_of(run))
+    documents = stage_documents(run)
     return [(answer.kind, answer.answer, answer.remark) for answer in answers(run, documents)]
 
 
 def verdict(run) -> str:
-    return verdict_of(run, stage_documents(shown_of(run)))
+    return verdict_of(run, stage_documents(run))
 
 
 def test_a_wrong_result_is_said_first_and_not_to_be_used():
@@ -129,7 +129,7 @@ def test_a_recipe_is_advised_only_if_no_answer_is_open(followed, verified, timed
 
 
 def test_a_failed_job_says_what_went_wrong():
-    run = Results(name="run", result=Result("failed", "oom", "no memory\nmore", "Traceback"))
+    run = Results(job=JOB, result=Result("failed", "oom", "no memory\nmore", "Traceback"))
     assert found(run) == [
         ("bad", "Out of memory", "no memory"),
         ("warn", "Use a smaller input or model", ""),
@@ -144,7 +144,7 @@ def test_an_error_in_user_code_names_its_line_and_the_stage():
     )
     ended = {"done": ["planning"], "during": "preparing", "place": where}
     result = Result("failed", "error", error, "Traceback", **ended)
-    assert found(Results(name="run", result=result)) == [
+    assert found(Results(job=JOB, result=result)) == [
         ("bad", "An exception", "NameError: name 'x' is not defined"),
         ("plain", "nets.py:8, in forward", ""),
         ("plain", "While preparing", "after 1 completed stage"),
@@ -155,24 +155,10 @@ def test_an_error_in_user_code_names_its_line_and_the_stage():
 def test_an_error_of_a_configuration_ends_with_its_remedy():
     problem = Problem("input", "gives nothing", "set input.shape")
     result = Result("failed", "configuration", str(problem), problems=[problem])
-    assert found(Results(name="run", result=result)) == [
+    assert found(Results(job=JOB, result=result)) == [
         ("bad", "The configuration", "input: gives nothing"),
         ("warn", "Set input.shape", ""),
     ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "operator", "name"),
-    [
-        ("InstanceNorm2d", "instance_norm", "InstanceNorm2d"),
-        ("UNetDecoder", "cat", "cat in UNetDecoder"),
-        ("Conv3d", "convolution", "Conv3d"),
-        ("Conv3d", "conv3d_reference", "conv3d_reference in Conv3d"),
-        ("Net", "", "Net"),
-    ],
-)
-def test_a_cause_is_named_by_class_and_operator(kind, operator, name):
-    assert source_name(kind, operator) == name
 
 
 def test_the_advice_names_what_is_missing_or_without_effect():
@@ -183,7 +169,7 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     no_effect = having(replace(RUN, audit=Audit([], counted)), verify=made.verification())
     assert advised(no_effect) == ("Read the warnings", "some weights have another layout")
     job = Job(None, None, [], {})
-    assert advised(replace(RUN, job=job, has_example=False)) == (
+    assert advised(replace(RUN, job=replace(job, seen=None))) == (
         "Give an example input",
         "",
     )
@@ -209,5 +195,5 @@ def test_the_advice_names_what_is_missing_or_without_effect():
 
 
 def test_the_flow_of_an_unprepared_model_says_how_to_prepare_it():
-    run = Results(name="run", found={"flow": made.flow(0)})
+    run = Results(job=JOB, task="flow", found={"flow": made.flow(0)})
     assert found(run)[-1] == ("plain", "Leave out task=flow to prepare it", "")

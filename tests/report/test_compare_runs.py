@@ -73,18 +73,6 @@ def test_two_equal_jobs_do_not_differ(same, capsys):
     assert diff(capsys, *same) == (0, "no difference\n", "")
 
 
-def test_files_of_only_one_job_are_differences(same):
-    for name in ("bench.json", "verify.json", "flow.json", "audit.json", "environment.json", "job.json"):  # fmt: skip
-        (same[1] / name).unlink()
-    made.give_figures(same[1])
-    found = changes(*same)
-    assert found["conv.weight"] == ("present", "")
-    assert found["right"] == ("pass 0.004 8%", "")
-    assert found["speed"] == ("2.4x faster", "")
-    assert found["torch"] == ("2.13.0", "")
-    assert found["model"] == ("unet3d", "")
-
-
 # ------------------------------------------------------------------------------------- audits and recipes
 
 
@@ -138,7 +126,7 @@ def test_two_recipes_differ_option_by_option(tmp_path, first, second, found):
         (("4-row/audit.json", "none.json"), "none.json: cannot be read: No such file or directory"),
         (("4-row/recipe.yaml", "none.yaml"), "none.yaml: cannot be read: No such file or directory"),
         (("4-row/recipe.yaml", "broken.yaml"), "broken.yaml:"),
-        (("4-row", "0-row"), "0-row: flow.json: this is not a flow: "),
+        (("4-row", "0-row"), "0-row/audit.json: this is not an audit: "),
     ],
 )  # fmt: skip
 def test_incomparable_paths_give_one_line_and_exit_code_2(swept, monkeypatch, capsys, pair, line):
@@ -146,7 +134,7 @@ def test_incomparable_paths_give_one_line_and_exit_code_2(swept, monkeypatch, ca
     Path("empty").mkdir()
     Path("killed/.hydra").mkdir(parents=True)
     Path("broken.yaml").write_text("[")
-    Path("0-row/flow.json").write_text("{")
+    Path("0-row/audit.json").write_text("{")
     code, out, err = diff(capsys, *pair)
     assert (code, out) == (2, "")
     assert err.startswith(line)

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from prepare.core.model.memory_format import canonical_stride
+from prepare.steps.repairs import all_rewrites, find_rewrite
 from prepare.steps.repairs.base import is_channels_last
-from prepare.steps.rewrites import all_rewrites, find_rewrite
 from rewritten_modules import LAYOUTS, STRANGE, Served, make, rewritten
 
 NAMES = all_rewrites()

@@ -6,9 +6,9 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from prepare.app.report import render
+from prepare.app.report import html
 
-TEMPLATES = Path(render.__file__).parent / "templates"
+TEMPLATES = Path(html.__file__).parent / "templates"
 
 
 HOSTILE = [

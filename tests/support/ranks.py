@@ -16,6 +16,8 @@ from prepare import checkpoint
 from prepare.core.model.module_kinds import replaced_methods
 from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import same_on_all_ranks
+from prepare.stages.tune import tune_model
+from sample_nets import small
 
 FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
 PATIENCE = timedelta(seconds=60)
@@ -209,7 +211,7 @@ def ddp_kept():
 
 def rewritten_by_time():
     """The classes of the convolutions that are chosen by time, where each rank finds another one faster."""
-    from prepare.steps.rewrites import _choose
+    from prepare.steps.repairs import choose_rewrites
 
     first = distributed.get_rank() == 0
 
@@ -217,7 +219,7 @@ def rewritten_by_time():
         return 1.0, {each.name: 0.5 if (module.bias is None) == first else 2.0 for each in rewrites}
 
     model = nn.Sequential(nn.Conv2d(3, 3, 1, bias=False), nn.Conv2d(3, 3, 1)).double()
-    true, _choose._Timer.timed = _choose._Timer.timed, timed
+    true, choose_rewrites._Timer.timed = choose_rewrites._Timer.timed, timed
     try:
         pipeline = Pipeline.from_config({"rewrite_conv": {}})
         pipeline.apply(model, example=mine(batches()[0]))
@@ -228,7 +230,7 @@ def rewritten_by_time():
             )
         )
     finally:
-        _choose._Timer.timed = true
+        choose_rewrites._Timer.timed = true
     backward(wrapped, mine(batches()[0]))
     return [type(each).__name__ for each in model], late
 
@@ -254,6 +256,17 @@ def ddp_training():
     return max((one - two).abs().max().item() for one, two in pairs), FLAT.check(
         model, optimizer=optimizer
     )
+
+
+def tuned(channels):
+    """The winner of a tuning of which rank 0 alone may measure, or what refuses the tuning."""
+    run, found = tune_model._Tuner.run, []
+    batch = torch.ones(2, channels, 12, 12)
+    if distributed.get_rank():
+        tune_model._Tuner.run = None
+    said = refusal(lambda: found.append(tune_model.tune(small(), batch, budget=0.5).winner))
+    tune_model._Tuner.run = run
+    return found, said
 
 
 # ------------------------------------------------------------------------------- ranks that disagree

@@ -16,7 +16,7 @@ from prepare.app.cli import main as cli
 from prepare.app.job.record import KEPT, Record
 from prepare.app.sweep.manifest import identity_of
 from prepare.app.sweep.summary import read_summary
-from prepare.core.utils.folders import hold_folder
+from prepare.core.utils.files import hold_folder
 from sweeps import NET, QUICK, Ended, processes_in, start, wait_for
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
@@ -227,17 +227,6 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 def test_a_sweep_stopped_at_any_moment_is_resumed(sweep, folder, number, begun):
     delay = random.Random(int(number)).uniform(0, 2)
     stop_and_resume(sweep, folder, number, delay=delay, begun=begun)
-
-
-def test_the_running_job_of_a_killed_sweep_is_shown_as_killed(folder):
-    process = start(NET + "waits", "seed=0,1", cwd=folder)
-    wait_for((folder / "began").exists)
-    process.kill()
-    process.communicate()
-    wait_for(lambda: not processes_in(folder), seconds=5)
-    rows = read_summary(folder / "swept").rows
-    assert [row.status for row in rows] == ["crashed", "interrupted"]
-    assert rows[0].reason == "it ended without a result: killed"
 
 
 # ------------------------------------------------------------------------------- asked wrongly

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from prepare import checkpoint, recipe
 from prepare.app.job.build_model import (
     call_named,
+    import_plugins,
     is_copied,
     model_of,
     plan_of,
@@ -19,12 +21,12 @@ from prepare.app.job.build_model import (
     with_precision,
 )
 from prepare.app.job.model_target import without_method
-from prepare.app.job.results import Results, Show
+from prepare.app.job.record import Job, Results
 from prepare.audit import audit
 from prepare.core.forward.call import arguments, call_of
 from prepare.core.forward.compiled import compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_example
-from prepare.core.forward.run_example import count_layouts, run_example
+from prepare.core.forward.run_example import run_example
 from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
@@ -33,15 +35,13 @@ from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.stage import Stage, StageContext, stages_of, tasks
 
 if TYPE_CHECKING:
+    from prepare.app.job.execute import Show
     from prepare.app.job.settings import Settings
     from prepare.core.utils.text import Progress
 
 
 def run_stages(
-    settings: Settings,
-    *,
-    progress: Progress,
-    show: Show,
+    settings: Settings, job: Job, *, progress: Progress, show: Show
 ) -> tuple[Results, StageContext]:
     """Build, plan, apply, audit and let the stages work; return the results and the prepared model.
 
@@ -50,15 +50,28 @@ def run_stages(
     Raises:
         PrepareError: the model cannot be built, or not be prepared.
     """
+    import_plugins(settings.plugins)
     prepares = tasks()[settings.task].prepares
     stages = [settings.stages[name] for name in stages_of(settings.task)]
     with progress(f"building {settings.model['_target_']}"):
         model = model_of(settings, stages)
     settings = with_precision(settings, model)
     work = _planned(settings, model, stages, progress=progress)
-    left_out = map(str, work.pipeline.left_out())
-    work.notes[:0] = [*(str(p) for error in work.plan.errors for p in error.problems), *left_out]
-    results = _results(settings, work)
+    unsaid = [*(p for error in work.plan.errors for p in error.problems), *work.pipeline.left_out()]
+    work.notes[:0] = map(str, unsaid)
+    _, method = without_method(settings.model)
+    job = replace(job, model=".".join(filter(None, (type(model).__name__, method))))
+    results = Results(
+        job=job,
+        task=settings.task,
+        steps=work.pipeline.to_config(),
+        plan=work.plan.to_dict(),
+        found=work.found,
+        notes=work.notes,
+        amp=settings.amp,
+        unchanged=work.unchanged and prepares,
+        formats=must_format(work.pipeline),
+    )
 
     saved = settings.compile.save
     with nullcontext() if saved is None else compile_cache(saved):
@@ -71,9 +84,11 @@ def run_stages(
             seen, work.took = _run_example(work)
             with progress("auditing"):
                 audited = audit(model, plan=work.plan)
-            if all(type(each).choose is Stage.choose for each in stages):  # none tried the formats
+            # What to do with an unchanged model names the format; a tuning has tried the formats.
+            if not work.unchanged and all(type(each).choose is Stage.choose for each in stages):
                 work.notes += _memfmt_note(model, work)
-            results = replace(results, seen=seen, has_example=seen is not None, audit=audited)
+            job, text = replace(job, seen=seen), recipe.dumps(work.pipeline.to_recipe())
+            results = replace(results, job=job, audit=audited, recipe=text)
             # The first answer: the rest loads more of torch than everything until here.
             show(results)
         for index, stage in enumerate(stages):
@@ -85,13 +100,26 @@ def run_stages(
                     raise
                 missing = " and ".join(each.noun for each in stages[index:])
                 stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
-                results = replace(results, stopped=stopped)
-                break  # what was done is kept
+                return replace(results, stopped=stopped), work  # what was done is kept
             if prepares:
                 show(results)
     if saved is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
         work.notes.append(f"the compiled code is in {saved}")
     return results, work
+
+
+def save(settings: Settings, work: StageContext, results: Results, progress: Progress) -> None:
+    """Save the prepared model if `save` names a file; add notes on the weights read and written."""
+    if results.audit is None or results.stopped:
+        return
+    if settings.weights:
+        work.notes.append(f"weights: those of {settings.weights}")
+    if settings.save:
+        with progress("saving the weights"):
+            # Of what a recipe can hold: the notes say what is left out.
+            recorded = Pipeline.from_config(work.pipeline.to_recipe())
+            checkpoint.save(work.model, settings.save, pipeline=recorded)
+        work.notes.append(f"weights: written to {settings.save}")
 
 
 def _planned(
@@ -109,8 +137,7 @@ def _planned(
     errors = [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]
     if errors and applies:
         raise combined(errors)
-    # The plan has the repairs of what would end the process.
-    declared = Pipeline.from_config(plan.steps) if applies else Pipeline([])
+    declared = declared if applies else Pipeline([])
     work = StageContext(
         model=model,
         settings=settings,
@@ -138,23 +165,6 @@ def _planned(
     )
     work.unchanged = applies and not work.plan and same
     return work
-
-
-def _results(settings: Settings, work: StageContext) -> Results:
-    """Return what is known before the model is prepared; its records and notes are those of the work."""
-    _, method = without_method(settings.model)
-    return Results(
-        model=".".join(filter(None, (type(work.model).__name__, method))),
-        task=settings.task,
-        steps=work.pipeline.to_config(),
-        plan=work.plan.to_dict(),
-        found=work.found,
-        notes=work.notes,
-        amp=settings.amp,
-        unchanged=work.unchanged and tasks()[settings.task].prepares,
-        has_example=False,
-        formats=must_format(work.pipeline),
-    )
 
 
 def must_format(pipeline: Pipeline) -> bool:
@@ -226,10 +236,7 @@ def _run_example(work: StageContext) -> tuple[dict[str, Any] | None, float]:
 
     with work.progress("running the example input"):
         forward = run_example(work.model, work.formatted, amp=work.amp)
-    formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
-    counted = [asdict(each) for each in count_layouts(forward.calls, formats)]
-    seen = {"given": forward.inputs, "gave": forward.output, "convolutions": counted}
-    return seen, forward.seconds
+    return {"given": forward.inputs, "gave": forward.output}, forward.seconds
 
 
 def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | None:

@@ -11,6 +11,7 @@ from functools import cache, partial
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
@@ -63,6 +64,13 @@ def forward_code(module: nn.Module) -> ForwardCode:
     cls: Any = type(module)
     own = not vars(module).keys().isdisjoint(_methods(torch_class(cls)))
     return _Search(cls, module).code() if own else _code_of(cls)
+
+
+def may_read_mode(module: nn.Module) -> bool:
+    """Return False if no method of the module's class reads its mode."""
+    functions = (f for c in type(module).__mro__ if c is not nn.Module for f in vars(c).values())
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    return scripted or any("training" in _names(each) for each in functions)
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,14 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.forward_code import forward_code, torch_class
-from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.memory_format import CHANNELS_LAST, FORMATS, canonical_stride
+from prepare.core.model.module_kinds import is_rewritten
 from prepare.core.model.tensors import name_of
 from prepare.core.utils import plain_yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import Tensor, nn
+    from torch import nn
 
 
 # Sums of fewer numbers than this lose few digits, and below so many elements a few microseconds count.
@@ -57,8 +55,6 @@ def is_partly_grouped(module: Any) -> bool:
 
 def is_kernel_stride(module: Any) -> bool:
     """Return whether a convolution runs as such with a kernel that is its stride, as a product can."""
-    from prepare.core.model.module_kinds import is_rewritten
-
     return (
         module.kernel_size == module.stride
         and prod(module.kernel_size) > 1
@@ -98,38 +94,23 @@ def is_smaller_than_kernel(module: Any, sizes: Sequence[int]) -> bool:
     return any(0 < size <= (kernel - 1) * step for size, kernel, step in extents)
 
 
-def _input_is_smaller_than_kernel(module: Any, shape: Sequence[int]) -> bool | None:
+def _input_is_smaller_than_kernel(module: Any, shape: Sequence[int]) -> bool:
     spatial = shape[-len(module.kernel_size) :]
-    return None if module.transposed else is_smaller_than_kernel(module, spatial)
+    return not module.transposed and is_smaller_than_kernel(module, spatial)
 
 
-def _is_batch_of_one(module: Any, shape: Sequence[int]) -> bool | None:
+def _is_batch_of_one(module: Any, shape: Sequence[int]) -> bool:
     spatial = len(getattr(module, "kernel_size", "ij" + "k" * type(module).__name__.endswith("3d")))
     return len(shape) == spatial + 1 or shape[0] == 1
 
 
-def _may_be_misread(module: Any, shape: Sequence[int]) -> bool | None:
-    # A batch norm misreads one sample only; an instance norm also rows of (H, W, N, C).
-    return False if "Batch" in type(module).__name__ and shape[0] != 1 else None
-
-
-def _may_be_view_of_one(module: Any, shape: Sequence[int]) -> bool | None:
-    return None if _is_batch_of_one(module, shape) else False
-
-
-def _is_unknown(module: Any, shape: Sequence[int]) -> bool | None:  # noqa: ARG001
-    return None
-
-
-def _is_large(module: Any, shape: Sequence[int]) -> bool | None:  # noqa: ARG001
+def _is_large(module: Any, shape: Sequence[int]) -> bool:  # noqa: ARG001
     # The only reported size; the limit is not known.
-    return True if prod(shape) >= 16 * 124 * 1282 * 722 else None
+    return prod(shape) >= 16 * 124 * 1282 * 722
 
 
-def _is_over_2_31(module: Any, shape: Sequence[int]) -> bool | None:
-    if prod(shape) >= 2**31:
-        return True
-    return None if hasattr(module, "scale_factor") else False
+def _is_over_2_31(module: Any, shape: Sequence[int]) -> bool:  # noqa: ARG001
+    return prod(shape) >= 2**31
 
 
 @dataclass(frozen=True)
@@ -138,34 +119,33 @@ class SizePredicate:
 
     Attributes:
         what: the calls, as a sentence says it after "only".
-        holds: takes a module and the shape of its input; returns None if these do not decide.
+        holds: takes a module and the shape of its input; returns whether a call has the issue for certain:
+            never, where neither shows it.
         in_plan: whether a plan, which knows no shapes, may warn of wrong numbers.
     """
 
     what: str
-    holds: Callable[[Any, Sequence[int]], bool | None]
-    in_plan: bool = True
+    holds: Callable[[Any, Sequence[int]], bool] = lambda *_: False
+    in_plan: bool = False
 
 
 SIZES = {
-    "batch_of_one": SizePredicate("at batch 1", _is_batch_of_one),
-    "many_rows": SizePredicate("in training, for large batches", has_many_rows, in_plan=False),
-    "few_pixels": SizePredicate("where few pixels come out of a large weight", has_few_pixels),
+    "batch_of_one": SizePredicate("at batch 1", _is_batch_of_one, in_plan=True),
+    "many_rows": SizePredicate("in training, for large batches", has_many_rows),
+    "few_pixels": SizePredicate(
+        "where few pixels come out of a large weight", has_few_pixels, in_plan=True
+    ),
     "smaller_than_kernel": SizePredicate(
-        "where the input is smaller than the kernel", _input_is_smaller_than_kernel
+        "where the input is smaller than the kernel", _input_is_smaller_than_kernel, in_plan=True
     ),
-    "large_conv3d": SizePredicate("at large sizes", _is_large),
-    "over_2_31": SizePredicate("from 2^31 elements on", _is_over_2_31, in_plan=False),
-    "gradient_of_tokens": SizePredicate(
-        "where its gradient comes from tokens", _may_be_misread, in_plan=False
-    ),
-    "view_of_one": SizePredicate(
-        "at batch 1, where its input is a view, as of tokens", _may_be_view_of_one, in_plan=False
-    ),
-    "compiled": SizePredicate("with torch.compile", _is_unknown, in_plan=False),
-    "overflow": SizePredicate("after an overflow", _is_unknown, in_plan=False),
-    "first_call": SizePredicate("at the first call", _is_unknown, in_plan=False),
-    "unknown": SizePredicate("at sizes that are not known", _is_unknown),
+    "large_conv3d": SizePredicate("at large sizes", _is_large, in_plan=True),
+    "over_2_31": SizePredicate("from 2^31 elements on", _is_over_2_31),
+    "gradient_of_tokens": SizePredicate("where its gradient comes from tokens"),
+    "view_of_one": SizePredicate("at batch 1, where its input is a view, as of tokens"),
+    "compiled": SizePredicate("with torch.compile"),
+    "overflow": SizePredicate("after an overflow"),
+    "first_call": SizePredicate("at the first call"),
+    "unknown": SizePredicate("at sizes that are not known", in_plan=True),
 }
 
 
@@ -321,34 +301,30 @@ def _agree(one: int | None, other: int | None) -> bool:
     return None in (one, other) or one == other
 
 
-_FORMATS = {4: ("contiguous", "channels_last"), 5: ("contiguous", "channels_last_3d")}
-
-
 class CallIssues:
-    """The known issues with one effect, by default wrong numbers, that a device has at some sizes only."""
+    """The known issues with wrong numbers that a device has at some sizes only."""
 
-    def __init__(self, device: str, effect: str = "wrong") -> None:
-        self._by_class: dict[str, list[Issue]] = defaultdict(list)
-        for issue in standing(device):
-            for operation in issue.operations if issue.sizes and issue.effect == effect else ():
-                self._by_class[operation].append(issue)
+    def __init__(self, device: str) -> None:
+        self._issues = [issue for issue in standing(device) if issue.is_risk]
 
     def of(self, module: nn.Module, shape: Sequence[int]) -> list[Issue]:
         """Return the issues that a call has for certain, given the shape of the module's input."""
         cls: Any = type(module)  # a class is hashable, which mypy denies
         kind = (torch_class(cls) or cls).__name__
-        if not (issues := self._by_class.get(kind)):
-            return []
+        issues = [each for each in self._issues if kind in each.operations]
         weight = module._parameters.get("weight", vars(module).get("weight"))
-        if weight is None:
+        if not issues or weight is None:
             return []
         if (code := forward_code(module)).repaired or not code.runs_torchs:
             return []
-        formats, dtypes = _formats_of(weight), [name_of(weight.dtype)]
+        formats: tuple[str, ...] = FORMATS  # the strides of another weight say nothing of them
+        if len(shaped := weight.shape) in CHANNELS_LAST:
+            names = ("contiguous", CHANNELS_LAST[len(shaped)])
+            formats = tuple(n for n in names if canonical_stride(shaped, n) == weight.stride())
         return [
             issue
             for issue in issues
-            if issue.concerns(kind, formats, dtypes)
+            if issue.concerns(kind, formats, [name_of(weight.dtype)])
             and ONLY[issue.only](module)
             and SIZES[issue.sizes].holds(module, shape)
         ]
@@ -358,11 +334,3 @@ def describe(issue: Issue) -> str:
     """Return the sizes and the name of an issue, as the end of a sentence about a module."""
     sizes = SIZES[issue.sizes].what
     return f"wrong on this device {sizes}, as in this call: {issue.what} [{issue.name}]"
-
-
-def _formats_of(weight: Tensor) -> list[str]:
-    """Return the formats that the strides of a weight satisfy; all of them for another rank."""
-    names = _FORMATS.get(weight.dim())
-    if names is None:
-        return ["contiguous", "channels_last", "channels_last_3d"]
-    return [name for name in names if canonical_stride(weight.shape, name) == weight.stride()]

@@ -26,7 +26,7 @@ CONVOLUTIONS_2D_3D = (nn.Conv2d, nn.Conv3d, nn.ConvTranspose2d, nn.ConvTranspose
 _Class = TypeVar("_Class", bound=type)
 _MARK = "_prepare_repair"
 # Where the classes of repairs, and of rewritten convolutions, are defined.
-REPAIRS = ("prepare.steps.repairs.", "prepare.steps.rewrites.")
+REPAIRS = ("prepare.steps.repairs.",)
 
 
 def mark_repair(cls: _Class) -> _Class:

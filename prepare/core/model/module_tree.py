@@ -1,9 +1,9 @@
-"""Copy a model or its tree of modules, record and restore it, or hash its structure."""
+"""Copy a model or its tree of modules, or record and restore it."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
+import gc
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -15,13 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.model.module_kinds import replaced_methods
-from prepare.core.model.tensors import (
-    is_plain,
-    is_strided,
-    named_modules,
-    named_tensors,
-    with_bits_of,
-)
+from prepare.core.model.tensors import is_plain, named_tensors
 from prepare.core.utils.text import first_line
 
 # A subclass may not allow changes or copies (diffusers' configurations are frozen dictionaries).
@@ -119,30 +113,6 @@ class Snapshot:
                 vars(module)[key] = value
 
 
-def structure(model: nn.Module) -> str:
-    """Return the sha256 (hexadecimal) of the structure of a model, independent of its values.
-
-    It covers every module's name, class and `extra_repr` (sizes, strides, groups), and every
-    tensor's name, shape, strides, dtype and device type.
-
-    >>> structure(nn.Conv2d(2, 2, 3)) == structure(nn.Conv2d(2, 2, 3))
-    True
-    >>> structure(nn.Conv2d(2, 2, 3)) == structure(nn.Conv2d(2, 2, 3, padding=1))
-    False
-    """
-    lines = [
-        f"{name!r} {type(module).__module__}.{type(module).__qualname__} {module.extra_repr()}"
-        for name, module in named_modules(model)
-    ]
-    for place in sorted(named_tensors(model), key=lambda place: place.path):
-        tensor = place.tensor
-        strides = tensor.stride() if is_strided(tensor) else tensor.layout
-        kind = f"{tensor.dtype} {tensor.device.type} {tensor.requires_grad}"
-        shape = "nested" if tensor.is_nested else tuple(tensor.shape)
-        lines.append(f"{place.path!r} {shape} {strides} {kind}")
-    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     return {
         key: (value, value.copy() if type(value) in _REFILLED else None)
@@ -158,10 +128,6 @@ def _refill(container: Any, content: Any) -> None:
         container.update(content)
 
 
-# The tables of every module: parameters, buffers, children, hooks.
-_TABLES = tuple(key for key, value in vars(nn.Module()).items() if isinstance(value, dict | set))
-
-
 class CopyError(Exception):
     """The model cannot be copied; the message says why."""
 
@@ -169,10 +135,9 @@ class CopyError(Exception):
 def deep_copy(model: nn.Module) -> nn.Module:
     """Return an independent copy of a model, without gradients.
 
-    Unlike `copy.deepcopy`, it keeps the mode, hooks and attributes of modules that pickle only a part of
-    their state (einops' layers call `__init__` again), the gradient hooks and attributes of parameters,
-    and memory that a parameter shares with other tensors. It copies a weight that a hook computes, as the
-    old `torch.nn.utils.weight_norm` does.
+    Unlike `copy.deepcopy`, it asks no class how it is pickled: modules keep their mode, hooks and attributes
+    (einops' layers call `__init__` again), parameters their gradient hooks and attributes. A weight that a
+    hook computes, as the old `torch.nn.utils.weight_norm` does, is copied as a value.
 
     Raises:
         CopyError: a part cannot be copied, or a function in the model refers to the model itself, so
@@ -180,21 +145,24 @@ def deep_copy(model: nn.Module) -> nn.Module:
     """
     if name := _borrowing_function(model):
         raise CopyError(f"{name} is a function that refers to the model itself")
-    memo: dict[int, Any] = {}
-    for _, tensor in _tensors(model):
-        if tensor.requires_grad and not tensor.is_leaf:
-            memo[id(tensor)] = tensor.detach().clone()
+    computed = (each for each in _tensors(model) if each.requires_grad and not each.is_leaf)
+    memo: dict[int, Any] = {id(each): each.detach().clone() for each in computed}
+    # torch copies the graph of a scripted module, and compiles a compiled one again.
+    modules = [each for each in model.modules() if not _is_torchs_to_copy(each)]
+    memo |= {id(module): object.__new__(type(module)) for module in modules}
     try:
-        duplicate = copy.deepcopy(model, memo)
-        copies = dict(duplicate.named_modules(remove_duplicate=False))
-        for name, module in model.named_modules(remove_duplicate=False):
-            if name in copies and not isinstance(module, torch.jit.ScriptModule):
-                _complete(module, copies[name], memo)
-        _share_memory(model, memo)
+        for module in reversed(modules):  # from the inside out
+            for key, value in vars(module).items():
+                vars(memo[id(module)])[key] = copy.deepcopy(value, memo)
+        duplicate: nn.Module = copy.deepcopy(model, memo)
     except Exception as error:
         raise CopyError(f"{type(error).__name__}: {first_line(error)}") from error
-    for parameter in duplicate.parameters():
-        parameter.grad = None
+    for original, copied in zip(model.parameters(), duplicate.parameters(), strict=True):
+        copied.grad = None
+        vars(copied).update({**vars(original), **vars(copied)})
+        # Not hooks after accumulation, where an optimizer may step.
+        for hook in (original._backward_hooks or {}).values():
+            copied.register_hook(hook)
     return duplicate
 
 
@@ -220,112 +188,43 @@ def copy_or_build(model: nn.Module, build: Callable[[], nn.Module] | None = None
 
 def _first_difference(model: nn.Module, duplicate: nn.Module) -> str:
     """Return the name of the first module or tensor that differs; empty if the models are equal."""
-    originals, copies = (dict(each.named_modules()) for each in (model, duplicate))
-    for name in dict.fromkeys((*originals, *copies)):
-        if type(originals.get(name)) is not type(copies.get(name)):
+    kinds, others = (dict(each.named_modules()) for each in (model, duplicate))
+    for name in {**kinds, **others}:
+        if type(kinds.get(name)) is not type(others.get(name)):
             return name or "the class"
-    tensors, others = (
-        {item.path: item.tensor for item in named_tensors(each)} for each in (model, duplicate)
-    )
-    for path in dict.fromkeys((*tensors, *others)):
-        tensor, other = tensors.get(path), others.get(path)
-        if tensor is None or other is None or tensor is other or not _is_same(tensor, other):
+    values, others = ({t.path: t.tensor for t in named_tensors(m)} for m in (model, duplicate))
+    for path in {**values, **others}:
+        value, other = values.get(path), others.get(path)
+        if value is None or other is None or value is other or value.dtype != other.dtype:
+            return path
+        if is_plain(value) and not torch.equal(value.nan_to_num(), other.nan_to_num()):
             return path
     return ""
 
 
-def _is_same(tensor: Tensor, other: Tensor) -> bool:
-    if tensor.shape != other.shape or tensor.dtype != other.dtype or tensor.device != other.device:
-        return False
-    return not is_plain(tensor) or torch.equal(tensor.nan_to_num(), other.nan_to_num())
+def _is_torchs_to_copy(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
 
 
-def _complete(module: nn.Module, duplicate: nn.Module, memo: dict[int, Any]) -> None:
-    """Add to the copy of one module what its class did not copy."""
-    for key, value in vars(module).items():
-        if key not in vars(duplicate):
-            vars(duplicate)[key] = copy.deepcopy(value, memo)
-        elif key in _TABLES and isinstance(value, dict):
-            _complete_table(value, vars(duplicate)[key], memo)
-        elif key in _TABLES and isinstance(value, set):
-            vars(duplicate)[key] |= value
-    duplicate.training = module.training
-    for name, parameter in module._parameters.items():
-        if parameter is not None and (other := duplicate._parameters.get(name)) is not None:
-            _complete_parameter(parameter, other)
-
-
-def _complete_table(table: dict[Any, Any], copied: dict[Any, Any], memo: dict[int, Any]) -> None:
-    for key, value in table.items():
-        # A class that calls `__init__` again has drawn other values.
-        drawn_again = isinstance(value, Tensor) and id(value) not in memo
-        if key not in copied or drawn_again:
-            copied[key] = copy.deepcopy(value, memo)
-
-
-def _complete_parameter(parameter: nn.Parameter, duplicate: nn.Parameter) -> None:
-    """Copy attributes and gradient hooks; not hooks after accumulation, where an optimizer may step."""
-    for key, value in vars(parameter).items():
-        vars(duplicate).setdefault(key, value)
-    if not duplicate._backward_hooks:
-        for hook in (parameter._backward_hooks or {}).values():
-            duplicate.register_hook(hook)
-
-
-def _share_memory(model: nn.Module, memo: dict[int, Any]) -> None:
-    """Let the copies of tensors that share memory with a parameter share memory too."""
-    groups: dict[int, dict[int, Tensor]] = {}
-    for _, tensor in _tensors(model):
-        if is_plain(tensor) and tensor.numel():
-            address = tensor.untyped_storage().data_ptr()
-            groups.setdefault(address, {})[id(tensor)] = tensor
-    for address, group in groups.items():
-        has_parameter = any(isinstance(tensor, nn.Parameter) for tensor in group.values())
-        if not address or len(group) == 1 or not has_parameter:
-            continue
-        storage = next(iter(group.values())).untyped_storage().clone()
-        for key, tensor in group.items():
-            if isinstance(duplicate := memo.get(key), Tensor):
-                view = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-                place = tensor.storage_offset(), tensor.shape, tensor.stride()
-                duplicate.data = with_bits_of(tensor, view.set_(storage, *place))
-
-
-def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and every tensor among the parameters, buffers and attributes of all modules."""
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            continue
-        for table in (module._parameters, module._buffers, vars(module)):
-            for key, value in table.items():
-                for item in value if type(value) is list else (value,):
-                    if isinstance(item, Tensor):
-                        yield f"{name}.{key}", item
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Yield every tensor among the parameters, buffers and attributes of all modules."""
+    for module in model.modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            for table in (module._parameters, module._buffers, vars(module)):
+                for value in table.values():
+                    items = value if type(value) is list else (value,)
+                    yield from (item for item in items if isinstance(item, Tensor))
 
 
 def _borrowing_function(model: nn.Module) -> str:
     """Return the place of a function that holds a module or tensor of the model; empty if none does."""
-    held = {id(module) for module in model.modules()} | {id(t) for _, t in _tensors(model)}
+    held = {*map(id, model.modules()), *map(id, _tensors(model))}
     for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            continue
         for key, value in vars(module).items():
-            functions = value.values() if isinstance(value, dict) else (value,)
-            if key != "_compiled_call_impl" and any(
-                id(item) in held
-                for function in functions
-                if isinstance(function, FunctionType)
-                for item in _kept(function)
-            ):
-                return f"{name}.{key}".lstrip(".")
+            for each in value.values() if isinstance(value, dict) else (value,):
+                if not isinstance(each, FunctionType) or key == "_compiled_call_impl":
+                    continue
+                kept = (*(each.__defaults__ or ()), *gc.get_referents(*(each.__closure__ or ())))
+                if not held.isdisjoint(map(id, kept)):
+                    return f"{name}.{key}".lstrip(".")
     return ""
-
-
-def _kept(function: FunctionType) -> Iterator[Any]:
-    """Yield the objects that a function keeps: its defaults and the variables around it."""
-    yield from function.__defaults__ or ()
-    for cell in function.__closure__ or ():
-        try:
-            yield cell.cell_contents
-        except ValueError:  # the variable is not assigned yet
-            continue

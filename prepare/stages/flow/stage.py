@@ -123,7 +123,6 @@ def _with_steps(work: StageContext) -> StageContext:
         model = copy_tree(work.model, clone_of)
         options: Any = {"strict": settings.strict, "amp": work.amp, "example": example}
         pipeline.apply(model, known_issues="ignore", **options)
-    work.notes.append(f"{', '.join(pipeline.steps)}: applied to a copy, to follow its layout")
     return replace(work, model=model, pipeline=pipeline, formatted=pipeline.formatted(example))
 
 

@@ -15,8 +15,7 @@ from prepare.core.model.tensors import computed_names, weight_hooks
 from prepare.core.model.unsafe_backward import is_unsafe_conv2d
 from prepare.steps.repairs import base
 from prepare.steps.repairs._norm_autograd import contiguous_copy, through_contiguous
-from prepare.steps.repairs.base import is_channels_last, not_a_view, to_channels_last
-from prepare.steps.repairs.swap_class import SwapClass
+from prepare.steps.repairs.base import SwapClass, is_channels_last, not_a_view, to_channels_last
 
 
 class KeepingConv2d(nn.Conv2d):

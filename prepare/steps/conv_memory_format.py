@@ -1,4 +1,4 @@
-"""The bases of the two steps that convert convolutions, and of the steps that act by that format."""
+"""Convert the weights of convolutions to a memory format; the bases of the steps that act by that format."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import dataclasses
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from prepare.core.model.memory_format import CHANNELS_LAST
 from prepare.core.utils.wording import step, words
 from prepare.errors import Problem
 from prepare.patterns import Patterns
+from prepare.registry import register
 from prepare.step import ModuleStep, Step, TensorStep, Want
 
 if TYPE_CHECKING:
     import torch
 
     from prepare.core.model.tensors import NamedTensor
-    from prepare.steps.repairs.swap_class import SwapClass
+    from prepare.steps.repairs.base import SwapClass
 
 _CONTIGUOUS = Want(memory_format="contiguous")
 
@@ -97,6 +98,34 @@ class ConvolutionFormat(TensorStep):
             for path, held in weights.items()
             if held is not None and not is_lazy(held) and not held.numel() and held.dim() == 1
         ]
+
+
+@register("conv2d_memory_format")
+class Conv2dMemoryFormat(ConvolutionFormat):
+    """Converts the weights of Conv2d and ConvTranspose2d, and of their subclasses, to a memory format.
+
+    Helps: convolutions run their channels-last kernels (NHWC) and pass that layout on; it is the fastest
+    layout for tensor cores and for oneDNN.
+    Hurts: if a module between the convolutions returns to contiguous, each change of layout costs a copy.
+    Source: `torch.nn.utils.convert_conv2d_weight_memory_format`; the strides are exactly the same.
+    """
+
+    spatial: ClassVar[int] = 2
+    memory_format: Literal["contiguous", "channels_last"] = "channels_last"
+
+
+@register("conv3d_memory_format")
+class Conv3dMemoryFormat(ConvolutionFormat):
+    """Converts the weights of Conv3d and ConvTranspose3d, and of their subclasses, to a memory format.
+
+    Helps: convolutions run their channels-last kernels (NDHWC) and pass that layout on; it is the fastest
+    layout for tensor cores and for oneDNN.
+    Hurts: if a module between the convolutions returns to contiguous, each change of layout costs a copy.
+    Source: `torch.nn.utils.convert_conv3d_weight_memory_format`; the strides are exactly the same.
+    """
+
+    spatial: ClassVar[int] = 3
+    memory_format: Literal["contiguous", "channels_last_3d"] = "channels_last_3d"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

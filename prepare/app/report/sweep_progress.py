@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
+from collections import Counter
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.record import KEPT, Job, Record, Result
-from prepare.app.report.terminal.console import console
+from prepare.app.report.terminal import console
 from prepare.core.utils.text import line, plural, printable
 from prepare.errors import FileError
 
 if TYPE_CHECKING:
-    from rich.status import Status
-
     from prepare.app.sweep.manifest import SweepManifest
 
 _FAILED = ("failed", "crashed")
@@ -32,24 +30,23 @@ class SweepProgress:
         self._folder, self._manifest = folder, manifest
         self._seen: dict[Path, int] = {}
         self._statuses: dict[int, str] = {}
-        self._running, self._kept = 0, 0
+        self._kept = 0
         self._began = time.monotonic()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._spinner = ExitStack()
-        self._status: Status | None = None
+        self._status: Any = None
 
     def start(self) -> None:
         """Start to watch; print how many jobs an earlier sweep finished."""
-        for number, _, result in self._new():
-            if result.status in KEPT:
-                self._statuses[number] = result.status
+        ended = self._new()
+        self._statuses = {n: result.status for n, _, result in ended if result.status in KEPT}
         self._kept = len(self._statuses)
         if self._kept:
             line(f"kept {plural(self._kept, 'finished run')}", errors=True)
-        self._status = (
-            self._spinner.enter_context(_live(self._counts())) if sys.stderr.isatty() else None
-        )
+        if sys.stderr.isatty():
+            spinner = console(errors=True).status(self._counts(), spinner="line")
+            self._status = self._spinner.enter_context(spinner)
         self._thread.start()
 
     def stop(self) -> None:
@@ -79,51 +76,32 @@ class SweepProgress:
             self._status.update(self._counts())
 
     def _counts(self) -> str:
-        done, rows = len(self._statuses), self._manifest.rows
-        statuses = list(self._statuses.values())
-        counted = {
-            "running": self._running,
-            "failed": sum(status in _FAILED for status in statuses),
-            "interrupted": statuses.count("interrupted"),
-        }
-        parts = [f"{done} of {len(rows)} done" if rows else f"{done} done"]
-        parts += [f"{count} {word}" for word, count in counted.items() if count]
-        if rows and self._kept < done < len(rows):
+        done, rows = len(self._statuses), len(self._manifest.rows)
+        found = Counter("failed" if s in _FAILED else s for s in self._statuses.values())
+        parts = [f"{done} of {rows} done" if rows else f"{done} done"]
+        parts += [f"{found[word]} {word}" for word in ("failed", "interrupted") if found[word]]
+        if self._kept < done < rows:
             each = (time.monotonic() - self._began) / (done - self._kept)
-            parts.append(f"about {_time(each * (len(rows) - done))} left")
+            parts.append(f"about {remaining(each * (rows - done))} left")
         return ", ".join(parts)
 
     def _new(self) -> list[tuple[int, Job, Result]]:
         """Return (number, job, result) of each row that has ended since the last scan."""
-        self._running = 0
         ended: list[tuple[int, Job, Result]] = []
-        for root, folders, names in os.walk(self._folder):
-            if "job.json" not in names:
-                continue
-            folders.clear()
-            record = Record(root)
+        for path in self._folder.rglob("result.json"):
             with suppress(FileError, OSError):
-                if "result.json" not in names:
-                    job = record.job()
-                    self._running += bool(job and self._manifest.number(job) is not None)
-                    continue
                 # A repeated job writes a new file of the same name.
-                stamp = os.stat(record.folder / "result.json").st_mtime_ns  # noqa: PTH116
-                if self._seen.get(record.folder) == stamp:
-                    continue
-                job, result = record.job(), record.result()
-                self._seen[record.folder] = stamp
-                number = self._manifest.number(job) if job else None
-                if job and result and number is not None:
-                    ended.append((number, job, result))
+                stamp, record = path.stat().st_mtime_ns, Record(path.parent)
+                if self._seen.get(path) != stamp and (job := record.job()):
+                    self._seen[path] = stamp
+                    number, result = self._manifest.number(job), record.result()
+                    if result and number is not None:
+                        ended.append((number, job, result))
         return ended
 
 
-def _live(text: str) -> Status:
-    return console(errors=True).status(text, spinner="line")
-
-
-def _time(seconds: float) -> str:
+def remaining(seconds: float) -> str:
+    """Return a time that is left, in rounded units."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -25,7 +25,7 @@ from prepare.core.utils.text import first_line, plural
 from prepare.stages.bench import statistics
 
 if TYPE_CHECKING:
-    from prepare.steps.rewrites.base import Rewrite
+    from prepare.steps.repairs.rewrites import Rewrite
 
 # The whole choice may take this many seconds, and this many calls of the model: a tenth of a run or less.
 _SECONDS, _CALLS = 1.0, 4
