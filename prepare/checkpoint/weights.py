@@ -22,7 +22,7 @@ from prepare.core.model.tensors import identity, is_expanded, is_lazy, is_plain
 from prepare.core.utils import files, json_records
 from prepare.core.utils.process_state import held_interrupts
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.wording import words
+from prepare.core.utils.text import words
 from prepare.errors import (
     CheckpointError,
     ConfigError,

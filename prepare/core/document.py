@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.core.utils.wording import words
+from prepare.core.utils.text import words
 
 if TYPE_CHECKING:
-    from prepare.core.utils.numbers import Interval
+    from prepare.core.utils.text import Interval
 
 # The kinds of bars: the baseline, better (smaller), worse (larger), not different, and invalid because its
 # outputs are wrong. Each has a colour.

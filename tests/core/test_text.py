@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from prepare.core.model import module_tree
-from prepare.core.utils import wording
+from prepare.core.utils import text as wording
 from prepare.core.utils.packages import quiet_torchao
 from prepare.core.utils.text import csv_text
 from prepare.pipeline import pipeline

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.machine import how_threads_waited
-from prepare.core.utils.text import printable
-from prepare.core.utils.wording import as_python
+from prepare.core.utils.text import as_python, printable
 
 if TYPE_CHECKING:
     from prepare.app.job.record import Results
