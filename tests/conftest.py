@@ -46,8 +46,25 @@ collect_ignore = ["example_plugin", "example_stage"]
 # Processor seconds of the tests that are not quick: its own, and those of the processes that it starts.
 DURATIONS = Path(__file__).with_name("durations.json")
 QUICK, PROCESS = 0.2, 0.05
+# Fixtures that start processes: which test pays for them depends on which comes first.
+STARTS = {"ranks", "installed", "wheel", "site"}
 # One test of each promise stays in the quick tier, although it is dear or starts a process.
-SMOKE = ()
+SMOKE = (
+    "tests/checkpoint/test_checkpoint.py::test_loading_gives_the_same_tensors_as_apply",
+    "tests/cli/test_one_job.py::test_the_main_job_prepares_audits_and_leaves_its_record",
+    "tests/core/test_unchanged.py::test_random_models_with_state_are_as_before",
+    "tests/flow/test_flow_prediction.py::test_a_predicted_flow_equals_the_observed_one[unet3d]",
+    "tests/pipeline/test_equality.py::test_half_and_both_formats_equal_torchs_own_calls",
+    "tests/pipeline/test_random_models.py::",
+    "tests/pipeline/test_random_special_tensors.py::",
+    "tests/pipeline/test_undo.py::test_a_failure_at_any_torch_operation_leaves_the_model_as_it_was",
+    "tests/steps/test_keeping_forms.py::test_replaced_calls_do_what_torchs_do_in_every_form",
+    "tests/sweep/test_isolation.py::test_a_failing_job_is_reported_and_leaves_the_others_alone",
+    "tests/sweep/test_resume.py::test_resume_repeats_only_jobs_that_did_not_end_well",
+    "tests/test_docs.py::test_the_code_of_the_readme_runs",
+    "tests/test_house.py::",
+    "tests/tune/test_tune.py::test_of_recipes_that_are_as_fast_the_simplest_wins",
+)
 STARTED = pytest.StashKey()
 MEASURED = {}
 
@@ -69,9 +86,9 @@ def pytest_collection_modifyitems(items):
     measured = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     for item in items:
         own, children = measured.get(item.nodeid, (0.0, 0.0))
-        if item.nodeid.partition("[")[0] in SMOKE:
+        if item.nodeid.startswith(SMOKE):
             continue
-        if children >= PROCESS:
+        if children >= PROCESS or STARTS & {*item.fixturenames}:
             item.add_marker("process")
         elif own >= QUICK:
             item.add_marker("heavy")
@@ -112,7 +129,8 @@ def pytest_sessionfinish(session):
     """Replace what the file says of the tests that ran, where workers send their reports to."""
     if not MEASURED or hasattr(session.config, "workerinput"):
         return
-    before = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
+    whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    before = {} if whole or not DURATIONS.exists() else json.loads(DURATIONS.read_text())
     dear = {k: v for k, v in MEASURED.items() if sum(v) >= QUICK or v[1] >= PROCESS}
     kept = {k: v for k, v in before.items() if k not in MEASURED}
     lines = [f"  {json.dumps(k)}: {v}" for k, v in sorted({**kept, **dear}.items())]

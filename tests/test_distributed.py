@@ -81,6 +81,14 @@ def test_training_on_two_ranks_gives_the_weights_of_one_process(ranks):
         assert drifts == []
 
 
+def test_rank_0_tunes_for_all_ranks(ranks):
+    (first, _), (second, _) = ranks(on_ranks.tuned, 3)
+    assert first == second != []
+    (_, first), (_, second) = ranks(on_ranks.tuned, 2)
+    assert (first[0], second[0]) == ("ModelError", "RefusedError")
+    assert second[1].startswith("rank 0: ")
+
+
 # ------------------------------------------------------------------------------- ranks that disagree
 
 DISAGREE = {

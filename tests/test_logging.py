@@ -7,7 +7,6 @@ from torch import nn
 
 import prepare
 from prepare.app.cli.main import run
-from prepare.core.utils.files import LogFile
 from prepare.pipeline import Pipeline
 
 RUN = Path(prepare.__file__).parents[1] / "run.py"
@@ -50,15 +49,3 @@ def test_jobs_of_a_sweep_log_in_their_own_folders(tmp_path):
             assert text.count("planning\n") == 1
             assert "][DEBUG] - " in text
             assert "[hydra." not in text
-
-
-def test_a_log_that_cannot_be_written_stops_nothing(tmp_path, capsys):
-    (tmp_path / "folder").mkdir()
-    log = LogFile(tmp_path / "folder")
-    log.emit(logging.makeLogRecord({"msg": "text"}))
-    log = LogFile(tmp_path / "log")
-    log.emit(logging.makeLogRecord({"msg": "%d", "args": ("no number",)}))
-    log.emit(logging.makeLogRecord({"msg": "odd \ud800"}))
-    log.close()
-    assert (tmp_path / "log").read_text() == "odd \\ud800\n"
-    assert capsys.readouterr() == ("", "")

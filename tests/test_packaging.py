@@ -37,6 +37,7 @@ def checked(*words: str | Path, cwd: Path) -> str:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory) -> Path:
+    pytest.importorskip("hatchling")
     folder = tmp_path_factory.mktemp("wheel")
     pip = (sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index")
     checked(*pip, "-w", folder, ROOT, cwd=folder)

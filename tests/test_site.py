@@ -12,6 +12,7 @@ from paths import ROOT
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     """Build the site; return its folder and what mkdocs printed."""
+    pytest.importorskip("mkdocs")
     folder = tmp_path_factory.mktemp("site")
     build = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder)]
     done = subprocess.run(build, cwd=ROOT, capture_output=True, text=True)

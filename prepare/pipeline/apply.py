@@ -1,8 +1,7 @@
 """Run the steps of a pipeline on a model: survey the work, do it, check it, undo it on failure."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -13,7 +12,6 @@ from torch.optim import Optimizer
 from prepare.core.forward.torch_state import Amp, read_amp, saved_switches
 from prepare.core.model.module_tree import Snapshot, copy_tree
 from prepare.core.utils.process_state import act_on_interrupts, held_interrupts
-from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError, RefusedError, StepError, raise_problems
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
@@ -29,7 +27,7 @@ from prepare.pipeline.optimizer_state import (
 from prepare.pipeline.plan import Action
 from prepare.pipeline.preconditions import precondition_problems, scripted_problems
 from prepare.pipeline.tensor_table import RequestTable, make_table, targets
-from prepare.pipeline.transfer import AnyMove, Transfer
+from prepare.pipeline.transfer import Move, Transfer
 from prepare.step import PHASES, ModuleStep, Step
 
 _log = logging.getLogger(__name__)
@@ -85,7 +83,7 @@ def survey(
     return Survey(actions, table, issues, model)
 
 
-def _all_moves(table: RequestTable, optimizers: Sequence[Optimizer]) -> list[AnyMove]:
+def _all_moves(table: RequestTable, optimizers: Sequence[Optimizer]) -> list[Move]:
     """Return the moves of the model's tensors, and of the optimizer state that follows them."""
     moves = table.moves()
     by_tensor = {id(tensor): move for move in moves for tensor in move.tensors if optimizers}
@@ -134,8 +132,7 @@ def apply_steps(
         for step in _acting(phases):
             act_on_interrupts()
             if list(step.targets(model)):
-                with _refusals(step.name):
-                    step.act(model)
+                step.act(model)
         act_on_interrupts()
         _check_nothing_left(survey(model, phases))
         # Casts that autocast has cached are of the old weights.
@@ -158,40 +155,23 @@ def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> tuple[list[Action], l
         names, errors = targets(model, step)
         unmatched += errors
         touched = dict.fromkeys(names)
-        with _refusals(step.name):
-            for path, module in step.rewrites(model, names):
-                if not path and module is not model:
-                    raise StepError(f"steps.{step.name}", "the model itself cannot be replaced")
-                if path:
-                    model.set_submodule(path, module)
-                touched[path] = None
+        for path, module in step.rewrites(model, names):
+            if not path and module is not model:
+                raise StepError(f"steps.{step.name}", "the model itself cannot be replaced")
+            if path:
+                model.set_submodule(path, module)
+            touched[path] = None
         if names:
             actions.append(Action(step.name, step.phase, tuple(touched)))
     return actions, unmatched
-
-
-@contextmanager
-def _refusals(step: str) -> Iterator[None]:
-    """Turn the error of a module that lets nobody set its attributes into a RefusedError."""
-    try:
-        yield
-    except Exception as error:
-        if not place_of(error).endswith(("in __setattr__", "in __delattr__")):
-            raise
-        wrong = f"the model lets nobody change it: {described(error)}"
-        raise RefusedError(f"steps.{step}", wrong, "prepare it before it is locked") from error
 
 
 def check_module(model: object) -> None:
     """Refuse what is not a model, in one line in place of an error from inside."""
     if isinstance(model, nn.Module):
         return
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        wrong, remedy = f"{model.__name__} is a class", f"make a model of it: {model.__name__}(...)"
-    else:
-        wrong = f"a {type(model).__name__} is not a torch.nn.Module"
-        remedy = "give the model itself"
-    raise ConfigError("model", wrong, remedy)
+    shown = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+    raise ConfigError("model", f"{shown} is not a torch.nn.Module", "give the model itself")
 
 
 def _check_nothing_left(after: Survey) -> None:

@@ -33,14 +33,12 @@ from prepare.errors import (
     combined,
     raise_problems,
 )
-from prepare.patterns import are_no_code, exactly, patterns_in
-from prepare.pipeline.apply import Survey, apply_steps, by_phase, check_module, survey
+from prepare.pipeline.apply import apply_steps, by_phase, check_module, survey
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
     KnownIssues,
     known_errors,
-    repaired_anyway,
     warned_of,
 )
 from prepare.pipeline.optimizer_state import (
@@ -51,7 +49,6 @@ from prepare.pipeline.optimizer_state import (
 )
 from prepare.pipeline.plan import Drift, Plan, plan_drift, raise_drift
 from prepare.pipeline.preconditions import (
-    fsdp_problems,
     lazy_problems,
     module_problems,
 )
@@ -164,13 +161,10 @@ class Pipeline:
         Raises:
             RecipeError: a pattern is a regular expression, without which it would mean something else.
         """
-        for name, step in self.steps.items():
-            for option in ("include", "exclude", "keep"):
-                if not are_no_code(patterns_in(step, option)):
-                    wrong = "holds a regular expression, which is for Python only"
-                    raise RecipeError(
-                        f"steps.{name}.{option}", wrong, "give globs, as in encoder.*"
-                    )
+        for problem in self.left_out():
+            if problem.where.endswith((".include", ".exclude", ".keep")):
+                wrong = "holds a regular expression, which is for Python only"
+                raise RecipeError(problem.where, wrong, "give globs, as in encoder.*")
         self.warn_of_left_out()
         recipe.save(path, self.to_recipe())
 
@@ -193,38 +187,23 @@ class Pipeline:
             ConflictError: two tensor steps want different things of one tensor.
         """
         with held_interrupts(may_hang=True), paused_collector(), remembering():
-            safe, work, repaired = self._survey(model, known_issues, amp, batch)
-            steps = safe.steps.values()
+            work = survey(model, self._phases, known_issues, amp, batch)
+            steps = self.steps.values()
             bound = [step.bind(steps) for step in steps]
             unfit = [problem for step in steps for problem in step.in_training()]
             wrong = [match for match in work.issues if match.is_wrong]
             return Plan(
-                safe.to_config(),
+                self.to_config(),
                 tensor_plans(work.table),
                 work.actions,
                 [*work.table.errors, *known_errors(work.issues)],
                 [
-                    *repaired,
-                    *warned_of(work.issues, repairs=REPAIR_STEP in safe.steps),
+                    *warned_of(work.issues, repairs=REPAIR_STEP in self.steps),
                     *(note for step in bound for note in step.remarks(work.model)),
                 ],
                 training_errors=[*unfit, *(match.problem() for match in wrong)],
-                training_steps=None if unfit else safe._repairs_of(wrong),
+                training_steps=None if unfit else self._repairs_of(wrong),
             )
-
-    def _survey(
-        self, model: nn.Module, known_issues: KnownIssues, amp: Amp, batch: int | None
-    ) -> tuple[Pipeline, Survey, list[Problem]]:
-        """Return this pipeline, or one that repairs what would end the process, with a warning of that."""
-        work = survey(model, self._phases, known_issues, amp, batch)
-        fatal = [match for match in work.issues if match.ends_process]
-        if known_issues != "warn" or not fatal or REPAIR_STEP in self.steps:
-            return self, work, []
-        names = dict.fromkeys(exactly(name) for match in fatal for name in match.modules)
-        options = {"include": list(names)} | max((m.repair_options for m in fatal), key=len)
-        safe = Pipeline([*self.steps.values(), STEPS[REPAIR_STEP].from_options(options)])
-        repaired = repaired_anyway(fatal)
-        return safe, survey(model, safe._phases, known_issues, amp, batch), repaired
 
     def _repairs_of(self, wrong: list[IssueMatch]) -> dict[str, dict[str, Any]] | None:
         """Return the steps to add, so that no number is wrong in training; None if no step helps."""
@@ -238,8 +217,8 @@ class Pipeline:
     def apply(
         self,
         model: _Model,
-        strict: bool = True,  # noqa: FBT001, FBT002
         *,
+        strict: bool = True,
         optimizer: Optimizer | Iterable[Optimizer] | None = None,
         low_memory: bool = False,
         known_issues: KnownIssues = "error",
@@ -259,8 +238,8 @@ class Pipeline:
         If this torch is known to compute wrong numbers for the model, that is an error in training mode,
         and a KnownIssueWarning in eval mode or with `known_issues="warn"`; "ignore" looks nothing up. `amp`
         is the dtype of the autocast in which it will run: torch is known to be wrong in some dtypes only.
-        Known slow cases are listed in `plan(model).warnings`. With "warn", what would end the process in
-        training is repaired, if a repair exists.
+        Known slow cases are listed in `plan(model).warnings`. What may end the process in training is an
+        error with "warn" too.
 
         With `example`, a batch before `format`, the steps whose options depend on one choose
         them first, as on the command line: `keep_layout` the calls that its layout flow names. The options
@@ -273,7 +252,6 @@ class Pipeline:
             StepError: a step raised, or did not do what it wants.
             PartialError: a failure midway, with `low_memory`.
         """
-        _check_strict(strict)
         batch = None
         if example is not None:
             self.choose(model, example, amp)
@@ -281,19 +259,20 @@ class Pipeline:
         start = time.perf_counter()
         with held_interrupts(may_hang=True), paused_collector(), remembering():
             optimizers = optimizers_in(optimizer)
-            safe, work, repaired = self._survey(model, known_issues, amp, batch)
+            work = survey(model, self._phases, known_issues, amp, batch)
             raise_problems(RefusedError, lazy_problems(work.table))
             if errors := [*(work.table.errors if strict else ()), *known_errors(work.issues)]:
-                raise_problems(RefusedError, fsdp_problems(model))
+                raise_problems(RefusedError, module_problems(model))
                 raise combined(errors)
-            for problem in [*repaired, *(m.problem() for m in work.issues if m.is_wrong)]:
-                warnings.warn(str(problem), KnownIssueWarning, stacklevel=2)
+            for match in work.issues:
+                if match.is_wrong:
+                    warnings.warn(str(match.problem()), KnownIssueWarning, stacklevel=2)
             warn_of_untrained(model, optimizers)
-            moved = apply_steps(model, safe._phases, work, optimizers, low_memory=low_memory)
+            moved = apply_steps(model, self._phases, work, optimizers, low_memory=low_memory)
             for each in optimizers:
                 RestrideLoadedState().install(each)
         done = "nothing to do" if moved is None else f"moved {plural(moved, 'tensor')}"
-        names, took = ", ".join(safe.steps) or "no step", time.perf_counter() - start
+        names, took = ", ".join(self.steps) or "no step", time.perf_counter() - start
         _log.info("%s: %s: %s, %.3f s", type(model).__name__, names, done, took)
         return model
 
@@ -433,10 +412,3 @@ def _options(name: str, steps: Mapping[str, Any]) -> dict[str, Any] | None:
     if options is not None and not isinstance(options, dict):
         raise ConfigError.of([no_options(name, options)])
     return options
-
-
-def _check_strict(strict: object) -> None:
-    """Refuse an optimizer passed by position: it would be taken for `strict`, its state not moved."""
-    if not isinstance(strict, bool):
-        remedy = "give True or False; an optimizer goes to optimizer=..., a batch to format(batch)"
-        raise ConfigError("strict", f"a {type(strict).__name__} is not allowed", remedy)

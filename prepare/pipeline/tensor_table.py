@@ -31,7 +31,7 @@ from prepare.errors import (
 )
 from prepare.patterns import NORMS, kept_modules, matches, near_misses, patterns_in
 from prepare.pipeline.plan import State, TensorPlan, state, steps_of
-from prepare.pipeline.transfer import AnyMove, Move, StorageMove
+from prepare.pipeline.transfer import Move
 from prepare.step import ModuleStep, Step, TensorStep, Want
 
 _OPTIONS = ("include", "exclude", "keep")
@@ -116,7 +116,7 @@ class StorageGroup:
             move.stride != request.tensor.stride() for move, request in self._moving()
         )
 
-    def move(self) -> AnyMove | None:
+    def move(self) -> Move | None:
         """Return one move for all tensors of the group, or None if nothing changes."""
         for move, request in self._moving():
             if move.stride != request.tensor.stride():
@@ -124,7 +124,7 @@ class StorageGroup:
             named = [(each.path, tensor) for each in self.requests for tensor in each.tensors]
             paths, tensors = zip(*named, strict=True)
             clamp = any(each.clamp for each in self.requests)
-            return StorageMove(move.path, tensors, move.device, move.dtype, paths, clamp)
+            return Move(move.path, tensors, move.device, move.dtype, (1,), clamp, paths)
         return None
 
     def _moving(self) -> list[tuple[Move, TensorRequest]]:
@@ -142,7 +142,7 @@ class RequestTable:
     errors: list[ConfigError]
     shared: list[StorageGroup]
 
-    def moves(self) -> list[AnyMove]:
+    def moves(self) -> list[Move]:
         """Return all moves: one for each tensor, but one for all views of a storage."""
         grouped = {id(request) for group in self.shared for request in group.requests}
         single = (request.move() for request in self.requests if id(request) not in grouped)

@@ -2,8 +2,6 @@
 
 import copy
 import re
-from contextlib import nullcontext
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -13,9 +11,7 @@ from torch import nn
 import made
 from clocks import Clock
 from made import ran
-from made_works import settings
 from page_reader import Reader
-from prepare.app.job import build_model, run_stages
 from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
@@ -24,7 +20,6 @@ from prepare.stages.bench import time_prepared as levels
 from prepare.stages.bench.document import speed_sentence
 from prepare.stages.bench.records import INFERENCE, TRAINING, Comparison
 from prepare.stages.bench.time_prepared import time_models
-from prepare.stages.stage import STAGES
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -141,38 +136,6 @@ def test_a_short_bench_stops_when_its_verdict_is_clear(monkeypatch):
     found = timed()
     assert (found.repeats, found.headline.verdict) == (16, "faster")
     assert clock.now < 3
-
-
-def references(monkeypatch, verify, bench):
-    """The models that the stages of a run would compare with: none, a model, or the reason why not."""
-    seen = []
-
-    def look(self, work):
-        seen.append(work.reference)
-        return {}
-
-    levels = {
-        name: STAGES[name](level=level) for name, level in (("verify", verify), ("bench", bench))
-    }
-    for name in levels:
-        monkeypatch.setattr(STAGES[name], "run", look)
-    given = replace(settings(**levels), steps={"conv2d_memory_format": {}})
-    monkeypatch.setattr(build_model, "instantiated", lambda _: net())
-    run_stages.run_stages(given, progress=lambda _: nullcontext(), show=lambda _: None)  # fmt: skip
-    return seen
-
-
-def test_a_large_model_is_copied_only_at_level_full(monkeypatch):
-    monkeypatch.setattr(build_model, "LARGEST", 100)
-    for verify, bench in (("short", "none"), ("none", "short"), ("short", "short")):
-        found, _ = references(monkeypatch, verify, bench)
-        assert found.startswith(
-            "the model holds 560 bytes, too much to copy it by default; verify=full or"
-        )
-        timing = timed(models(unprepared=found))
-        assert timing.headline.reason == found
-    for verify, bench in (("full", "short"), ("none", "full"), ("short", "full")):
-        assert isinstance(references(monkeypatch, verify, bench)[0], nn.Module)
 
 
 @pytest.mark.parametrize("word", ["bench=short", "bench=full", "bench=none", "task=plan"])

@@ -6,23 +6,8 @@ from prepare.app.cli.commands import COMMANDS
 from prepare.app.job.settings import key_names
 from prepare.registry import STEPS
 from prepare.stages.stage import tasks
-from words import NET, SMALL
 
 GROUPS = ("model", "device", "precision", "memfmt", "input")
-
-
-def test_diff_says_what_differs_between_two_runs(go):
-    one = go(NET, SMALL, "memfmt=contiguous").folder
-    other = go(NET, SMALL, "memfmt=channels_last").folder
-    assert go("diff", str(one), str(one))[:2] == (0, "no difference\n")
-    audits = go("diff", str(one / "audit.json"), str(other / "audit.json"))
-    assert audits.code == 0
-    assert re.search(r"convs\.0\.weight +stride \[27,9,3,1\].* +stride \[27,1,9,3\]", audits.out)
-    assert audits.out.endswith("1 difference\n")
-    runs = go("diff", str(one), str(other))
-    assert runs.code == 0
-    assert re.search(r"convs\.0\.weight +stride \[27,9,3,1\].* +stride \[27,1,9,3\]", runs.out)
-    assert re.search(r"memfmt +contiguous +channels_last\n", runs.out)
 
 
 def test_steps_lists_every_step_with_its_options_and_its_card(go):

@@ -28,16 +28,3 @@ def test_an_experiment_runs_and_leaves_its_recipe(name, tmp_path, capsys):
     assert set(recipe.steps) >= STEPS[name]
     out = " ".join(capsys.readouterr().out.split())
     assert ("bfloat16" in out) == (name == "nnunet_training")
-
-
-@pytest.mark.parametrize(
-    ("word", "write"),
-    [
-        ("experiment=wan_decoder", "+experiment=NAME"),
-        ("+experiment=wan_decodr", "did you mean 'wan_decoder'?"),
-    ],
-)  # fmt: skip
-def test_a_wrong_word_is_one_line(word, write, capsys):
-    assert cli.run([word]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert write in said

@@ -74,19 +74,6 @@ def test_a_group_that_contradicts_a_recipe_is_refused(word, step, go, recipe):
     assert f"steps.{step}." in line
 
 
-def test_the_recipe_of_a_run_with_a_plugin_is_read_again(go, tmp_path, monkeypatch):
-    (tmp_path / "doubled_step.py").write_text(
-        "from prepare.registry import register\nfrom prepare.step import TensorStep, Want\n"
-        "@register('doubled')\nclass Doubled(TensorStep):\n"
-        "    '''Makes everything float64.'''\n"
-        "    def want(self, tensor):\n        return Want(dtype='float64')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    words = (NET, "plugins=[doubled_step]", "verify=none")
-    first = go(*words, "+steps.doubled={}")
-    assert steps_of(go(*words, f"recipe={first.folder}/recipe.yaml")) == steps_of(first)
-
-
 @pytest.mark.parametrize(
     ("steps", "said"),
     [

@@ -47,15 +47,6 @@ def test_own_models_and_experiments_are_chosen_by_name(conf, capsys):
     assert (job["choices"]["model"], job["choices"]["precision"]) == ("mynet", "bfloat16")
 
 
-@pytest.mark.parametrize("flag", ["--config-dir", "-cd"])
-@pytest.mark.parametrize("mode", [(), ("-m",)], ids=["run", "sweep"])
-def test_a_misspelt_own_option_finds_its_name(conf, capsys, flag, mode):
-    assert cli.run(["model=mynte", *mode, flag, str(conf)]) == 2
-    line = capsys.readouterr().err
-    assert "did you mean 'mynet'?" in line
-    assert "custom, mynet, resnet2d" in line
-
-
 def test_a_second_run_in_a_folder_at_the_same_time_is_refused(conf, capsys):
     (conf.parent / "run").mkdir()
     with hold_folder(conf.parent / "run") as claimed:
@@ -65,29 +56,6 @@ def test_a_second_run_in_a_folder_at_the_same_time_is_refused(conf, capsys):
     assert capsys.readouterr().err == line
     assert list((conf.parent / "run").iterdir()) == []
     assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 0
-
-
-@pytest.fixture
-def completed(monkeypatch, capsys):
-    """Return the words that a shell offers for a line."""
-
-    def query(line, shell="bash"):
-        monkeypatch.setenv("COMP_LINE", line)
-        assert cli.run(["-sc", f"query={shell}"]) == 0
-        out, err = capsys.readouterr()
-        assert err == ""
-        return out.split()
-
-    return query
-
-
-@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
-def test_hydra_completes_groups_options_and_keys(completed, shell):
-    assert completed("prepare model=unet2d memfmt=ch", shell) == [
-        "memfmt=channels_last",
-        "memfmt=channels_last_3d",
-    ]
-    assert "verify=" in completed("prepare ver", shell)
 
 
 @pytest.mark.parametrize("name", ["report.html", "result.json"])

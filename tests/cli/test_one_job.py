@@ -86,15 +86,6 @@ def test_a_network_of_the_current_folder_is_built_with_its_keywords(go, tmp_path
     assert str(tmp_path) not in sys.path
 
 
-def test_a_model_that_takes_several_inputs_gets_them(go):
-    ran = go(
-        "model._target_=sample_nets.TakesTwo", SMALL,
-        "input.kwargs={ids: {shape: [4], dtype: int64, high: 9}, scale: 2.0}",
-    )  # fmt: skip
-    assert ran.code == 0, ran.err
-    assert "[2, 3, 16, 16] float32, [4] int64 -> [2, 4, 14, 14] float32" in ran.page
-
-
 def test_a_plugin_is_imported_before_its_step_is_looked_up(go, tmp_path):
     (tmp_path / "my_plugin.py").write_text(
         "from prepare.registry import register\n"

@@ -1,7 +1,5 @@
 """Test copies of models: modes, hooks, computed weights, and networks of libraries."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
@@ -27,18 +25,6 @@ def test_gradient_hooks_and_attributes_of_parameters_are_copied():
         each(torch.ones(1, 2)).sum().backward()
     assert torch.equal(duplicate.weight.grad, model.weight.grad)
     assert duplicate.weight.lr_scale == 0.1
-
-
-@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
-def test_a_weight_of_the_old_weight_norm_is_copied():
-    model = nn.utils.weight_norm(nn.Conv2d(2, 2, 1))
-    model(torch.ones(1, 2, 3, 3))
-    with pytest.raises(RuntimeError, match="deepcopy"):
-        copy.deepcopy(model)
-    duplicate = deep_copy(model)
-    batch = torch.ones(1, 2, 3, 3)
-    assert torch.equal(duplicate(batch), model(batch))
-    assert duplicate.weight_v is not model.weight_v
 
 
 @pytest.mark.parametrize("place", ["attribute", "hook", "default"])

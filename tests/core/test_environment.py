@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -34,17 +33,3 @@ def test_the_environment_is_found_without_git_on_the_path(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.devnull)
     assert environment()["git_commit"] is None
-
-
-def test_other_programs_are_asked_once_a_process(tmp_path, monkeypatch):
-    asked, real = [], subprocess.run
-    monkeypatch.chdir(tmp_path)
-
-    def run(command, *more, **how):
-        asked.append(command[0])
-        return real(command, *more, **how)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    for _ in range(3):
-        environment()
-    assert asked.count("git") == 1

@@ -5,9 +5,8 @@ import tracemalloc
 
 import pytest
 
-from failing_calls import FailAt
-from file_checks import NO_SPACE, names, posix
-from prepare.core.utils import files, json_records
+from file_checks import names, posix
+from prepare.core.utils import files
 from prepare.errors import FileError
 
 
@@ -117,13 +116,3 @@ def test_a_read_only_folder_and_a_read_only_file_are_left_alone(tmp_path):
         tmp_path.chmod(0o755)
     assert path.read_text() == "old"
     assert names(tmp_path) == ["a"]
-
-
-def test_a_full_disk_is_told_in_one_line(tmp_path, monkeypatch):
-    FailAt(monkeypatch, 1, NO_SPACE)
-    with pytest.raises(FileError) as raised:
-        json_records.write_json(tmp_path / "a", {})
-    assert str(raised.value) == (
-        f"{tmp_path}/a: cannot be written: No space left on device; "
-        "free some space or choose another folder"
-    )

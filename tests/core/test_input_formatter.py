@@ -109,25 +109,6 @@ def test_batch_1_inputs_get_canonical_strides(make):
     assert result.stride() == canonical_stride(tensor.shape, "channels_last")
 
 
-def test_a_batch_that_needs_nothing_comes_back_as_the_same_object():
-    batch = {"x": (torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), [1, "a"])}
-    assert formatted(batch, memory_format="by_rank", dtype="float32", device="cpu") is batch
-    assert Pipeline.from_config({"conv2d_memory_format": {}}).format(batch) is batch
-
-
-def test_options_left_null_follow_the_other_steps():
-    pipeline = Pipeline.from_config({"device": {"device": "cpu"}, **HALF})
-    flat, deep = pipeline.format([torch.ones(1, 3, 4, 4), torch.ones(1, 3, 4, 4, 4)])
-    assert flat.dtype is deep.dtype is torch.float16
-    assert flat.stride() == canonical_stride(flat.shape, "channels_last")
-    assert deep.stride() == canonical_stride(deep.shape, "channels_last_3d")
-    only = Pipeline.from_config({"conv3d_memory_format": {}, "input_format": {}})
-    assert only.format(flat) is flat
-    own = Pipeline.from_config({"half": {}, "input_format": {"dtype": "bfloat16"}})
-    assert own.format(torch.ones(1, 1)).dtype is torch.bfloat16
-    assert pipeline.to_config()["input_format"]["dtype"] is None
-
-
 def test_an_unknown_container_of_tensors_is_left_alone_and_reported():
     class Batch:
         def __init__(self):
@@ -211,20 +192,6 @@ def test_a_write_into_a_copied_argument_is_said(kind):
     with pytest.warns(UserWarning, match=r"pipeline\.format\(batch\)"):
         with_hook(function)(IMAGE, given)
     assert str(given) == str(before)
-
-
-def test_no_warning_of_what_is_read_or_the_callers_own():
-    own = {"x": IMAGE.bfloat16().contiguous(memory_format=torch.channels_last), "ids": [1]}
-
-    def reads(x, argument):
-        argument["seen"] = x * 2
-        return x + argument["x"]
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with_hook(reads)(IMAGE, own)
-        with_hook(lambda x, given: x + given["x"])(IMAGE, {"x": IMAGE})
-    assert own["seen"].dtype is torch.bfloat16
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])

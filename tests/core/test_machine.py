@@ -23,23 +23,6 @@ def test_a_disturbance_is_described_with_its_figure(conditions, said):
     assert disturbance({"cores_available": 2} | conditions) == said
 
 
-def test_the_time_of_other_programs_is_read_from_the_system(tmp_path, monkeypatch):
-    stat = tmp_path / "stat"
-    monkeypatch.setattr(machine, "_STAT", stat)
-    monkeypatch.setattr(machine, "usable_cores", lambda: {0, 2})
-    moments = iter([10.0, 20.0])
-    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(moments))
-    monkeypatch.setattr(machine.os, "sysconf", lambda _: 100)
-    stat.write_text(
-        "cpu 9 9\ncpu0 100 0 0 500 0 0 0 0\ncpu1 7 0 0 0 0 0 0 0\ncpu2 50 0 50 1 0 0 0 0\n"
-    )
-    watch = MachineWatch()
-    stat.write_text("cpu0 1000 0 100 500 0 0 0 100\ncpu2 550 0 50 1 0 0 0 100\n")
-    found = watch.conditions()
-    assert found["cores_available"] == 2
-    assert found["others"] == pytest.approx(1.5, abs=0.1)
-
-
 def test_what_the_system_does_not_tell_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_STAT", tmp_path / "missing")
     found = MachineWatch().conditions()

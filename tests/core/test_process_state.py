@@ -5,7 +5,6 @@ import gc
 import logging
 import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -19,7 +18,6 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from prepare.core.utils.process_state import PROCESS_STATE
 from prepare.pipeline import Pipeline
 from prepare.stages import bench, flow
 from prepare.stages.tune import tune
@@ -151,29 +149,3 @@ def test_many_threads_leave_the_process_and_a_serving_one_alone():
 def fused(work):
     blocks = nn.Sequential(work.conv, work.norm, nn.ReLU()).eval()
     Pipeline.from_config({"fuse_conv_bn": {}}).apply(blocks)
-
-
-@pytest.mark.parametrize("work", [verified, fused])
-def test_ctrl_c_acts_while_another_thread_verifies(work):
-    held, done = threading.Event(), threading.Event()
-
-    def hold():
-        with PROCESS_STATE:
-            held.set()
-            done.wait(20)
-
-    thread = threading.Thread(target=hold)
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread.start()
-    held.wait()
-    timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            work(model())
-        assert thread.is_alive()
-    finally:
-        done.set()
-        thread.join()
-        timer.join()
-        signal.signal(signal.SIGINT, handler)

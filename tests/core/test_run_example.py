@@ -9,7 +9,6 @@ from torch import nn
 from prepare.core.forward.example_input import Example, build_example, read_example
 from prepare.core.forward.run_example import run_example
 from prepare.errors import ConfigError, ModelError
-from sample_nets import Net, TakesTwo
 
 DEFAULT = dict.fromkeys(("shape", "low", "high", "args", "kwargs")) | {"dtype": "float32"}
 
@@ -37,22 +36,6 @@ def test_a_failing_forward_names_the_innermost_module():
         ModelError, match=rf"^forward of 1 \(Fails\): .*{line}: RuntimeError: after 2$"
     ):
         run_example(nn.Sequential(nn.Identity(), Fails()), Example((torch.randn(2, 3, 4, 4),)))
-
-
-@pytest.mark.parametrize(
-    ("model", "args", "hint"),
-    [
-        (Net(), (torch.randn(1, 3, 8, 8).half(),), "differ in precision"),
-        (Net(), (torch.randn(1, 4, 8, 8),), "may not fit this model"),
-        (nn.Linear(4, 4), (torch.randn(2, 5),), "may not fit this model"),
-        (TakesTwo(), (torch.randn(1, 3, 8, 8),), "for one dict argument give (batch,)"),
-        (nn.Embedding(3, 4), (torch.tensor([7]),), "too large integers"),
-    ],
-)
-def test_a_common_mistake_gets_a_hint(model, args, hint):
-    with pytest.raises(ModelError) as caught:
-        run_example(model, Example(args))
-    assert hint in caught.value.problems[0].remedy
 
 
 # ----------------------------------------------------------------------------------------- example

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from prepare.core.forward.unchanged import unchanged
-from prepare.core.utils.process_state import act_on_interrupts, held_interrupts, interruptible
+from prepare.core.utils.process_state import held_interrupts, interruptible
 from prepare.pipeline import Pipeline
 from small_nets import facts
 
@@ -42,28 +42,6 @@ def test_a_signal_acts_after_the_outermost_block():
             done.append("inner")
         done.append("outer")
     assert done == ["inner", "outer"]
-
-
-def test_a_deferred_signal_acts_where_it_can_be_undone():
-    with held_interrupts():
-        act_on_interrupts()
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            act_on_interrupts()
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            interruptible(time.sleep, 60)
-        with pytest.raises(KeyboardInterrupt):
-            interruptible(signal.raise_signal, signal.SIGINT)
-        assert interruptible(max, 1, 2) == 2
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
-def test_ignored_signals_and_default_actions_are_left_alone(handler):
-    before = signal.signal(signal.SIGTERM, handler)
-    with held_interrupts():
-        assert signal.getsignal(signal.SIGTERM) is handler
-    signal.signal(signal.SIGTERM, before)
 
 
 def large():

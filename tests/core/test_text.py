@@ -3,13 +3,10 @@
 import csv
 import doctest
 import io
-import logging
 
 import pytest
 
-from prepare.core.model import module_tree
 from prepare.core.utils import text as wording
-from prepare.core.utils.packages import quiet_torchao
 from prepare.core.utils.text import csv_text
 from prepare.pipeline import pipeline
 
@@ -43,15 +40,7 @@ def test_a_cell_with_line_ends_and_separators_stays_one_cell():
     assert again == [["a;b", "a,b", "new\nline", ""], ["a\rb", '"', "\\udc80", "-1e-09"]]
 
 
-def test_a_job_shows_only_errors_of_torchao(monkeypatch):
-    logger, chosen = logging.getLogger("torchao"), logging.getLogger("torch.utils._pytree")
-    monkeypatch.setattr(logger, "level", logging.NOTSET)
-    monkeypatch.setattr(chosen, "level", logging.INFO)
-    quiet_torchao()
-    assert (logger.level, chosen.level) == (logging.ERROR, logging.INFO)
-
-
-@pytest.mark.parametrize("module", [module_tree, pipeline], ids=lambda m: m.__name__)
+@pytest.mark.parametrize("module", [pipeline], ids=lambda m: m.__name__)
 def test_the_examples_in_the_docstrings_run(module):
     failed, tried = doctest.testmod(module)
     assert tried > 0

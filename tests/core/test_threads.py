@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from prepare.core.model.devices import OneThreadWorkers, one_thread
+from prepare.core.model.devices import OneThreadWorkers, with_threads
 
 
 @pytest.fixture(autouse=True, params=["of this thread", "of the process"])
@@ -32,7 +32,7 @@ def counts():
 
 def test_one_thread_gives_the_count_back_after_an_error():
     before = counts()
-    with pytest.raises(ValueError, match="no"), one_thread():
+    with pytest.raises(ValueError, match="no"), with_threads(1):
         assert torch.get_num_threads() == 1
         raise ValueError("no")
     assert counts() == before

@@ -177,30 +177,3 @@ def test_an_array_of_the_users_is_not_copied():
         net.images[0] = net.data.images[0] = 1
     assert net.images is images
     assert images[0] == net.data.images[0] == 1
-
-
-class Denoiser(nn.Module):
-    """Its forward differentiates."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.SiLU(), nn.Conv2d(4, 1, 1))
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=self.training)
-        return x - gradient
-
-
-@pytest.mark.parametrize("mode", ["eval", "train"])
-def test_a_forward_that_differentiates_runs_everywhere(mode):
-    reference = Denoiser().train(mode == "train")
-    model, pipeline, x = copy.deepcopy(reference), Pipeline.from_config(FLAT), batch()
-    pipeline.apply(model)
-    assert "(2, 3, 6, 6)" in run_example(model, Example((x,))).output.replace("[", "(").replace(
-        "]", ")"
-    )
-    assert predict(model, x).status == observe(model, x).status == "ok"
-    assert verify(reference, model, x, pipeline=pipeline, mode=mode).status == "pass"
-    found = compare({"a": reference, "b": model}, x, budget=0.02, train=mode == "train")
-    assert all(row.seconds for row in found.rows)

@@ -2,13 +2,11 @@
 
 import sys
 from importlib import import_module
-from itertools import pairwise
 
 import pytest
 
 from prepare.app.job.model_target import locate_named
 from prepare.core.forward.run_example import explained
-from prepare.core.utils.packages import install_remedy
 from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError
 
@@ -58,34 +56,6 @@ def test_a_line_outside_of_the_folder_has_its_path_of_import(nets, tmp_path, mon
     assert place_of(error) == f"{tmp_path}/user_nets.py:7, in helper"
 
 
-def chained(*errors):
-    """Raise the errors, each one from the next."""
-    for error, cause in pairwise(errors):
-        error.__cause__ = cause
-    raise errors[0]
-
-
-def test_the_last_cause_of_an_error_is_kept():
-    first = RuntimeError(
-        "failed to import x because of the following error (look up):\n  second line"
-    )
-    last = ImportError("no operator y")
-    said = described(raised(chained, first, ValueError("failed"), last))
-    assert said.endswith(
-        "RuntimeError: failed to import x because of the following error (look up): second line"
-        "; caused by ImportError: no operator y"
-    )
-    told = described(
-        raised(chained, RuntimeError("failed: no operator y"), ImportError("no operator y"))
-    )
-    assert told.endswith("RuntimeError: failed: no operator y")
-    assert described(raised(chained, RuntimeError(f"short\n{'long ' * 99}"))).endswith(
-        "Error: short"
-    )
-    first.__cause__, last.__cause__ = last, first  # a circle ends
-    assert described(first).count("caused by") == 1
-
-
 @pytest.mark.parametrize(
     ("target", "line"),
     [
@@ -107,15 +77,3 @@ def test_a_missing_name_has_its_remedy(nets, target, line):
     with pytest.raises(ConfigError) as error:
         locate_named(target, "model._target_")
     assert str(error.value) == f"model._target_: {line}"
-
-
-@pytest.mark.parametrize(
-    ("module", "remedy"),
-    [
-        ("sklearn.svm", "install it: pip install scikit-learn"),
-        ("monai", "install the extra: pip install 'torch-prepare[monai]'"),
-        ("einops", "install it: pip install einops, or start in the folder that holds it"),
-    ],
-)
-def test_a_missing_module_names_its_package(module, remedy):
-    assert install_remedy(module, imported=True) == remedy

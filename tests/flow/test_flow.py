@@ -158,16 +158,6 @@ def test_conv3d_of_one_float32_sample_is_slow_and_loses_the_layout(flow_of):
 
 
 @BOTH
-def test_one_sample_with_an_odd_batch_stride_is_reported(flow_of):
-    image = torch.randn(8, 8, 4).permute(2, 0, 1).unsqueeze(0)
-    assert image.is_contiguous(memory_format=torch.channels_last)
-    flow = flow_of(nn.MaxPool2d(2), image, wanted={4: "channels_last"})
-    assert breaks(flow) == [("", "aten.max_pool2d_with_indices", "odd_stride")]
-    assert "has strides [4, 1, 32, 4], which can be read as channels_last" in flow.notes[0]
-    assert flow_of(nn.MaxPool2d(2), cl(1, 4, 8, 8), wanted={4: "channels_last"}).notes == ()
-
-
-@BOTH
 def test_an_ambiguous_layout_is_never_a_break(flow_of):
     net = converted(nn.Sequential(nn.Conv2d(4, 1, 3), nn.Conv2d(1, 4, 6), nn.Softmax(1)))
     flow = flow_of(net, cl(2, 4, 8, 8))

@@ -6,12 +6,8 @@ import pytest
 from torch import nn
 
 from flow_checks import Net, cl
-from made import show
-from prepare.app.report.html import drawn
-from prepare.core.document import ReportContext
 from prepare.errors import FlowError
-from prepare.stages.flow import Flow, observe, predict
-from prepare.stages.flow.document import flow_document, flow_sentence
+from prepare.stages.flow import Flow, observe
 
 
 def test_a_flow_round_trips_through_its_file_byte_by_byte(tmp_path):
@@ -39,23 +35,3 @@ def test_a_file_that_is_not_a_flow_is_refused(tmp_path, text):
     path.write_text(text)
     with pytest.raises(FlowError):
         Flow.load(path)
-
-
-def test_a_contiguous_model_is_told_that_nothing_was_asked_for(tmp_path, capsys):
-    text = "nothing was asked for: no convolution is in channels-last"
-    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4), nn.Conv2d(4, 4, 3))
-    flow = predict(net, cl(2, 3, 8, 8).contiguous())
-    assert flow.notes == (text,)
-    assert flow_sentence(flow) == f"{text}, 0 bytes copied per forward"
-    show("flow", flow)
-    assert capsys.readouterr().out.count(text) == 1
-    assert (
-        drawn(flow_document(ReportContext(found={"flow": flow})).shown("page"), "flow")
-        .lower()
-        .count(text)
-        == 1
-    )
-    flow.save(tmp_path / "flow.json")
-    assert flow_sentence(Flow.load(tmp_path / "flow.json")) == flow_sentence(flow)
-    asked = predict(net, cl(2, 3, 8, 8), wanted={4: "channels_last"})
-    assert (asked.notes, asked.summary["breaks"]) == ((), 1)

@@ -8,11 +8,7 @@ from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
 from torch.profiler import ProfilerActivity, profile
 
-from flow_checks import BOTH, Net, cl
 from flow_nets import channels_last, converted
-from keeping_nets import CallsKernel, first_rows
-from prepare.errors import ConfigError
-from prepare.stages.flow import predict
 from prepare.stages.flow.layouts import choose_target_layouts
 from prepare.stages.flow.torch_operators import backend_of, hidden_copies
 
@@ -38,16 +34,6 @@ def test_an_ambiguous_weight_votes_only_if_no_other_does():
     assert choose_target_layouts(nn.Sequential(left, *[nn.Conv2d(4, 4, 1)] * 2)) == {
         4: "channels_last"
     }
-
-
-def test_a_wrong_target_layout_is_refused_with_the_allowed_ones():
-    for wanted, message in [
-        ({3: "contiguous"}, "use 4 or 5"),
-        ({4: "channels_last_3d"}, "channels_last"),
-        ("chanels_last", "did you mean 'channels_last'"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            predict(nn.Identity(), torch.ones(1), wanted=wanted)
 
 
 def profiled_copies(call) -> list[list[int]]:
@@ -86,13 +72,3 @@ def test_hidden_copies_of_convolutions_match_the_profiler(
         seen = profiled_copies(lambda: torch.convolution(x, w, *options))
     arguments = dict(zip(names, options, strict=True)) | {"input": x, "weight": w}
     assert hidden_copy_shapes("convolution", **arguments) == seen
-
-
-@BOTH
-def test_a_custom_kernel_that_gets_channels_last_has_a_note(flow_of):
-    flow = flow_of(Net(lambda net, x: x * first_rows(x).sum()), cl(2, 4, 8, 8))
-    assert flow.notes == (
-        "keeping_nets::first_rows is given x in channels_last: it may need a contiguous tensor",
-    )
-    contiguous = CallsKernel().to(memory_format=torch.channels_last_3d)
-    assert flow_of(contiguous, cl(2, 3, 4, 8, 8)).notes == ()

@@ -2,12 +2,9 @@
 
 import re
 
-import pytest
-
 from page_reader import Reader
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Record
-from prepare.app.report import pages
 
 RAISES = ("model._target_=sample_nets.raises", "input.shape=[1,3,8,8]")
 
@@ -22,13 +19,3 @@ def test_a_failed_job_has_a_page_with_line_and_stage(tmp_path):
     for phrase in ("When? While building sample_nets.raises", "Traceback"):
         assert phrase in found, phrase
     assert "starting torch" in found
-
-
-@pytest.mark.parametrize("error", [OSError("no page"), KeyboardInterrupt()], ids=repr)
-def test_a_failure_to_write_the_page_keeps_the_error_of_the_job(error, tmp_path, monkeypatch):
-    def fails(*_, **__):
-        raise error
-
-    monkeypatch.setattr(pages, "write_page", fails)
-    assert cli.run([*RAISES, f"hydra.run.dir={tmp_path}"]) == 1
-    assert "sample_nets.py:" in Record(tmp_path).result().error

@@ -5,11 +5,9 @@ import json
 import pytest
 
 import made
-import sample_nets
 from paths import RUN
 from prepare.app.cli import main as cli
 from prepare.app.report.answers import stage_documents, verdict
-from prepare.pipeline import Pipeline
 from prepare.stages.stage import STAGES
 
 CONF = RUN.parent / "conf"
@@ -88,15 +86,3 @@ def test_the_answers_stand_in_the_first_lines(go):
 
 
 MEASURED = ("memfmt=channels_last", "flow=predict", "verify=short")
-
-
-def test_what_to_do_is_the_line_that_applies_the_recipe(go, monkeypatch):
-    monkeypatch.setattr(STAGES["bench"], "run", lambda *_: {"bench": made.bench()})
-    _, said = go(*MEASURED)
-    (line,) = (line for line in said.out.splitlines() if "  next  " in line)
-    call, _, rest = line.partition("next")[2].strip().partition(", with ")
-    assert "/" not in call + rest  # the line with the page has the path
-    model = sample_nets.small()
-    monkeypatch.chdir("run")
-    assert eval(call, {"Pipeline": Pipeline, "model": model}) is model
-    assert model[0].weight.stride()[1] == 1

@@ -1,8 +1,6 @@
 """`model.method=decode`: every stage of a run calls that method, and all names are the model's."""
 
-import copy
 import html
-import pickle
 
 import pytest
 import torch
@@ -12,7 +10,6 @@ import prepare
 from coder_nets import Coder
 from prepare.app.cli.main import run as command
 from prepare.audit import Audit
-from prepare.core.model.module_tree import copy_tree, deep_copy, structure
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 
@@ -58,20 +55,6 @@ def test_a_method_that_does_not_exist_is_named_with_the_nearest(go):
     wrong = "model.method: Coder has no method 'decoed'; did you mean 'decode'? methods: decode, encode, forward"
     assert wrong in said
     assert "has no method 'training'" in go(method="training", code=2)[1]
-
-
-def test_a_view_shares_the_model_and_can_be_copied():
-    model = Coder().eval()
-    view, latents = prepare.calling(model, "decode"), torch.randn(2, 8, 3, 6, 7)
-    assert prepare.calling(model, "forward") is not model
-    assert structure(view) == structure(model)
-    assert [name for name, _ in view.named_parameters()] == NAMES
-    pickled = pickle.loads(pickle.dumps(view))
-    for copied in (copy.deepcopy(view), deep_copy(view), copy_tree(view), pickled):
-        assert torch.equal(copied(latents, scale=2.0)[0], model.decode(latents)[0] * 2)
-    with torch.no_grad():
-        model.decoder.weight.zero_()
-    assert torch.equal(view(latents)[0], model.decode(latents)[0])
 
 
 def test_a_wrong_method_in_python_is_named():

@@ -5,10 +5,8 @@ import torch
 from torch import nn
 
 from int8_weights import in_8_bits
-from prepare import checkpoint
-from prepare.audit import audit
-from prepare.errors import CheckpointError, RefusedError
-from prepare.pipeline import Pipeline, like
+from prepare.errors import RefusedError
+from prepare.pipeline import Pipeline
 
 IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 FLAT = {"conv2d_memory_format": {}}
@@ -20,32 +18,6 @@ def network():
     return nn.Sequential(*layers).eval()
 
 
-def test_a_quantized_model_is_prepared_and_its_weights_stay():
-    model = in_8_bits(network())
-    weight, pipeline = model[2].weight, Pipeline.from_config(FLAT)
-    plan = pipeline.plan(model)
-    found = audit(pipeline.apply(model), plan=plan)
-    rows = {row.path: (row.dtype, row.status) for row in found.rows}
-    assert rows["0.weight"] == ("float32", "converted")
-    assert rows["2.weight"] == rows["4.weight"] == ("float32 with int8 data", "untouched")
-    assert model[2].weight is weight
-    # 216 + 8 + 64 + 4 numbers of four bytes, 2,560 of one, and 68 scales.
-    assert found.summary["bytes_before"] == found.summary["bytes_after"] == 292 * 4 + 2560 + 68 * 4
-    assert plan.summary()["bytes_after"] == found.summary["bytes_after"]
-
-
 def test_a_cast_of_a_quantized_weight_is_refused_by_name():
     with pytest.raises(RefusedError, match="2.weight, 4.weight: Int8Weight defines its own"):
         Pipeline.from_config({"half": {}}).apply(in_8_bits(network()))
-
-
-def test_a_file_of_weights_refuses_quantized_ones_by_name(tmp_path):
-    with pytest.raises(CheckpointError, match="2.weight: is no dense tensor"):
-        checkpoint.save(in_8_bits(network()), tmp_path / "int8.safetensors")
-
-
-def test_a_copy_with_other_classes_of_tensors_is_refused():
-    pipeline, model = Pipeline.from_config(FLAT), network()
-    pipeline.apply(model)
-    with pytest.raises(RefusedError, match="2.weight: .*differ in name, shape or class"):
-        like(in_8_bits(network()), model)

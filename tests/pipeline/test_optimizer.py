@@ -272,31 +272,11 @@ def test_each_of_two_networks_is_given_every_optimizer():
     assert torch.equal(optimizers[2].state[nets[1][0].weight]["exp_avg"], before)
 
 
-@pytest.mark.parametrize("argument", ["optimizer", "batch"])
-def test_an_optimizer_or_batch_given_by_position_is_refused_first(argument):
+def test_an_optimizer_given_by_position_is_refused_first():
     net = Net()
-    other = optim.SGD(net.parameters()) if argument == "optimizer" else torch.randn(1, 3, 8, 8)
-    remedy = r"an optimizer goes to optimizer=\.\.\., a batch to format\(batch\)"
-    with pytest.raises(ConfigError, match=f"strict: a {type(other).__name__} .*; .*{remedy}"):
-        FLAT.apply(net, other)
+    with pytest.raises(TypeError, match="positional"):
+        FLAT.apply(net, optim.SGD(net.parameters()))
     assert FLAT.check(net)
-
-
-def test_the_hook_is_installed_once_and_a_failure_keeps_the_state():
-    model = network()
-    optimizer = make("Adam", "plain", model)
-    train(model, optimizer)
-    before = {id(p): {k: v.stride() for k, v in s.items()} for p, s in optimizer.state.items()}
-    model.body[0].weight.grad = torch.zeros_like(model.body[0].weight)
-    with pytest.raises(RefusedError, match="holds a .grad"):
-        FLAT.apply(model, optimizer=optimizer)
-    assert {
-        id(p): {k: v.stride() for k, v in s.items()} for p, s in optimizer.state.items()
-    } == before
-    assert not optimizer._optimizer_load_state_dict_post_hooks
-    model.body[0].weight.grad = None
-    FLAT.apply(FLAT.apply(model, optimizer=optimizer), optimizer=optimizer)
-    assert len(optimizer._optimizer_load_state_dict_post_hooks) == 1
 
 
 def without_state(optimizer):

@@ -9,7 +9,6 @@ from torch import nn
 
 from prepare import checkpoint
 from prepare.audit import audit
-from prepare.core.model.module_tree import structure
 from prepare.errors import CheckpointError, RefusedError
 from prepare.pipeline import Pipeline, like
 from random_models import FORMS
@@ -89,7 +88,6 @@ def test_a_form_that_no_cast_reaches_is_refused_by_name(name):
     with pytest.raises(RefusedError, match=r"^graph: "):
         reference = Holder(graph=torch.eye(4) if name != "nested" else form(name)).bfloat16()
         like(model, reference)
-    structure(model)
 
 
 @pytest.mark.parametrize("name", FORMS)
@@ -99,15 +97,6 @@ def test_a_checkpoint_of_such_a_form_is_refused_by_name(name, tmp_path):
         checkpoint.save(model, tmp_path / "weights.safetensors")
     torch.save(Holder().state_dict(), tmp_path / "without.pt")
     checkpoint.load(tmp_path / "without.pt", model, strict=False)
-
-
-@pytest.mark.parametrize(("depth", "place"), [(0, "DataParallel"), (1, "0")])
-def test_a_wrapped_module_is_named_by_its_place(depth, place):
-    model = nn.DataParallel(nn.Conv2d(2, 2, 3))
-    with pytest.raises(RefusedError, match=f"^{place}: "):
-        Pipeline.from_config({"conv2d_memory_format": {}}).apply(
-            nn.Sequential(model) if depth else model
-        )
 
 
 @pytest.mark.parametrize("make", [torch.jit.script, lambda m: torch.jit.trace(m, torch.ones(1, 2))])

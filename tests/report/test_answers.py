@@ -11,7 +11,6 @@ from prepare.app.report.answers import verdict as verdict_of
 from prepare.audit import Audit
 from prepare.core.utils.text import command_line_words
 from prepare.errors import Problem
-from prepare.stages.flow.document import source_name
 from prepare.stages.flow.records import Copy, Event, Remedy
 
 SEEN = {"given": "", "gave": ""}
@@ -160,20 +159,6 @@ def test_an_error_of_a_configuration_ends_with_its_remedy():
         ("bad", "The configuration", "input: gives nothing"),
         ("warn", "Set input.shape", ""),
     ]
-
-
-@pytest.mark.parametrize(
-    ("kind", "operator", "name"),
-    [
-        ("InstanceNorm2d", "instance_norm", "InstanceNorm2d"),
-        ("UNetDecoder", "cat", "cat in UNetDecoder"),
-        ("Conv3d", "convolution", "Conv3d"),
-        ("Conv3d", "conv3d_reference", "conv3d_reference in Conv3d"),
-        ("Net", "", "Net"),
-    ],
-)
-def test_a_cause_is_named_by_class_and_operator(kind, operator, name):
-    assert source_name(kind, operator) == name
 
 
 def test_the_advice_names_what_is_missing_or_without_effect():

@@ -73,18 +73,6 @@ def test_two_equal_jobs_do_not_differ(same, capsys):
     assert diff(capsys, *same) == (0, "no difference\n", "")
 
 
-def test_files_of_only_one_job_are_differences(same):
-    for name in ("bench.json", "verify.json", "flow.json", "audit.json", "environment.json", "job.json"):  # fmt: skip
-        (same[1] / name).unlink()
-    made.give_figures(same[1])
-    found = changes(*same)
-    assert found["conv.weight"] == ("present", "")
-    assert found["right"] == ("pass 0.004 8%", "")
-    assert found["speed"] == ("2.4x faster", "")
-    assert found["torch"] == ("2.13.0", "")
-    assert found["model"] == ("unet3d", "")
-
-
 # ------------------------------------------------------------------------------------- audits and recipes
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from prepare.app.cli import main as cli
-from prepare.core.forward.torch_state import MIXED, isolated, read_switch, saved_switches
+from prepare.core.forward.torch_state import read_switch, saved_switches
 from prepare.errors import ConfigError, StepError
 from prepare.pipeline import Pipeline
 from prepare.steps import backends
@@ -59,17 +59,6 @@ def test_tf32_is_set_where_this_torch_has_it():
     pipeline(tf32=False).apply(nn.Linear(2, 2))
     assert not torch.backends.cuda.matmul.allow_tf32
     assert not torch.backends.cudnn.allow_tf32
-
-
-@pytest.mark.skipif(not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="older torch")
-def test_switches_that_torch_refuses_to_read_are_left_to_the_user():
-    torch.set_float32_matmul_precision("medium")
-    torch.backends.cuda.matmul.allow_tf32 = True
-    assert read_switch("matmul_precision") == MIXED
-    with isolated():
-        pipeline(tf32=True).apply(nn.Linear(2, 2))
-        assert read_switch("matmul_precision") == "high"
-    assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
 
 
 def test_undo_restores_what_was_before_the_first_step():

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 
-from compile_checks import Net, pipeline
+from compile_checks import pipeline
 from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline
 
@@ -27,22 +27,3 @@ def test_inductor_gives_the_same_values_in_the_weights_layout(norm, freezing):
     Pipeline.from_config({"conv2d_memory_format": {}}).apply(net, known_issues="ignore")
     x = torch.randn(1, 1, 32, 32)
     assert same_and_in_the_same_layout("inductor", net, x, freezing=freezing)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("freezing", [False, True])
-def test_freezing_takes_effect_only_without_gradients(freezing, monkeypatch):
-    from torch._inductor import compile_fx
-
-    net, frozen = Net().eval(), []
-    original = compile_fx.fw_compiler_freezing
-    monkeypatch.setattr(
-        compile_fx, "fw_compiler_freezing", lambda *a, **k: frozen.append(1) or original(*a, **k)
-    )
-    Pipeline.from_config({"compile": {"freezing": freezing}}).apply(net)
-    x = torch.randn(1, 3, 8, 8)
-    net(x)
-    assert frozen == []
-    with torch.no_grad():
-        net(x)
-    assert bool(frozen) is freezing

@@ -30,13 +30,6 @@ def test_a_convolution_with_an_own_method_on_the_object_is_not_fused(name):
     assert planned(net) == []
 
 
-def test_a_compiled_part_is_traced_without_its_compiler():
-    net, compiled = lively(Net()), []
-    net.compile(backend=lambda graph, _: compiled.append(graph) or graph)
-    assert planned(nn.Sequential(net, nn.ReLU()).eval()) == ["0.bn", "0.conv"]
-    assert compiled == []
-
-
 NOT_ALONE = {
     "its output is added": lambda net, x: net.bn(y := net.conv(x)) + y,
     "its output is given out": lambda net, x: (net.bn(y := net.conv(x)), y),
@@ -129,12 +122,3 @@ OTHERS = {
 @pytest.mark.parametrize(("conv", "bn"), OTHERS.values(), ids=OTHERS)
 def test_other_kinds_of_modules_are_not_fused(conv, bn):
     assert planned(Net(conv=conv, bn=bn).eval()) == []
-
-
-def test_hooks_do_not_run_in_a_plan():
-    net, ran = lively(Net()), []
-    outer = nn.Sequential(net, nn.ReLU())
-    net.register_forward_hook(lambda *_: ran.append(1))
-    outer.register_forward_pre_hook(lambda *_: ran.append(1))
-    assert planned(outer) == ["0.bn", "0.conv"]
-    assert ran == []

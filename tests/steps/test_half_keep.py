@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.input_formatter import casts_of
-from prepare.errors import PatternError
 from prepare.pipeline import Pipeline
 from prepare.stages.verify import verify
 from prepare.steps import half
@@ -149,21 +148,6 @@ def test_the_other_holder_of_a_kept_weight_is_cast_too():
     assert model(torch.arange(3)).dtype == LOW
 
 
-def test_kept_batch_norms_take_16_bit_inputs_without_casts():
-    model, _ = prepared(nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)), "norms", "1")
-    assert not cast(model)
-    assert model(torch.ones(2, 2, 3).bfloat16()).dtype == LOW
-
-
-def test_autocast_decides_inside_a_kept_module():
-    model, dtypes = prepared(net(), "head")[0], []
-    model.head.register_forward_hook(lambda m, a, y: dtypes.append(y.dtype), prepend=True)
-    for enabled in (False, True):
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            model(X)
-    assert dtypes == [torch.float32, torch.bfloat16]
-
-
 def test_a_kept_convolution_is_fused_repaired_and_channels_last():
     torch.manual_seed(0)
     layers = [
@@ -182,9 +166,3 @@ def test_a_kept_convolution_is_fused_repaired_and_channels_last():
     batch = torch.randn(2, 3, 8, 8)
     assert model(pipeline.format(batch)).is_contiguous(memory_format=torch.channels_last)
     assert verify(reference, model, batch, pipeline=pipeline).status == "pass"
-
-
-def test_a_pattern_that_keeps_nothing_is_an_error_with_the_nearest():
-    message = r"steps.half.keep: 'hea' matches no module of Net; did you mean 'head'\?"
-    with pytest.raises(PatternError, match=message):
-        prepared(net(), "hea")

@@ -199,34 +199,6 @@ def test_dynamo_traces_it_without_a_graph_break(network):
         assert torch.equal(compiled(batch()), model(batch()))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
-@pytest.mark.parametrize(
-    ("network", "dynamic"),
-    [
-        ("chunked", False),
-        ("chunked", True),
-        ("folding", False),
-        ("attending", False),
-        pytest.param(
-            "folding",
-            True,
-            marks=pytest.mark.xfail(
-                strict=True, reason="inductor does not compile the backward of the original either"
-            ),
-        ),
-    ],
-)
-def test_inductor_compiles_it_in_eval_and_in_training(network, dynamic):
-    build, batch, calls = FOLDS[network]
-    model = kept(build(), calls=calls or named(build()))
-    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic)
-    for size in (2, 3):
-        with torch.no_grad():
-            torch.testing.assert_close(compiled(batch(size)), model(batch(size)))
-        assert_equal(gradients(compiled, batch(size)), gradients(build(), batch(size)))
-
-
 def test_pixels_folded_into_channels_stay_in_channels_last():
     model = kept(folding(), calls=named(folding()))
     assert predict(folding(), image()).summary["breaks"] > 0
@@ -387,20 +359,6 @@ def test_a_file_that_was_edited_is_not_read(tmp_path, then):
     pipeline.apply(model)
     assert not replaced_calls(model)
     torch.testing.assert_close(model(x), expected)
-
-
-def test_code_that_is_exchanged_is_replaced_anew(tmp_path):
-    model, other = edited(tmp_path, EDITED.format("x")), EDITED.format("x * 2")
-    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "keep_layout": {}})
-    assert pipeline.plan(model).actions
-    (tmp_path / "edited_net.py").write_text(other)
-    space = {"__name__": "edited_net"}
-    exec(compile(other, str(tmp_path / "edited_net.py"), "exec"), space)
-    type(model).forward.__code__ = space["Net"].forward.__code__  # as IPython's autoreload does
-    expected = model(image())
-    pipeline.apply(model)
-    assert replaced_calls(model)
-    torch.testing.assert_close(model(image()), expected)
 
 
 def hook(module):

@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrizations, prune
 
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
@@ -89,20 +89,3 @@ def test_a_repaired_computed_weight_trains_as_before(name):
 
 def _gradients(module, x):
     return torch.autograd.grad(module(x).pow(2).sum(), list(module.parameters()))
-
-
-@pytest.mark.parametrize("name", COMPUTED)
-def test_a_parametrization_can_be_removed_after_the_repair(name):
-    module, x = computed(name, "3-d")
-    find_repair("computed_weight").repair(module, NAMES)
-    before = module(x)
-    if parametrize.is_parametrized(module):
-        parametrize.remove_parametrizations(module, "weight")
-    elif name.startswith("pruned"):
-        prune.remove(module, "weight")
-    else:
-        getattr(nn.utils, name.replace("older ", "remove_"))(module)
-    assert type(module.weight) is nn.Parameter
-    torch.testing.assert_close(module(x), before)
-    assert not find_repair("computed_weight").fits(module)
-    assert not [row for row in audit(module).rows if row.kind == "computed"]

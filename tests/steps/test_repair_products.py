@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity, profile
 
 from prepare.core.model import known_issues
 from prepare.core.model.memory_format import canonical_stride
@@ -82,27 +81,6 @@ def test_a_product_is_as_accurate_and_keeps_the_layout(name, batch, dtype, monke
         assert error <= limit
     for t in actual[:3]:
         assert t.stride() == canonical_stride(t.shape, NAMES[t.dim()])
-
-
-def copied(module, x):
-    """Return the shapes that a training step copies."""
-    x = x.detach().requires_grad_()
-    module(x).sum().backward()
-    module.zero_grad()
-    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
-        module(x).sum().backward()
-    return [event.input_shapes[0] for event in profiler.events() if event.name == "aten::copy_"]
-
-
-@pytest.mark.parametrize("name", ["wide", "3-d, wide"])
-def test_a_training_step_copies_no_weight_and_no_weight_gradient(name):
-    module, x = example(name)
-    _, repaired_conv = repaired(module)
-    assert list(module.weight.shape) not in copied(repaired_conv, x)
-    repaired_conv.to(
-        memory_format=torch.contiguous_format
-    )  # then torch's own code runs, and copies the weight
-    assert list(module.weight.shape) in copied(repaired_conv, x)
 
 
 def test_torchs_convolution_runs_where_a_product_does_not_apply(monkeypatch):

@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations, parametrize
 
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
@@ -171,23 +170,3 @@ def test_a_subclass_that_cannot_be_reached_is_named(name):
     )
     half = Pipeline.from_config({**STEPS, "half": {"dtype": "bfloat16"}}).plan(model)
     assert "reference kernel" not in " ".join(map(str, half.warnings))
-
-
-@pytest.mark.parametrize("make", [Causal, nn.Conv3d], ids=["subclass", "torch's"])
-def test_a_parametrized_convolution_gets_both_repairs(make):
-    torch.manual_seed(0)
-    model = nn.Sequential(parametrizations.weight_norm(make(4, 8, 3)))
-    before, x = type(model[0]), video()
-    exact = results(model[0], x, torch.float64)
-    allowed = limits(model[0], x, torch.float32, exact)
-    Pipeline.from_config(STEPS).apply(model)
-    assert CONV3D.mends(model[0])
-    assert find_repair("computed_weight").mends(model[0])
-    assert is_canonical(model(x))
-    found = errors(results(model[0], x, torch.float32), exact)
-    assert all(error <= limit for error, limit in zip(found, allowed, strict=True))
-    repair_layout.undo(model)
-    assert not CONV3D.is_repaired(model[0])
-    assert [c.__name__ for c in type(model[0]).__mro__] == [c.__name__ for c in before.__mro__]
-    parametrize.remove_parametrizations(model[0], "weight")
-    assert type(model[0]) is make

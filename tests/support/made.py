@@ -257,12 +257,6 @@ def page_of(folder: Path) -> str:
     return run_page(read_run(folder))
 
 
-def give_figures(folder: Path) -> None:
-    """Write the figures of the records in `folder` into its result, as a run does."""
-    record, run = Record(folder), read_run(folder)
-    record.write_result(replace(record.result(), figures=run.figures()))
-
-
 def plan(folder: Path, rows) -> None:
     """Write the manifest of a sweep with these rows."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -306,16 +300,3 @@ def tuning() -> Tuning:
             ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
     return Tuning(rows=rows, winner="half", seconds=12.0, last=comparison(environment=MACHINE))
-
-
-def write_run(folder: Path) -> None:
-    """Write the record of a run that made every analysis."""
-    write_record(folder)
-    Flow.load(folder / "flow.json").save(folder / "flow_before.json")
-    check = Check(what="outputs", status="pass", mode="eval", batch=2, inputs="given", error=1e-7, allowed=1e-4, worst="0",
-                  compared=1, sensitivity=1e-3, least_sensitive="0")  # fmt: skip
-    Verification(status="pass", reason="", mode="eval", reference="float64", checks=(check,), culprit="",
-                 advice="", seconds=1.0, environment=MACHINE).save(folder / "verify.json")  # fmt: skip
-    benched = comparison(environment=MACHINE)
-    benched.save(folder / "bench.json")
-    tuning().save(folder / "tune.json")

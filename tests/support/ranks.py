@@ -16,6 +16,8 @@ from prepare import checkpoint
 from prepare.core.model.module_kinds import replaced_methods
 from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import same_on_all_ranks
+from prepare.stages.tune import tune_model
+from sample_nets import small
 
 FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
 PATIENCE = timedelta(seconds=60)
@@ -254,6 +256,17 @@ def ddp_training():
     return max((one - two).abs().max().item() for one, two in pairs), FLAT.check(
         model, optimizer=optimizer
     )
+
+
+def tuned(channels):
+    """The winner of a tuning of which rank 0 alone may measure, or what refuses the tuning."""
+    run, found = tune_model._Tuner.run, []
+    batch = torch.ones(2, channels, 12, 12)
+    if distributed.get_rank():
+        tune_model._Tuner.run = None
+    said = refusal(lambda: found.append(tune_model.tune(small(), batch, budget=0.5).winner))
+    tune_model._Tuner.run = run
+    return found, said
 
 
 # ------------------------------------------------------------------------------- ranks that disagree

@@ -65,9 +65,3 @@ def test_times_of_different_models_and_machines_are_not_compared(sweep):
     assert all(field.about for field in ranking.groups)
     assert "model=unet2d" in ranking.groups[1].about
     assert "another processor" in ranking.groups[2].about
-
-
-def test_seeds_and_formats_are_ranked_in_one_group(sweep):
-    rows = [{**timed("a", 0.5), "overrides": ["memfmt=a", "seed=0", "device=cpu", "verify=full"]}]
-    rows += [{**timed("a", 0.4), "overrides": ["memfmt=b", "seed=1", "device=auto", "verify=none"]}]
-    assert len(rank(sweep(*rows)).groups) == 1

@@ -229,15 +229,4 @@ def test_a_sweep_stopped_at_any_moment_is_resumed(sweep, folder, number, begun):
     stop_and_resume(sweep, folder, number, delay=delay, begun=begun)
 
 
-def test_the_running_job_of_a_killed_sweep_is_shown_as_killed(folder):
-    process = start(NET + "waits", "seed=0,1", cwd=folder)
-    wait_for((folder / "began").exists)
-    process.kill()
-    process.communicate()
-    wait_for(lambda: not processes_in(folder), seconds=5)
-    rows = read_summary(folder / "swept").rows
-    assert [row.status for row in rows] == ["crashed", "interrupted"]
-    assert rows[0].reason == "it ended without a result: killed"
-
-
 # ------------------------------------------------------------------------------- asked wrongly

@@ -2,24 +2,12 @@
 
 import json
 import os
-import shutil
 
 import pytest
 
-import made
 from prepare.app.cli import main as cli
-from prepare.app.report.sweep_table import write_summary
 from prepare.app.sweep.ranking import rank
 from prepare.app.sweep.summary import read_summary
-
-
-def test_a_copied_folder_gives_the_same_summary(swept, tmp_path):
-    there = tmp_path / "elsewhere" / "copy"
-    shutil.copytree(swept, there)
-    for folder in (swept, there):
-        write_summary(read_summary(folder), folder)
-    for name in ("summary.json", "summary.csv"):
-        assert (swept / name).read_bytes() == (there / name).read_bytes()
 
 
 def test_a_row_without_a_result_is_crashed_and_others_are_shown(swept):
@@ -75,15 +63,3 @@ def test_a_read_only_folder_is_still_summarised(swept, capsys):
     assert "4*  channels_last_3d" in said.out
     assert "not written: " in said.out
     assert said.err == ""
-
-
-@pytest.mark.slow
-def test_a_sweep_of_a_thousand_rows_is_summarised(tmp_path):
-    folder = tmp_path / "swept"
-    audited = made.audit(8, names=[f"block.{n}" for n in range(500)])
-    made.plan(folder, [[f"seed={n}"] for n in range(1000)])
-    for n in range(1000):
-        made.add_row(folder, n, [f"seed={n}"], audited=audited, benched=made.bench(0.5 + n / 1000), verified=made.verification())  # fmt: skip
-    assert cli.run(["summary", str(folder)]) == 0
-    assert len(json.loads((folder / "summary.json").read_text())["rows"]) == 1000
-    assert (folder / "report.html").stat().st_size < 3_000_000

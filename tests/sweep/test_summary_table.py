@@ -23,19 +23,6 @@ def test_the_terminal_table_has_every_figure_and_marks_the_best(swept, capsys):
     assert "pass 2e-07 <1%, wrong in training" in out
 
 
-@pytest.mark.parametrize("width", [20, 60, 80, 100, 140])
-def test_a_narrow_terminal_omits_columns_and_names_them(swept, capsys, width):
-    lines = out_of(capsys, read_summary(swept), width).splitlines()
-    left = next(line for line in lines if line.startswith("columns left out"))
-    assert "copied" in left
-    if width >= 80:
-        table = lines[: lines.index(left)]
-        assert len(table) == 7
-        assert max(map(len, table)) <= width
-        assert "2.4x faster" in table[1]
-        assert "run time" in left or width > 100
-
-
 def test_the_csv_has_a_column_for_each_figure(swept):
     write_summary(read_summary(swept), swept)
     with (swept / "summary.csv").open(newline="") as file:

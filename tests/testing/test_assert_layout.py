@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.model.module_tree import structure
 from prepare.pipeline import Pipeline
 from prepare.testing import assert_layout
 
@@ -103,7 +102,7 @@ def test_a_forward_that_cannot_be_predicted_does_not_pass():
 class Before(NamedTuple):
     """The state that a check must leave as it was."""
 
-    structure: str
+    layouts: list
     classes: list[type]
     values: list[torch.Tensor]
     hooks: list[int]
@@ -113,7 +112,8 @@ class Before(NamedTuple):
     def of(cls, model: nn.Module, pipeline: Pipeline) -> "Before":
         hooks = [len(each._forward_pre_hooks) for each in model.modules()]
         values = copy.deepcopy(list(model.state_dict().values()))
-        return cls(structure(model), [*map(type, model.modules())], values, hooks,
+        layouts = [(name, t.stride(), t.dtype) for name, t in model.state_dict().items()]
+        return cls(layouts, [*map(type, model.modules())], values, hooks,
                    pipeline.to_config())  # fmt: skip
 
 

@@ -134,19 +134,6 @@ def test_a_recipe_with_wrong_outputs_does_not_win(timed, plugin):
     assert lost.error > lost.allowed
 
 
-class Pools(nn.Module):
-    def forward(self, x):
-        return nn.functional.avg_pool3d(x, 2)
-
-
-def test_a_candidate_that_raises_has_the_reason():
-    model = nn.Sequential(nn.Conv3d(1, 2, 3), Pools())
-    found = tune(model, torch.ones(1, 1, 8, 8, 8), allow=["bfloat16"], budget=30.0)
-    lost = found.row("bfloat16")
-    assert lost.status == "failed"
-    assert "'BFloat16'" in lost.reason
-
-
 @pytest.mark.parametrize(
     ("how", "where", "remedy"),
     [

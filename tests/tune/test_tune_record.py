@@ -5,10 +5,8 @@ from dataclasses import replace
 import pytest
 
 from made import comparison, tuning
-from prepare.core.document import USE_RECIPE, ReportContext
 from prepare.errors import TuneError
 from prepare.stages.tune import CandidateResult, Tuning
-from prepare.stages.tune.document import tune_document
 from prepare.stages.tune.records import UNPREPARED
 
 
@@ -47,13 +45,3 @@ def test_a_tuning_that_contradicts_itself_is_refused(tmp_path, before, after, wr
     path.write_text(path.read_text().replace(before, after))
     with pytest.raises(TuneError, match=wrong):
         Tuning.load(path)
-
-
-def test_a_winner_is_ticked_and_advised_and_nothing_else_is():
-    document = tune_document(ReportContext(found={"tune": record()}))
-    assert document.answers[0].kind == "good"
-    assert [each.answer for each in document.advice] == [USE_RECIPE.answer]
-    lost = tune_document(ReportContext(found={"tune": record(winner=UNPREPARED)}))
-    assert [each.kind for each in lost.answers] == ["plain", "plain"]
-    assert "shown to be faster" in lost.answers[0].answer
-    assert [each.answer for each in lost.advice] == ["Leave the model as it is"]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from prepare.stages.verify import verify
-from verify_checks import FIXED, FLAT, PIPELINES, Draws, check, prepared
+from verify_checks import FIXED, FLAT, Draws, check, prepared
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -15,13 +15,6 @@ from verify_checks import FIXED, FLAT, PIPELINES, Draws, check, prepared
 def test_both_models_draw_the_same_random_numbers(draw, mode):
     result = check(Draws(FIXED[draw]), FLAT, torch.randn(2, 3, 8, 8), mode=mode)
     assert (result.status, result.reference) == ("pass", "float64"), result.reason
-
-
-@pytest.mark.parametrize("precision", PIPELINES)
-def test_random_numbers_are_the_same_in_every_precision(precision):
-    model = Draws(lambda x: x * torch.rand_like(x))
-    result = check(model, PIPELINES[precision], torch.randn(2, 3, 8, 8), mode="train")
-    assert result.status == "pass", result.reason
 
 
 def test_a_fault_is_found_despite_random_numbers():

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.pipeline import Pipeline
 from prepare.stages.verify import verify
 from verify_checks import FLAT, check, checks_by_kind, prepared
 
@@ -38,16 +37,3 @@ def test_without_amp_a_surrounding_autocast_has_no_effect():
         result = verify(model, model_prepared, batch, pipeline=pipeline)
     assert result.amp == "none"
     assert checks_by_kind(result)["outputs"].error < 1e-5
-
-
-def test_known_issues_are_those_of_the_autocast_dtype():
-    pipeline = Pipeline.from_config({"conv3d_memory_format": {}})
-    model = nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU(), nn.Conv3d(4, 2, 3)).train()
-
-    def names(amp):
-        plan = pipeline.plan(model, amp=amp)
-        texts = [*map(str, plan.errors), *map(str, plan.warnings)]
-        return "conv3d_bfloat16_small_cpu" in " ".join(texts)
-
-    assert names("bfloat16")
-    assert not names("none")

@@ -133,8 +133,7 @@ def _planned(
     errors = [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]
     if errors and applies:
         raise combined(errors)
-    # The plan has the repairs of what would end the process.
-    declared = Pipeline.from_config(plan.steps) if applies else Pipeline([])
+    declared = declared if applies else Pipeline([])
     work = StageContext(
         model=model,
         settings=settings,

@@ -317,7 +317,7 @@ class CallIssues:
             return []
         if (code := forward_code(module)).repaired or not code.runs_torchs:
             return []
-        formats = FORMATS  # the strides of another weight say nothing of them
+        formats: tuple[str, ...] = FORMATS  # the strides of another weight say nothing of them
         if len(shaped := weight.shape) in CHANNELS_LAST:
             names = ("contiguous", CHANNELS_LAST[len(shaped)])
             formats = tuple(n for n in names if canonical_stride(shaped, n) == weight.stride())

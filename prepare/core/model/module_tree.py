@@ -1,10 +1,9 @@
-"""Copy a model or its tree of modules, record and restore it, or hash its structure."""
+"""Copy a model or its tree of modules, or record and restore it."""
 
 from __future__ import annotations
 
 import copy
 import gc
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -16,11 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.model.module_kinds import replaced_methods
-from prepare.core.model.tensors import (
-    is_strided,
-    named_modules,
-    named_tensors,
-)
+from prepare.core.model.tensors import is_plain, named_tensors
 from prepare.core.utils.text import first_line
 
 # A subclass may not allow changes or copies (diffusers' configurations are frozen dictionaries).
@@ -118,30 +113,6 @@ class Snapshot:
                 vars(module)[key] = value
 
 
-def structure(model: nn.Module) -> str:
-    """Return the sha256 (hexadecimal) of the structure of a model, independent of its values.
-
-    It covers every module's name, class and `extra_repr` (sizes, strides, groups), and every
-    tensor's name, shape, strides, dtype and device type.
-
-    >>> structure(nn.Conv2d(2, 2, 3)) == structure(nn.Conv2d(2, 2, 3))
-    True
-    >>> structure(nn.Conv2d(2, 2, 3)) == structure(nn.Conv2d(2, 2, 3, padding=1))
-    False
-    """
-    lines = [
-        f"{name!r} {type(module).__module__}.{type(module).__qualname__} {module.extra_repr()}"
-        for name, module in named_modules(model)
-    ]
-    for place in sorted(named_tensors(model), key=lambda place: place.path):
-        tensor = place.tensor
-        strides = tensor.stride() if is_strided(tensor) else tensor.layout
-        kind = f"{tensor.dtype} {tensor.device.type} {tensor.requires_grad}"
-        shape = "nested" if tensor.is_nested else tuple(tensor.shape)
-        lines.append(f"{place.path!r} {shape} {strides} {kind}")
-    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     return {
         key: (value, value.copy() if type(value) in _REFILLED else None)
@@ -216,14 +187,18 @@ def copy_or_build(model: nn.Module, build: Callable[[], nn.Module] | None = None
 
 
 def _first_difference(model: nn.Module, duplicate: nn.Module) -> str:
-    """Return the name of the first tensor that differs, or `its structure`; empty if the models are equal."""
-    if structure(model) != structure(duplicate):
-        return "its structure"
-    pairs = zip(named_tensors(model), named_tensors(duplicate), strict=True)
-    for place, other in ((one, two.tensor) for one, two in pairs):
-        same = torch.equal(place.tensor.nan_to_num(), other.nan_to_num())
-        if place.tensor is other or not same:
-            return place.path
+    """Return the name of the first module or tensor that differs; empty if the models are equal."""
+    kinds, others = (dict(each.named_modules()) for each in (model, duplicate))
+    for name in {**kinds, **others}:
+        if type(kinds.get(name)) is not type(others.get(name)):
+            return name or "the class"
+    values, others = ({t.path: t.tensor for t in named_tensors(m)} for m in (model, duplicate))
+    for path in {**values, **others}:
+        value, other = values.get(path), others.get(path)
+        if value is None or other is None or value is other or value.dtype != other.dtype:
+            return path
+        if is_plain(value) and not torch.equal(value.nan_to_num(), other.nan_to_num()):
+            return path
     return ""
 
 

@@ -187,8 +187,8 @@ def _parts(verification: Verification) -> Iterator[Part]:
     title = f"{plural(len(fine) - skipped, 'check')} passed"
     title += f", {skipped} skipped" if skipped else ""
     finds = _sensitivity_text(verification)
-    texts = (_ABOUT_ERRORS, *([f"It finds systematic errors from {finds}."] if finds else []))
-    yield parts.Folded(title=title, parts=(_table("Checks", fine), Text(text=texts, kind="note")))
+    lines = (_ABOUT_ERRORS, *([f"It finds systematic errors from {finds}."] if finds else []))
+    yield parts.Folded(title=title, parts=(_table("Checks", fine), Text(text=lines, kind="note")))
 
 
 def _table(label: str, checks: list[Check]) -> Table:

@@ -109,7 +109,7 @@ class KeepingGroupNorm(nn.GroupNorm):
             or _norm_autograd.autocasts_to_float32(x)
         ):
             # In vmap, torch's own raises for strides that are nearly channels-last.
-            copied = is_transformed() or is_unsafe_group_norm(x, weight, bias)
+            copied = is_transformed() or is_unsafe_group_norm(x, self.num_groups, weight, bias)
             return run_torchs(_norm_autograd.contiguous_copy(x) if copied else x)
         if _norm_autograd.needs_contiguous_copy(x):
             return _norm_autograd.through_contiguous(run_torchs, x)
