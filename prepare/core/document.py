@@ -232,10 +232,6 @@ class ReportContext:
         """Return whether a prepared model was to go through `stage`."""
         return self.ran is not None and stage in self.ran and self.audit is not None
 
-    def file(self, name: str) -> str:
-        """Return the path of a file in the folder, as a user writes it."""
-        return f"{self.folder}/{name}" if self.folder else name
-
 
 # The reason of a run whose pipeline changes neither the model nor its example.
 UNCHANGED = "nothing was changed, so there is nothing to verify or time"
