@@ -11,7 +11,7 @@ from page_reader import Reader
 from prepare.app.cli import hydra_app
 from prepare.app.cli import main as cli
 from prepare.core.document import ReportContext
-from prepare.core.utils.wording import command_line_words
+from prepare.core.utils.text import command_line_words
 from prepare.stages.stage import STAGES
 from prepare.stages.verify.document import verify_document
 

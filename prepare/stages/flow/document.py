@@ -22,9 +22,7 @@ from prepare.core.document import (
     Text,
     columns,
 )
-from prepare.core.utils.numbers import doubt
-from prepare.core.utils.text import capitalized, plural, printable, size
-from prepare.core.utils.wording import step, words
+from prepare.core.utils.text import capitalized, doubt, plural, printable, size, step, words
 from prepare.stages.flow.records import NOT_ASKED, Flow
 
 if TYPE_CHECKING:
