@@ -92,18 +92,15 @@ def _follow_calls(module: nn.Module, same: Any) -> None:
             hook.install(module)
 
 
-def _are_alike(tensor: Tensor, target: Tensor) -> bool:
-    if is_wrapper(tensor) != is_wrapper(target):  # as a weight that torchao quantized
-        return False
-    if tensor.is_nested or target.is_nested:  # nested tensors have no shape
-        return tensor.is_nested == target.is_nested
-    return tensor.shape == target.shape
-
-
 def _check_same_tensors(places: Mapping[str, NamedTensor], targets: Mapping[str, Tensor]) -> None:
     differing = sorted(places.keys() ^ targets.keys()) or [
-        path for path, place in places.items() if not _are_alike(place.tensor, targets[path])
+        path for path, place in places.items() if _form(place.tensor) != _form(targets[path])
     ]
     if differing:
         wrong = "the tensors of the two models differ in name, shape or class"
         raise RefusedError(differing[0], wrong, "pass a copy of the reference")
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    """Return whether a tensor is of another class, as a weight that torchao quantized, and its shape."""
+    return is_wrapper(tensor), tensor.is_nested or tensor.shape  # nested tensors have no shape

@@ -4,13 +4,31 @@ from collections.abc import Iterable, Iterator
 
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from prepare.core.model.tensors import is_lazy, is_wrapper
 from prepare.errors import Problem
 from prepare.pipeline.tensor_table import RequestTable, TensorRequest
 
 _SHOWN = 3
+_SHARDED = ("is sharded by FSDP", "prepare the module first, then shard it")
+_WRAP = "prepare the module first, then wrap it"
+# By name: importing torch.distributed.fsdp or torch._dynamo for their classes costs a second.
+_FORMS = {
+    "DistributedDataParallel": (
+        "is in DistributedDataParallel, whose buckets have the old strides",
+        _WRAP,
+    ),
+    "DataParallel": (
+        "is in DataParallel, whose replicas keep no hook and no layout of the inputs",
+        _WRAP,
+    ),
+    "FullyShardedDataParallel": _SHARDED,
+    "FSDPModule": _SHARDED,
+    "OptimizedModule": (
+        "is compiled already, for its present layout and dtype",
+        "prepare first, then compile",
+    ),
+}
 
 
 def precondition_problems(model: nn.Module, table: RequestTable) -> Iterator[Problem]:
@@ -29,8 +47,8 @@ def precondition_problems(model: nn.Module, table: RequestTable) -> Iterator[Pro
 def fsdp_problems(model: nn.Module) -> Iterator[Problem]:
     """Yield a problem if FSDP has put weights into flat shards, which no memory format can match."""
     for name, module in model.named_modules():
-        if _is_any(module, "FullyShardedDataParallel"):
-            yield _sharded(name or type(module).__name__)
+        if any(base.__name__ == "FullyShardedDataParallel" for base in type(module).__mro__):
+            yield Problem(name or type(module).__name__, *_SHARDED)
             return
 
 
@@ -49,27 +67,10 @@ def module_problems(model: nn.Module) -> Iterator[Problem]:
     """Yield the reasons in how `model` is wrapped, sharded or compiled not to change it."""
     yield from scripted_problems(model)
     for name, module in model.named_modules():
-        where = name or type(model).__name__
-        if isinstance(module, DistributedDataParallel):
-            wrong = "is in DistributedDataParallel, whose buckets have the old strides"
-            yield Problem(where, wrong, "prepare the module first, then wrap it")
-        elif isinstance(module, nn.DataParallel):
-            wrong = "is in DataParallel, whose replicas keep no hook and no layout of the inputs"
-            yield Problem(where, wrong, "prepare the module first, then wrap it")
-        elif _is_any(module, "FullyShardedDataParallel", "FSDPModule"):
-            yield _sharded(where)
-        elif _is_any(module, "OptimizedModule") or module._compiled_call_impl:
-            wrong = "is compiled already, for its present layout and dtype"
-            yield Problem(where, wrong, "prepare first, then compile")
-
-
-def _sharded(where: str) -> Problem:
-    return Problem(where, "is sharded by FSDP", "prepare the module first, then shard it")
-
-
-def _is_any(module: nn.Module, *classes: str) -> bool:
-    # By name: importing torch.distributed.fsdp or torch._dynamo for their classes costs a second.
-    return any(base.__name__ in classes for base in type(module).__mro__)
+        kinds = [base.__name__ for base in type(module).__mro__]
+        kinds += ["OptimizedModule"] if module._compiled_call_impl else []
+        if found := next((_FORMS[kind] for kind in kinds if kind in _FORMS), None):
+            yield Problem(name or type(model).__name__, *found)
 
 
 def _tensor_problems(table: RequestTable) -> Iterator[Problem]:
