@@ -47,15 +47,6 @@ def test_own_models_and_experiments_are_chosen_by_name(conf, capsys):
     assert (job["choices"]["model"], job["choices"]["precision"]) == ("mynet", "bfloat16")
 
 
-@pytest.mark.parametrize("flag", ["--config-dir", "-cd"])
-@pytest.mark.parametrize("mode", [(), ("-m",)], ids=["run", "sweep"])
-def test_a_misspelt_own_option_finds_its_name(conf, capsys, flag, mode):
-    assert cli.run(["model=mynte", *mode, flag, str(conf)]) == 2
-    line = capsys.readouterr().err
-    assert "did you mean 'mynet'?" in line
-    assert "custom, mynet, resnet2d" in line
-
-
 def test_a_second_run_in_a_folder_at_the_same_time_is_refused(conf, capsys):
     (conf.parent / "run").mkdir()
     with hold_folder(conf.parent / "run") as claimed:

@@ -7,7 +7,6 @@ import pytest
 
 from prepare.app.job.model_target import locate_named
 from prepare.core.forward.run_example import explained
-from prepare.core.utils.packages import install_remedy
 from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError
 
@@ -78,15 +77,3 @@ def test_a_missing_name_has_its_remedy(nets, target, line):
     with pytest.raises(ConfigError) as error:
         locate_named(target, "model._target_")
     assert str(error.value) == f"model._target_: {line}"
-
-
-@pytest.mark.parametrize(
-    ("module", "remedy"),
-    [
-        ("sklearn.svm", "install it: pip install scikit-learn"),
-        ("monai", "install the extra: pip install 'torch-prepare[monai]'"),
-        ("einops", "install it: pip install einops, or start in the folder that holds it"),
-    ],
-)
-def test_a_missing_module_names_its_package(module, remedy):
-    assert install_remedy(module, imported=True) == remedy

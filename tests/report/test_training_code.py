@@ -10,10 +10,9 @@ import torch
 import made
 from coder_nets import Coder
 from prepare.app.cli import main as cli
-from prepare.app.job.record import Job, Result, Results
+from prepare.app.job.record import Job, Results
 from prepare.app.job.run_stages import must_format
 from prepare.app.report.code_to_paste import one_line, training_code
-from prepare.core.utils.machine import how_threads_waited
 from prepare.pipeline import Pipeline
 from sample_nets import wrong_in_training
 
@@ -50,15 +49,6 @@ def test_the_code_of_a_job_under_autocast_runs_its_forward_in_one():
     assert names["output"].dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("steps", [{"repair_layout": {}}, None])
-def test_the_code_applies_the_steps_that_were_verified_alone(steps):
-    run = replace(RUN, plan={"training_errors": ["wrong"], "training_steps": steps})
-    assert one_line(run) == 'Pipeline.load("recipe.yaml").apply(model.eval())'
-    code = training_code(run)
-    assert 'Pipeline.load("recipe.yaml")\nmodel = pipeline.apply(model.eval())' in code
-    assert ('steps={"repair_layout": {}})' in code) == bool(steps)
-
-
 @pytest.mark.filterwarnings("ignore::prepare.errors.KnownIssueWarning")
 @pytest.mark.parametrize("words", [["precision=bfloat16"], ["amp=bfloat16"]], ids=str)
 def test_pasted_code_runs_the_method_on_a_float32_batch(words, tmp_path, monkeypatch):
@@ -81,16 +71,6 @@ def test_pasted_code_runs_the_method_on_a_float32_batch(words, tmp_path, monkeyp
         is_half = formats or (bool(words) and text is code)
         (output,) = names["output"]  # of decode, where forward returns a tensor
         assert output.dtype is (torch.bfloat16 if is_half else torch.float32)
-
-
-def test_the_times_of_several_threads_name_their_setting():
-    known = {"waiting": "GOMP_SPINCOUNT=1000", "threads": 2}
-    timed = Result("ok", figures={"time_ratio": 0.5})
-    code = training_code(replace(RUN, environment=known, result=timed))
-    assert code.startswith("# Timed with GOMP_SPINCOUNT=1000: set it for your program too.\n")
-    assert "SPINCOUNT" not in one_line(replace(RUN, environment=known, result=timed))
-    assert how_threads_waited(known) == "GOMP_SPINCOUNT=1000"
-    assert how_threads_waited({**known, "threads": 1}) == how_threads_waited({}) == ""
 
 
 @pytest.mark.parametrize("amp", ["none", "bfloat16", "float16"])

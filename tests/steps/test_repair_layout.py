@@ -230,14 +230,6 @@ def test_an_issue_fixed_in_this_torch_is_not_repaired(monkeypatch):
     assert Pipeline.from_config(forced).plan(network(), known_issues="ignore").actions
 
 
-def test_a_shared_module_excluded_by_one_name_is_not_repaired():
-    norm = nn.InstanceNorm2d(8)
-    model = nn.Sequential(nn.Conv2d(8, 8, 3), norm, norm).eval()
-    pipeline = Pipeline.from_config({**FLAT, "repair_layout": {"exclude": ["2"]}})
-    pipeline.apply(model, known_issues="ignore")
-    assert type(norm) is nn.InstanceNorm2d
-
-
 def test_a_later_failure_removes_the_repairs(monkeypatch):
     class Fails(ModelStep):
         """Helps: Hurts: Source:"""

@@ -1,7 +1,6 @@
 """The step rewrite_conv: what it takes, what it refuses, its choice by an example, layouts, and its undo."""
 
 import copy
-import json
 
 import pytest
 import torch
@@ -253,13 +252,3 @@ def run(folder, *words):
     with pytest.raises(SystemExit) as ended:
         cli.main([*CONV, f"hydra.run.dir={folder}", *words])
     return ended.value.code
-
-
-def test_a_run_says_and_counts_what_runs_otherwise(tmp_path, capsys):
-    words = ("input.shape=[2,3,8,8]", "+steps.rewrite_conv={force: true}", "verify=none")
-    assert run(tmp_path, *words) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "rewrite_conv: 1 convolution, 1 runs as linear layout" in out
-    assert "nothing was asked" not in out
-    figures = json.loads((tmp_path / "result.json").read_text())["figures"]
-    assert figures["convolutions_rewritten"] == 1

@@ -2,23 +2,12 @@
 
 import json
 import os
-import shutil
 
 import pytest
 
 from prepare.app.cli import main as cli
-from prepare.app.report.sweep_table import write_summary
 from prepare.app.sweep.ranking import rank
 from prepare.app.sweep.summary import read_summary
-
-
-def test_a_copied_folder_gives_the_same_summary(swept, tmp_path):
-    there = tmp_path / "elsewhere" / "copy"
-    shutil.copytree(swept, there)
-    for folder in (swept, there):
-        write_summary(read_summary(folder), folder)
-    for name in ("summary.json", "summary.csv"):
-        assert (swept / name).read_bytes() == (there / name).read_bytes()
 
 
 def test_a_row_without_a_result_is_crashed_and_others_are_shown(swept):
