@@ -12,8 +12,8 @@ from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.tensors import NamedTensor, is_wrapper, named_tensors, stride_of
 from prepare.core.utils.process_state import held_interrupts
 from prepare.errors import RefusedError, raise_problems
+from prepare.pipeline.apply import scripted_problems
 from prepare.pipeline.plan import state
-from prepare.pipeline.preconditions import scripted_problems
 from prepare.pipeline.tensor_table import make_table
 from prepare.pipeline.transfer import Move, Transfer
 from prepare.steps.compile import Compile

@@ -325,7 +325,7 @@ class _Selection:
         for option in ("include", "exclude"):
             hits = [p for p in self.patterns.get(option, ()) if matches(p, name, module)]
             self._matched |= {(option, pattern) for pattern in hits}
-            first |= {option: pattern for pattern in hits[:1]}
+            first |= {option: hits[0]} if hits else {}
         for option in ("exclude", "keep"):
             if option in first:
                 return f"{option}: {first[option]}"
