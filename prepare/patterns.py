@@ -48,6 +48,19 @@ def kept_modules(model: Any, patterns: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
+def declared_float32(model: Any) -> dict[int, str]:
+    """Return the word by which a class of diffusers or transformers keeps a tensor in float32, by its id."""
+    found: dict[int, str] = {}
+    for module in model.modules():
+        keys = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+        words = {word: None for key in keys for word in sorted(getattr(module, key, None) or ())}
+        tables = (module.named_parameters, module.named_buffers) if words else ()
+        for name, tensor in (pair for table in tables for pair in table(remove_duplicate=False)):
+            named = (word for word in words if f".{word}." in f".{name}.")
+            found |= {id(tensor): f"{word} of {type(module).__name__}" for word in named}
+    return found
+
+
 def readable(patterns: tuple[str, ...]) -> None:
     """Raise ValueError with the reason for a pattern that is not valid, or is for Python only."""
     for pattern in patterns:

@@ -288,13 +288,16 @@ class Pipeline:
             chosen, notes = self.step_for(step, copied, given, amp)
             for note in notes:
                 _log.warning("%s", note)
-            self.steps[step.name] = chosen
-            self._bind()
+            if is_chosen(self.steps, chosen):
+                self.steps[step.name] = chosen
+                self._bind()
 
     def asking(self) -> list[_Asking]:
         """Return the steps that choose options by an example, and have none yet."""
-        steps = [step for step in self.steps.values() if isinstance(step, _Asking)]
-        return [step for step in steps if step.bind(self.steps.values()).without_example()]
+        steps = list(self.steps.values())
+        steps += [] if self._phases["inputs"] else [InputFormat()]  # which is what `format` does
+        asking = [step for step in steps if isinstance(step, _Asking)]
+        return [step for step in asking if step.bind(steps).without_example()]
 
     def step_for(
         self, step: _Asking, copied: nn.Module, example: Any, amp: Amp
@@ -412,3 +415,8 @@ def _options(name: str, steps: Mapping[str, Any]) -> dict[str, Any] | None:
     if options is not None and not isinstance(options, dict):
         raise ConfigError.of([no_options(name, options)])
     return options
+
+
+def is_chosen(steps: Collection[str], chosen: Step) -> bool:
+    """Return whether a step with the options that it has found belongs into `steps`: one adds itself."""
+    return chosen.name in steps or bool(getattr(chosen, "exclude", ()))

@@ -26,7 +26,7 @@ _FORMATS = {
     "by_rank": _2D | _3D,
     "contiguous": dict.fromkeys(_2D | _3D, "contiguous"),
 }
-_DTYPES = {"float32": None, "float16": "float16", "bfloat16": "bfloat16"}
+_DTYPES = {name: name for name in ("float16", "bfloat16", "float32", "float64")}
 
 
 # What `prepare` was to change in each model, for `report`; an entry goes with its model.
@@ -53,7 +53,8 @@ def prepare(
             (both) or `contiguous`; also torch's objects. A batch in its place is the `example`.
         example: a batch, as before `format`. `rewrite_conv` times the convolutions with it, and runs those
             as other operations that are faster so.
-        dtype: `float16` or `bfloat16`; batch and instance norms are kept. `float32` changes nothing.
+        dtype: of the weights, whatever they were: `float16` or `bfloat16`, beside which batch and instance
+            norms are in float32, `float32` or `float64`.
         device: `cpu`, `cuda`, `mps` or `auto`; also torch's object.
         optimizer: one or several; their state is moved along with the parameters.
         repair_layout: replace kernels that lose the layout, or compute wrong gradients in it; by default
@@ -72,8 +73,8 @@ def prepare(
         memory_format, example = None, memory_format
     if device is not None:
         steps["device"] = {"device": plain(device)}
-    if dtype is not None and (name := _chosen("dtype", dtype, _DTYPES)):
-        steps["half"] = {"dtype": name}
+    if dtype is not None:
+        steps["half"] = {"dtype": _chosen("dtype", dtype, _DTYPES)}
     if memory_format is not None:
         formats = _chosen("memory_format", memory_format, _FORMATS)
         steps |= {step: {"memory_format": name} for step, name in formats.items()}

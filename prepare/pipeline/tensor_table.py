@@ -1,6 +1,6 @@
 """Ask the steps what they want of every tensor: one table, from which the moves and the plan follow."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
@@ -29,7 +29,14 @@ from prepare.errors import (
     Problem,
     StepError,
 )
-from prepare.patterns import NORMS, kept_modules, matches, near_misses, patterns_in
+from prepare.patterns import (
+    NORMS,
+    declared_float32,
+    kept_modules,
+    matches,
+    near_misses,
+    patterns_in,
+)
 from prepare.pipeline.plan import State, TensorPlan, state, steps_of
 from prepare.pipeline.transfer import Move
 from prepare.step import ModuleStep, Step, TensorStep, Want
@@ -302,6 +309,7 @@ class _Selection:
         self.candidates: dict[str, nn.Module] = {}
         self.patterns = {each: found for each in _OPTIONS if (found := patterns_in(step, each))}
         self._kept = kept_modules(model, patterns_in(step, "keep"))
+        self._declared = declared_float32(model) if "keep" in self.patterns else {}
         self._reasons: dict[str, str | None] = {}
         self._matched: set[tuple[str, str]] = set()
 
@@ -315,7 +323,8 @@ class _Selection:
         for reason, path in reasons:
             if reason:
                 return f"{reason} (as {path})" if len(places) > 1 else reason
-        return None
+        declared = (self._declared.get(id(place.tensor)) for place in places)
+        return next((f"keep: {each}" for each in declared if each), None)
 
     def reason(self, name: str, module: nn.Module) -> str | None:
         """Return why a pattern keeps the step off a module, or None."""
@@ -372,6 +381,10 @@ def _fill(
             continue
         places = [place for place, _ in answers]
         skipped = selection.reason_for(places) if selection.patterns else None
+        if (skipped or "").startswith("keep: "):
+            wanted = [(p, want) for p in places if (want := _ask(step, p, step.want_of_kept))]
+            if any(("dtype", name_of(place.tensor.dtype)) not in want for place, want in wanted):
+                answers, skipped = wanted, None
         for side, value in () if skipped else [pair for _, want in answers for pair in want]:
             if side == "clamp":  # it says how to cast, and is no property of the tensor
                 request.clamp = True
@@ -409,11 +422,13 @@ def _merge(
     return wants, by, tuple(conflicts)
 
 
-def _ask(step: TensorStep, place: NamedTensor) -> tuple[tuple[str, str], ...]:
+def _ask(
+    step: TensorStep, place: NamedTensor, ask: Callable[[NamedTensor], Want | None] | None = None
+) -> tuple[tuple[str, str], ...]:
     """Return what `step` wants of this tensor as (property, value) pairs, checked."""
     where = f"steps.{step.name}"
     try:
-        want = step.want(place)
+        want = (ask or step.want)(place)
     except Exception as error:
         wrong = f"want() raised on {place.path}: {type(error).__name__}: {error}"
         raise StepError(where, wrong) from error
