@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from prepare.core.utils.wording import in_training, option, words
+from prepare.core.utils.text import in_training, option, words
 from prepare.errors import Problem
 from prepare.patterns import NORMS, Patterns, declared_float32, kept_modules, matches, patterns_in
 from prepare.registry import register

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from prepare.core import document as parts
 from prepare.core.document import Answer, Document, Part, ReportContext, Table, Text
-from prepare.core.utils.numbers import doubt, share_text, small, tolerance_text
-from prepare.core.utils.text import capitalized, plural, printable
-from prepare.core.utils.wording import argument, words
+from prepare.core.utils import text as texts
+from prepare.core.utils.text import capitalized, doubt, plural, printable, words
 
 if TYPE_CHECKING:
     from prepare.stages.verify.records import Check, Verification
@@ -75,7 +74,7 @@ def verdict_sentence(verification: Verification) -> str:
         reference += f", {plural(alone, 'module')} alone"
     parts = [c.part for c in checks if c.what == "outputs" and c.part is not None]
     if parts:
-        reference += f", outputs at {tolerance_text(max(parts))}"
+        reference += f", outputs at {texts.tolerance_text(max(parts))}"
     skipped, hidden = _skipped_outputs(verification), _hidden(verification)
     seen = "" if not hidden else f"{hidden}; " if skipped else f"outputs right; {hidden}; "
     text = f"pass: {seen}{plural(len(checks), 'check')}{reference}"
@@ -103,7 +102,7 @@ def _sensitivity_text(verification: Verification) -> str:
         text += f" (errors below {_percent(least)} in {place} cannot be told from noise"
         alone = any(check.what.startswith("module ") for check in verification.checks)
         if verification.mode == "eval" and not alone:
-            text += f"; {argument('mode', 'train')} compares modules alone"
+            text += f"; {texts.argument('mode', 'train')} compares modules alone"
         text += ")"
     return printable(text)
 
@@ -135,7 +134,7 @@ def error_text(verification: Verification) -> str:
     if not outputs:
         return _skipped_outputs(verification)
     worst = max(outputs, key=lambda check: check.part or 0.0)
-    text = f"outputs at {tolerance_text(worst.part or 0.0)}"
+    text = f"outputs at {texts.tolerance_text(worst.part or 0.0)}"
     hidden, training = _hidden(verification), verification.mode == "train"
     if any("gradients" in check.what for check in checks) and (training or not hidden):
         text += f", {hidden or 'gradients right'}"
@@ -188,8 +187,8 @@ def _parts(verification: Verification) -> Iterator[Part]:
     title = f"{plural(len(fine) - skipped, 'check')} passed"
     title += f", {skipped} skipped" if skipped else ""
     finds = _sensitivity_text(verification)
-    texts = (_ABOUT_ERRORS, *([f"It finds systematic errors from {finds}."] if finds else []))
-    yield parts.Folded(title=title, parts=(_table("Checks", fine), Text(text=texts, kind="note")))
+    lines = (_ABOUT_ERRORS, *([f"It finds systematic errors from {finds}."] if finds else []))
+    yield parts.Folded(title=title, parts=(_table("Checks", fine), Text(text=lines, kind="note")))
 
 
 def _table(label: str, checks: list[Check]) -> Table:
@@ -199,6 +198,6 @@ def _table(label: str, checks: list[Check]) -> Table:
 def _row(check: Check) -> tuple[str, ...]:
     mode, batch = check.mode and f"{check.mode} mode", f"batch {check.batch}" if check.batch else ""
     case = ", ".join(filter(None, (mode, batch, check.inputs)))
-    share = "" if check.part is None else share_text(check.part)
-    numbers = small(check.error), small(check.allowed), share
+    share = "" if check.part is None else texts.share_text(check.part)
+    numbers = texts.small(check.error), texts.small(check.allowed), share
     return doubt(check.status), check.what, case, check.worst, *numbers

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from prepare.core.utils.numbers import finite, part_of_tolerance
+from prepare.core.utils.text import finite, part_of_tolerance
 from prepare.stages.stage import (
     Level,
     Seconds,
