@@ -444,8 +444,9 @@ def is_chosen(steps: Collection[str], chosen: Step) -> bool:
 
 def prepare(
     model: _Model,
-    memory_format: torch.memory_format | str | Any = None,
+    given: torch.memory_format | str | Any = None,
     *,
+    memory_format: torch.memory_format | str | None = None,
     example: Any = None,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
@@ -458,8 +459,9 @@ def prepare(
 
     Args:
         model: in training or evaluation mode; the same object with the same Parameters is returned.
+        given: the `example`, or a `memory_format`.
         memory_format: of the weights of convolutions: `channels_last` (2-d), `channels_last_3d`, `by_rank`
-            (both) or `contiguous`; also torch's objects. A batch in its place is the `example`.
+            (both) or `contiguous`; also torch's objects.
         example: a batch, as before `format`. `rewrite_conv` times the convolutions with it, and runs those
             as other operations that are faster so.
         dtype: of the weights, whatever they were: `float16` or `bfloat16`, beside which batch and instance
@@ -478,8 +480,14 @@ def prepare(
         RefusedError: the model cannot be prepared in its present state.
     """
     steps: dict[str, Any] = {}
-    if example is None and call_of(memory_format).tensors():
-        memory_format, example = None, memory_format
+    is_batch = bool(call_of(given).tensors())
+    if given is not None and (example if is_batch else memory_format) is not None:
+        where = "example" if is_batch else "memory_format"
+        raise ConfigError(where, "it is given twice", "give it once")
+    if is_batch:
+        example = given
+    else:
+        memory_format = memory_format if given is None else given
     if device is not None:
         steps["device"] = {"device": plain(device)}
     if dtype is not None:
