@@ -55,6 +55,7 @@ from prepare.pipeline.optimizer_state import (
     RestrideLoadedState,
     optimizer_drift,
     optimizers_in,
+    warn_of_left_behind,
     warn_of_untrained,
 )
 from prepare.pipeline.plan import Drift, Plan, plan_drift, raise_drift
@@ -291,6 +292,8 @@ class Pipeline:
             moved = apply_steps(model, self._phases, work, optimizers, low_memory=low_memory)
             for each in optimizers:
                 RestrideLoadedState().install(each)
+            if moved and model.training and known_issues != "ignore":
+                warn_of_left_behind(model, optimizers)
         done = "nothing to do" if moved is None else f"moved {plural(moved, 'tensor')}"
         names, took = ", ".join(self.steps) or "no step", time.perf_counter() - start
         _log.info("%s: %s: %s, %.3f s", type(model).__name__, names, done, took)
@@ -482,12 +485,9 @@ def prepare(
     steps: dict[str, Any] = {}
     is_batch = bool(call_of(given).tensors())
     if given is not None and (example if is_batch else memory_format) is not None:
-        where = "example" if is_batch else "memory_format"
-        raise ConfigError(where, "it is given twice", "give it once")
-    if is_batch:
-        example = given
-    else:
-        memory_format = memory_format if given is None else given
+        raise ConfigError("example" if is_batch else "memory_format", "is given twice", "give one")
+    example = given if is_batch else example
+    memory_format = memory_format if is_batch or given is None else given
     if device is not None:
         steps["device"] = {"device": plain(device)}
     if dtype is not None:
@@ -514,6 +514,11 @@ def prepare(
     plan = pipeline.plan(model, known_issues="ignore")
     pipeline.apply(model, optimizer=optimizer, known_issues=known_issues, example=example)
     PLANS[model] = plan
+    methods = [name for name in ("encode", "decode") if hasattr(type(model), name)]
+    if dtype is not None and format_inputs and methods:
+        wrong = f"the hook that casts inputs sits on forward: {' and '.join(methods)} get theirs as they are"
+        remedy = "give them tensors of the dtype, or take method= of prepare.frameworks.diffusers.prepare"
+        warnings.warn(str(Problem(type(model).__name__, wrong, remedy)), stacklevel=2)
     return model
 
 
