@@ -27,7 +27,7 @@ from prepare.stages.verify.deviations import (
     rounding_step,
     sensitivity,
 )
-from prepare.stages.verify.inputs import format_call, jittered, nudged, user_call
+from prepare.stages.verify.inputs import jittered, nudged, rounded_call, user_call
 from prepare.stages.verify.modules_alone import MODULE_KINDS, compare_alone
 from prepare.stages.verify.records import ALL_ZERO, Check
 from prepare.stages.verify.runs import (
@@ -174,7 +174,8 @@ class VerificationCase:
 
     def _noisy(self, call: Call, **options: Any) -> Run:
         """Run the reference in the prepared dtypes or, where torch lacks a kernel, with rounded outputs."""
-        call = format_call(call, self.prepared, self.pipeline).map(nudged)
+        with eager_if_compiled(self.prepared):
+            call = rounded_call(call, self.prepared, self.pipeline, self.dtype).map(nudged)
         options |= {"repair": self.dtype}
         if not self._lacks_kernel:
             given = call.map(lambda tensor: cast(tensor, tensor.dtype))
