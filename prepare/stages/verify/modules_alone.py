@@ -26,8 +26,15 @@ from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line
 from prepare.stages.verify.deviations import Deviation, compare, is_finite
-from prepare.stages.verify.runs import ModuleCall, Named, Run, cast, repaired
-from prepare.stages.verify.same_numbers import SameNumbers, make_deterministic
+from prepare.stages.verify.runs import (
+    ModuleCall,
+    Named,
+    Run,
+    SameNumbers,
+    cast,
+    make_deterministic,
+    repaired,
+)
 
 if TYPE_CHECKING:
     from prepare.stages.verify.case import VerificationCase
