@@ -65,7 +65,7 @@ def test_a_wrong_result_is_said_first_and_not_to_be_used():
 def test_the_error_is_that_of_the_outputs_and_its_share():
     allowed = made.verification().checks[0].allowed
     run = having(verify=made.verification(0.04 * allowed))
-    remark = "outputs at 4 % of the tolerance, gradients right (float64 reference)"
+    remark = "outputs at 4 % of the tolerance, gradients right"
     expected = ("good", "Yes", remark)
     assert found(run)[0] == expected
     assert [share_text(part) for part in (0.0001, 45.6, 46340)] == [

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.stages.verify import budget
-from prepare.stages.verify.document import verify_document, verify_sentence
-from verify_checks import FLAT, check
+from prepare.stages.verify import budget, verify
+from prepare.stages.verify.document import verify_document
+from verify_checks import FLAT, check, prepared
 from verify_faults import Net
 
 
@@ -44,13 +44,19 @@ def with_free(monkeypatch, mode, wanted):
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_modules_are_compared_alone_where_float64_does_not_fit(mode, monkeypatch):
-    result = with_free(monkeypatch, mode, lambda found: found.reference == "float32")
-    found = {item.what: item for item in result.checks}
-    assert result.status == "pass"
-    assert found["module outputs"].status == "pass"
-    assert found["module outputs"].compared == 80
-    assert "80 modules" in verify_sentence(result)
+def test_a_fault_is_found_where_float64_does_not_fit(mode, monkeypatch):
+    reference, batch = deep()
+    pipeline, model = prepared(reference, FLAT)
+    model[78].register_forward_hook(lambda _module, _args, out: out * 1.01)
+    seen = []
+    for power in range(15, 31):
+        monkeypatch.setattr(budget, "free_memory", lambda _, free=2**power: free)
+        options = {"pipeline": pipeline, "mode": mode, "seconds": 600.0}
+        result = verify(reference, model, batch, **options)
+        seen.append((result.status, result.reference))
+        assert result.status == "cannot tell" or result.culprit == "78"
+    assert {status for status, _ in seen} == {"cannot tell", "fail"}
+    assert {("fail", "float32"), ("fail", "float64")} <= {*seen}
 
 
 def test_gradients_that_do_not_fit_are_skipped_in_mode_eval(monkeypatch):

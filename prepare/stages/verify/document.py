@@ -130,7 +130,7 @@ def _percent(part: float) -> str:
 
 
 def error_text(verification: Verification) -> str:
-    """Return `outputs at 4 % of the tolerance, gradients right (float64 reference)`."""
+    """Return `outputs at 4 % of the tolerance, gradients right`."""
     checks = [check for check in verification.checks if check.status == "pass"]
     outputs = [check for check in checks if check.what == "outputs" and check.error is not None]
     if not outputs:
@@ -140,7 +140,7 @@ def error_text(verification: Verification) -> str:
     hidden, training = _hidden(verification), verification.mode == "train"
     if any("gradients" in check.what for check in checks) and (training or not hidden):
         text += f", {hidden or 'gradients right'}"
-    return text + (f" ({verification.reference} reference)" if verification.reference else "")
+    return text
 
 
 def _answer(verification: Verification) -> Answer:

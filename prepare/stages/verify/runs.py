@@ -1,4 +1,4 @@
-"""Run a model once on stand-ins, with the same random numbers as every other run, and record what it computes."""
+"""Run a model once on stand-ins, with the random numbers of every other run, and keep what it computes."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _is_leaf(module: nn.Module) -> bool:
 def _hooks(
     model: nn.Module, result: Run, *, record: bool, change: Callable[[Tensor], Tensor] | None
 ) -> Iterator[None]:
-    """Note the calls of leaves, change their outputs, and find the first module whose backward is not safe."""
+    """Note the calls of leaves, change outputs, and find the first module whose backward is not safe."""
     running: dict[str, list[tuple[ModuleCall, list[tuple[Tensor, int]]]]] = {}
     calls = UnsafeCalls()
 
@@ -222,8 +222,9 @@ def _hooks(
         call.needs, passed = tuple(t.requires_grad for t in given.tensors()), list[Tensor]()
 
         def view(tensor: Tensor) -> Tensor:
-            # A hook of the tensor itself would get the gradients of all its uses.
-            passed.append(tensor.view_as(tensor) if tensor.requires_grad else tensor)
+            # A hook of the tensor itself would get the gradients of all its uses. An alias keeps strides of
+            # dimensions of one number, which `view_as` changes, and kernels choose their format by these.
+            passed.append(torch.ops.aten.alias(tensor) if tensor.requires_grad else tensor)
             return _watched(passed[-1], call.input_gradients, len(passed) - 1)
 
         if record:
