@@ -17,16 +17,6 @@ nox.options.default_venv_backend = "uv|venv"
 OTHERS = r"(hydra-core|omegaconf|torch|triton|nvidia-.*|lightning|pytorch-lightning)=="
 HYDRA = ("hydra-core==1.3.8", "omegaconf==2.3.1")
 NEXT_HYDRA = ("hydra-core==1.4.0rc3", "omegaconf>=2.4.1rc1")
-TOOLS = (
-    "pytest",
-    "pytest-xdist",
-    "hypothesis",
-    "numpy",
-    "psutil",
-    "einops",
-    "expecttest",
-    "setuptools",
-)
 
 
 def run(session: nox.Session, *packages: str) -> None:
@@ -35,8 +25,7 @@ def run(session: nox.Session, *packages: str) -> None:
     # Not `session.create_tmp()`: it becomes TMPDIR, so that tests would run inside this repository.
     constraints = Path(session.virtualenv.location) / "constraints.txt"
     constraints.write_text("\n".join(line for line in lines if not re.match(OTHERS, line)))
-    extras = ".[cli,joblib,submitit]"
-    session.install("-c", str(constraints), "-e", extras, *TOOLS, *packages)
+    session.install("-c", str(constraints), "-e", ".[test]", *packages)
     session.run("pytest", *session.posargs)
 
 

@@ -29,7 +29,7 @@ from prepare.core.utils.text import first_line
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import Flow, predict
 from prepare.stages.verify import verify
-from prepare.steps.keeping.choose_calls import choose_calls
+from prepare.steps.keeping.calls import choose_calls
 from prepare.steps.repairs import _norm_autograd
 
 RESULTS = Path(__file__).parent / "results"

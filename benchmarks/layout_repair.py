@@ -226,7 +226,7 @@ def run(options: argparse.Namespace) -> None:
             report["cases"].append({"case": label(case), "seconds": rounded})
             show(label(case), seconds, end)
         if options.json:
-            write_json(options.json, report, lines=True)
+            write_json(options.json, report)
     if not report["cases"]:
         return
     print("\ngeometric mean against contiguous, and the largest")

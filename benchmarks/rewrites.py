@@ -6,9 +6,9 @@
     python benchmarks/rewrites.py heldout           # is the choice right, over 60 shapes of no network
 
 Each writes its part of benchmarks/results/rewrites.json; `python benchmarks/tables.py` writes the tables of
-docs/rewrites.md from it. Every line is from interleaved rounds in random order; `A/A` is the convolution
-against itself. Times are medians in ms, of processor time if OMP_NUM_THREADS=1, else of the clock; ratios
-are medians per round.
+benchmarks/results/rewrites.md from it. Every line is from interleaved rounds in random order; `A/A` is the
+convolution against itself. Times are medians in ms, of processor time if OMP_NUM_THREADS=1, else of the
+clock; ratios are medians per round.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from torch import nn
 from torch.utils._pytree import tree_leaves
 
 from prepare.pipeline import Pipeline
+from prepare.steps.repairs import all_rewrites, find_rewrite
 from prepare.steps.repairs.base import FORMATS
-from prepare.steps.rewrites import all_rewrites, find_rewrite
 
 RESULTS = Path(__file__).parent / "results" / "rewrites.json"
 MODES = ("forward", "without input gradient", "with input gradient")

@@ -25,7 +25,6 @@ RESULTS = Path(__file__).parent / "results"
 PAGES = (
     *sorted(RESULTS.glob("*.md")),
     DOCS / "benchmarks.md",
-    DOCS / "rewrites.md",
 )
 CONTIGUOUS, AGAIN, WITHOUT, WITH = layout_repair.VARIANTS
 

@@ -333,7 +333,7 @@ def main() -> None:
             how = {"budget": options.budget, "tune_budget": options.tune_budget}
             made = apart(_measured, name, case, options.threads, how)
             found[label, here] = {"network": name} | made
-            write_json(FILE, {"cases": list(found.values())}, lines=True)
+            write_json(FILE, {"cases": list(found.values())})
             line = line_of(found[label, here])
         except Exception:
             traceback.print_exc()

@@ -157,7 +157,7 @@ def _split(config_path: str) -> tuple[str, str]:
 
 
 def _file(group: str, name: str) -> Path:
-    from prepare.core.utils.folders import conf_dir, own_name
+    from prepare.core.utils.files import conf_dir, own_name
 
     group = group.removeprefix(_UNDER).strip("/")
     return conf_dir() / group / f"{own_name(group, name)}.yaml"

@@ -26,7 +26,7 @@ def matches(pattern: str, name: str, module: Any) -> bool:
 
 def patterns_in(step: Any, option: str) -> tuple[str, ...]:
     """Return the patterns in an option of a step; an empty tuple if the step has no such option."""
-    value = getattr(step, option, ())
+    value = getattr(step, option, None) or ()
     return (value,) if isinstance(value, str) else value
 
 

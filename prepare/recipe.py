@@ -7,9 +7,10 @@ A recipe is `{format: prepare.recipe, version: 1, steps: {name: {option: value}}
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from prepare.core.utils import files, plain_yaml
+from prepare.core.utils.options import is_for_recipes, plain
 from prepare.core.utils.plain_yaml import dotted, kind_of, short_repr
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.wording import words
@@ -59,14 +60,25 @@ def dumps(steps: _Steps) -> str:
 
 
 def options_of(step: "Step") -> dict[str, Any]:
-    """Return the options of `step` that a recipe may hold, in their order."""
-    allowed = step.recipe_options()
-    return {name: allowed[name] for name in step.to_options() if name in allowed}
+    """Return the options of `step` that a recipe may hold: it may be a stranger's.
+
+    These are defaults, numbers, the words of a `Literal`, patterns, and what the mark `ForRecipes` on the
+    type of an option allows.
+    """
+    hints = get_type_hints(type(step), include_extras=True)
+    held = {}
+    for name, default in _defaults(step).items():
+        value = getattr(step, name)
+        if value == default or is_for_recipes(value, hints[name]):
+            held[name] = plain(value)
+        elif default == {}:  # only its keys are left out
+            held[name] = {}
+    return held
 
 
 def can_hold(step: "Step") -> bool:
     """Return whether every option of `step` without a default may stand in a recipe."""
-    needed = {f.name for f in fields(step) if f.default is f.default_factory is MISSING}
+    needed = {name for name, default in _defaults(step).items() if default is MISSING}
     return needed <= options_of(step).keys()
 
 
@@ -95,6 +107,12 @@ def _not_allowed(step: "Step") -> Iterator[str]:
         elif isinstance(value, dict):
             rest = (key for key in value if key not in allowed[name])
             yield from (dotted(("steps", step.name, name, key)) for key in rest)
+
+
+def _defaults(step: "Step") -> dict[str, Any]:
+    """Return the default of each option; MISSING, which equals no value, for one without."""
+    makers = {field: field.default_factory for field in fields(step)}
+    return {f.name: f.default if make is MISSING else make() for f, make in makers.items()}
 
 
 def _steps(tree: object, at: _At) -> _Steps:

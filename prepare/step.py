@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import itertools
-import typing
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from prepare.core.utils.options import ForRecipes, is_for_recipes, plain, read_options
+from prepare.core.utils.options import ForRecipes, plain, read_options
 from prepare.errors import Problem
 
 if TYPE_CHECKING:
@@ -74,12 +73,6 @@ class Step:
 
     name: ClassVar[str] = ""
     phase: ClassVar[str] = ""
-    added_by: ClassVar[str] = ""
-    """The shorter word of the command line that adds it: `precision=half`."""
-    only_layouts: ClassVar[bool] = False
-    """True if without it the model computes the same in other layouts."""
-    measures: ClassVar[bool] = False
-    """True if `for_example` times something: then rank 0 of a process group chooses for all ranks."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -93,24 +86,6 @@ class Step:
     def to_options(self) -> dict[str, Any]:
         """Return every field as plain data, for which `from_options` returns an equal step."""
         return {field.name: plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
-
-    def recipe_options(self) -> dict[str, Any]:
-        """Return the options that a recipe may hold, as plain data; it may be a stranger's recipe.
-
-        By default these are defaults, numbers, the words of a `Literal`, patterns, and texts whose type is
-        marked with `ForRecipes`. Override this if one of them could run, read, write or fetch something.
-        """
-        hints = typing.get_type_hints(type(self), include_extras=True)
-        return {
-            field.name: plain(value)
-            for field in dataclasses.fields(self)
-            if (value := getattr(self, field.name)) == _default(field)
-            or is_for_recipes(value, hints[field.name])
-        }
-
-    def settle(self) -> Self:
-        """Return this step with machine-dependent options resolved (`device: auto`), as recipes store it."""
-        return self
 
     def bind(self, steps: Iterable[Step]) -> Self:
         """Return this step for a pipeline of `steps`: options that are null may depend on the other steps."""
@@ -128,30 +103,9 @@ class Step:
         """Return what this step leaves undone, and why; `model` is the result of the structure steps."""
         return ()
 
-    def for_example(
-        self, model: torch.nn.Module, example: Any, *, backward: bool, amp: str
-    ) -> tuple[Self, list[str]]:
-        """Return this step with the options that a run finds with its example, and notes on them.
-
-        `model` is a copy that the other steps have prepared, `example` is formatted for it. Only a
-        step with a text `without_example()` is asked.
-        """
-        return self, []
-
-    def without_example(self) -> str:
-        """Return an option that `for_example` replaces, and what it means otherwise; empty for none."""
-        return ""
-
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
         """Take every step of this kind back from `model`, in place."""
-
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        """Do in `model`, in place, what steps of this kind have done in `reference`; its tensors are moved.
-
-        `model` is a copy from before `reference` was prepared: an EMA copy, or a teacher. See `like`.
-        """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -236,6 +190,20 @@ class ModuleStep(Step):
         for name in names:
             yield from self.rewrite(model, name).items()
 
+    def without_example(self) -> str:
+        """Return an option that `for_example` replaces, and what it means otherwise; empty for none."""
+        return ""
+
+    def for_example(
+        self, model: torch.nn.Module, example: Any, *, backward: bool, amp: str
+    ) -> tuple[Self, list[str]]:
+        """Return this step with the options that a run finds with its example, and notes on them.
+
+        `model` is a copy that the other steps have prepared, `example` is formatted for it. Only a
+        step with a text `without_example()` is asked, in a process group on rank 0, for all ranks.
+        """
+        raise NotImplementedError
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelStep(Step):
@@ -268,9 +236,3 @@ class InputStep(Step):
 
     def act(self, model: torch.nn.Module) -> None:
         """Register the step on the model."""
-
-
-def _default(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of an option; MISSING, which equals no value, without one."""
-    make = field.default_factory
-    return field.default if make is dataclasses.MISSING else make()

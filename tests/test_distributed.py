@@ -7,14 +7,11 @@ import subprocess
 import sys
 
 import pytest
-import torch
 
 import ranks as on_ranks
 from paths import CONF, PYTHONPATH
 from prepare.app.cli import main as cli
-from prepare.pipeline import Pipeline
-from prepare.pipeline.distributed import rank, same_on_all_ranks
-from small_nets import small_2d
+from prepare.pipeline.distributed import rank
 
 ROOT = CONF.parent
 NET = (
@@ -78,52 +75,27 @@ def test_replaced_calls_have_the_gradients_of_one_process_under_ddp(ranks):
         assert off < 1e-14
 
 
-def test_ddp_warns_of_other_strides_without_preparing(ranks):
-    for warned in ranks(on_ranks.ddp_every_kind, {}, 2, False):
-        assert any("bucket view" in each for each in warned)
-
-
-def test_sync_batch_norm_is_kept_in_float32_and_changes_no_layout():
-    steps = {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}}
-    model = Pipeline.from_config(steps).apply(on_ranks.every_kind())
-    converted = torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)
-    assert isinstance(converted[1], torch.nn.SyncBatchNorm)
-    assert Pipeline.from_config(steps).check(converted) == []
-    assert converted[1].weight.dtype is torch.float32
-    first = torch.nn.SyncBatchNorm.convert_sync_batchnorm(on_ranks.every_kind())
-    Pipeline.from_config(steps).apply(first)
-    assert {n: p.stride() for n, p in first.named_parameters()} == {
-        n: p.stride() for n, p in converted.named_parameters()
-    }
-    x = torch.randn(2, 8, 4, 4).to(memory_format=torch.channels_last)
-    assert first[1].eval()(x).is_contiguous(memory_format=torch.channels_last)
-
-
 def test_training_on_two_ranks_gives_the_weights_of_one_process(ranks):
     for off, drifts in ranks(on_ranks.ddp_training):
         assert off < 1e-12
         assert drifts == []
 
 
-def test_a_prepared_model_can_be_sent_to_other_processes(ranks):
-    model = on_ranks.PREPARED.apply(on_ranks.network().float().eval())
-    for drifts, dtype, stride in ranks(on_ranks.received, model):
-        assert drifts == []
-        assert (dtype, stride) == (torch.bfloat16, (64, 1, 16, 4))
+def test_rank_0_tunes_for_all_ranks(ranks):
+    (first, _), (second, _) = ranks(on_ranks.tuned, 3)
+    assert first == second != []
+    (_, first), (_, second) = ranks(on_ranks.tuned, 2)
+    assert (first[0], second[0]) == ("ModelError", "RefusedError")
+    assert second[1].startswith("rank 0: ")
 
 
 # ------------------------------------------------------------------------------- ranks that disagree
 
 DISAGREE = {
-    on_ranks.layout: r"0\.weight: stride is .* on rank 0 and .* on rank 1\n2\.weight: .*\n4\.weight: .*one recipe",
-    on_ranks.one_by_one: r"2\.weight: stride is \(8, 1, .* on rank 0 and \(8, 1, .*; prepare with one recipe",
-    on_ranks.dtype: r"2\.bias: dtype is \w+ on rank 0 and \w+ on rank 1\n2\.weight: dtype",
-    on_ranks.shape: r"4\.bias: shape is \(\d,\) on rank 0 and \(\d,\) on rank 1",
-    on_ranks.missing: r"0\.bias: is missing on rank \d; prepare with one recipe",
-    on_ranks.added: r"count: is missing on rank \d",
+    on_ranks.layout: r"0\.weight: stride is .* on rank 0 and .* on rank 1",
+    on_ranks.dtype: r"2\.bias: dtype is \w+ on rank 0 and \w+ on rank 1",
+    on_ranks.missing: r"0\.bias: is missing on rank \d",
     on_ranks.order: r"the model: its tensors are in another order on rank 1",
-    on_ranks.frozen: r"0\.weight: requires_grad is \w+ on rank 0 and \w+ on rank 1",
-    on_ranks.everything: r"\nand 6 more differences; prepare with one recipe on every rank, before Dist",
 }
 
 
@@ -140,14 +112,6 @@ def test_ranks_that_disagree_are_refused_before_any_collective(ranks, change, wh
 
 def test_ranks_that_agree_may_differ_in_values_and_wrapping(ranks):
     assert ranks(on_ranks.other_values) == [(None, None)] * 2
-
-
-def test_only_the_ranks_of_a_group_are_compared(ranks):
-    assert ranks(on_ranks.some_ranks) == [None, None]
-
-
-def test_a_single_process_has_nobody_to_disagree_with():
-    assert same_on_all_ranks(small_2d()) is None
 
 
 # ------------------------------------------------------------------------------- FSDP
@@ -190,12 +154,6 @@ def test_fully_shard_takes_what_keeps_weights_contiguous(ranks, steps, bound):
         if steps.get("input_format", {}).get("memory_format"):
             # The way out: activations in channels_last, the weights as FSDP wants them.
             assert outputs == [(800, 1, 80, 8), (800, 1, 80, 8), (256, 1, 32, 4)]
-
-
-def test_fully_shard_itself_refuses_weights_in_channels_last(ranks):
-    for kind, said in ranks(on_ranks.fsdp2, {"conv2d_memory_format": {}}):
-        assert kind == "NotImplementedError"
-        assert "non-contiguous parameters" in said
 
 
 # ------------------------------------------------------------------------------- too late
@@ -241,10 +199,6 @@ def test_the_rank_is_that_of_torchrun(monkeypatch, environment, number):
     assert rank() == number
 
 
-def test_an_initialised_process_group_says_it_itself(ranks):
-    assert ranks(rank) == [0, 1]
-
-
 @pytest.mark.parametrize(
     "words", [NET, ("model=nothing",), ("steps",), ("--help",), ("-m", *NET)], ids=" ".join
 )
@@ -281,12 +235,3 @@ def test_under_torchrun_there_is_one_folder_one_record_and_one_table(tmp_path):
     subprocess.run(command, check=True, capture_output=True, cwd=tmp_path, timeout=200)
     for name in ("audit.json", "recipe.yaml", "plan.json"):
         assert (tmp_path / "alone" / name).read_bytes() == (result.parent / name).read_bytes()
-
-
-@pytest.mark.slow
-def test_under_torchrun_a_mistake_is_told_once_and_fails(tmp_path):
-    done = torchrun(tmp_path, "model=unet2d", "memfmt=chanels_last")
-    assert done.returncode != 0
-    assert done.stderr.count("'channels_last'?") == 1
-    assert "exitcode  : 2" in done.stderr
-    assert list(tmp_path.iterdir()) == []

@@ -45,29 +45,12 @@ def test_a_run_has_its_row_file_section_and_figure(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_its_record_is_read_back_and_replaced_by_the_next_run(run, tmp_path):
-    folder = tmp_path / "out"
-    run(*MODEL, *QUICK, "task=depths", "hydra.run.dir=out")
-    assert (folder / "depths.json").exists()
-    run(*MODEL, *QUICK, "hydra.run.dir=out", "overwrite=true")
-    assert not (folder / "depths.json").exists()
-
-
-@pytest.mark.slow
 def test_its_option_decides_the_status_and_the_exit_code(run, tmp_path):
     out = run(*MODEL, *QUICK, "task=depths", "depths.most=2", "hydra.run.dir=out", code=3)
     result = json.loads((tmp_path / "out" / "result.json").read_text())
     assert (result["status"], result["reason"]) == ("verification_failed", "depths")
     assert "is 3" in result["error"]
     assert "Traceback" not in out
-
-
-@pytest.mark.slow
-def test_wrong_words_are_answered_like_our_own(run):
-    assert "depths.most: 'x'" in run(*MODEL, "depths.most=x", code=2)
-    assert "'depths'" in run(*MODEL, "task=depth", code=2)
-    assert "task=depths?" in run("depths", code=2)
-    assert "'most'" in run(*MODEL, "depths.mots=1", code=2)
 
 
 def test_help_knows_its_word_and_its_option(run):
@@ -77,11 +60,3 @@ def test_help_knows_its_word_and_its_option(run):
     assert "depths.most=4" in out
     assert "largest depth" in out
     assert "depths.json" in out
-
-
-@pytest.mark.slow
-def test_a_sweep_has_its_column(run, tmp_path):
-    words = ("memfmt=contiguous,channels_last", "bench=none", "verify=none", "task=depths")
-    out = run("-m", *MODEL, *words, "hydra.sweep.dir=sweep")
-    assert "depth" in out
-    assert "depth" in (tmp_path / "sweep" / "summary.csv").read_text().splitlines()[0]

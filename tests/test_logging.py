@@ -1,16 +1,12 @@
 """The logger `prepare`: what it reports at each level, and that it prints nothing by itself."""
 
 import logging
-import subprocess
-import sys
 from pathlib import Path
 
-import pytest
 from torch import nn
 
 import prepare
 from prepare.app.cli.main import run
-from prepare.core.utils.files import LogFile
 from prepare.pipeline import Pipeline
 
 RUN = Path(prepare.__file__).parents[1] / "run.py"
@@ -24,14 +20,6 @@ def test_apply_logs_what_it_moved(caplog):
     first, second = (record.getMessage() for record in caplog.records)
     assert first.startswith("Sequential: half: moved 2 tensors, ")
     assert second.startswith("Sequential: half: nothing to do, ")
-
-
-def test_debug_names_every_tensor_and_module(caplog):
-    caplog.set_level(logging.DEBUG, "prepare")
-    steps = {"eval_mode": {}, "half": {}}
-    Pipeline.from_config(steps).apply(nn.Sequential(nn.Conv2d(2, 2, 3)))
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.DEBUG]
-    assert said == ["eval_mode: the model, 0", "transfer: 0.weight, 0.bias"]
 
 
 def logged(folder, *words):
@@ -49,17 +37,6 @@ def test_a_run_logs_its_stages_and_its_end(tmp_path):
     assert not [line for line in lines if "DEBUG" in line]
 
 
-@pytest.mark.slow
-def test_hydra_verbose_sets_the_log_to_debug(tmp_path):
-    # In a process of its own: other tests may leave levels of loggers behind.
-    for name in ("true", "prepare"):
-        words = ["model=unet2d", "model.width=2", "model.depth=1", "memfmt=channels_last"]
-        words += ["task=plan", f"hydra.run.dir={tmp_path / name}", f"hydra.verbose={name}"]
-        subprocess.run([sys.executable, RUN, *words], check=True, capture_output=True)
-        text = (tmp_path / name / "prepare.log").read_text()
-        assert "][DEBUG] - configuration: Settings(" in text
-
-
 def test_jobs_of_a_sweep_log_in_their_own_folders(tmp_path):
     words = ["model=unet2d", "model.width=2", "model.depth=1", "task=plan", "seed=1,2"]
     for isolate in ("true", "false"):
@@ -72,35 +49,3 @@ def test_jobs_of_a_sweep_log_in_their_own_folders(tmp_path):
             assert text.count("planning\n") == 1
             assert "][DEBUG] - " in text
             assert "[hydra." not in text
-
-
-def test_a_run_restores_the_loggers_of_the_process(tmp_path):
-    loggers = [logging.getLogger(name) for name in ("", "prepare", "hydra")]
-    before = [(log.handlers[:], log.level, log.propagate) for log in loggers]
-    logged(tmp_path, "hydra.verbose=true")
-    assert [(log.handlers, log.level, log.propagate) for log in loggers] == before
-
-
-def test_a_log_that_cannot_be_written_stops_nothing(tmp_path, capsys):
-    (tmp_path / "folder").mkdir()
-    log = LogFile(tmp_path / "folder")
-    log.emit(logging.makeLogRecord({"msg": "text"}))
-    log = LogFile(tmp_path / "log")
-    log.emit(logging.makeLogRecord({"msg": "%d", "args": ("no number",)}))
-    log.emit(logging.makeLogRecord({"msg": "odd \ud800"}))
-    log.close()
-    assert (tmp_path / "log").read_text() == "odd \\ud800\n"
-    assert capsys.readouterr() == ("", "")
-
-
-def test_the_log_holds_no_control_characters(tmp_path):
-    log = LogFile(tmp_path / "log")
-    log.emit(logging.makeLogRecord({"msg": "a\x1b[31m\nb\x9b2J"}))
-    log.close()
-    assert (tmp_path / "log").read_text() == "a\\x1b[31m\nb\\x9b2J\n"
-
-
-def test_without_a_handler_nothing_is_printed():
-    code = "import logging, prepare; logging.getLogger('prepare.app.job').error('text')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == ("", "")

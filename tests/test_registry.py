@@ -10,8 +10,7 @@ from torch import nn
 import example_packages
 from paths import ROOT
 from prepare.errors import ConfigError, StepError
-from prepare.pipeline import Pipeline
-from prepare.registry import STEPS, Registry, owner, register
+from prepare.registry import STEPS, owner, register
 from prepare.step import Step, TensorStep
 
 
@@ -75,20 +74,6 @@ def test_a_taken_name_is_an_error_naming_both_owners(plugin):
     assert STEPS["half"].__name__ == "Half"
 
 
-def test_an_entry_point_with_a_taken_name_names_both_owners(monkeypatch):
-    from importlib import metadata
-
-    point = metadata.EntryPoint("half", "someone.else:Half", "prepare.steps")
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
-    registry = Registry(
-        STEPS._kinds, group="prepare.steps", builtin=lambda: ["prepare.steps"], noun="step",
-        place="steps.{}",
-    )  # fmt: skip
-    registry._classes = {"half": STEPS["half"]}
-    with pytest.raises(ConfigError, match="prepare.steps.half.Half and by someone.else:Half"):
-        list(registry)
-
-
 def test_only_a_subclass_of_a_step_kind_can_be_registered():
     for wrong in (nn.Linear, Step, 3):
         with pytest.raises(
@@ -96,17 +81,3 @@ def test_only_a_subclass_of_a_step_kind_can_be_registered():
         ):
             register("wrong")(wrong)
     assert "wrong" not in STEPS
-
-
-def test_registering_the_same_class_again_is_no_clash(plugin):
-    plugin("half")(STEPS["half"])
-    assert Pipeline.from_config({"half": {}}).to_config() == {
-        "half": {"dtype": "float16", "keep": "norms", "clamp": False}
-    }
-
-
-def test_names_come_sorted_and_know_their_length():
-    assert list(STEPS) == sorted(STEPS)
-    assert len(STEPS) == len(list(STEPS)) >= 5
-    assert "half" in STEPS
-    assert "nothing" not in STEPS

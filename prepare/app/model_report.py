@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from prepare.app.job.results import Analyses
+from prepare.app.job.record import Analyses, Job, Results
 from prepare.core.utils import files
 from prepare.core.utils.json_records import Readable
 from prepare.core.utils.suggest import choose
-from prepare.errors import ConfigError, Problem
+from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
 from prepare.pipeline.shortcut import PLANS
 
@@ -48,19 +48,21 @@ class Report(Readable, Analyses):
         """The timing against the reference; None if it was not asked for."""
         return self.found.get("bench")
 
+    def as_run(self) -> Results:
+        """Return what the terminal and a page show of it: a run without a command line."""
+        job = Job(None, None, [], {}, seen={"given": ""}, model=self.model)
+        steps = self.steps or {}
+        return Results(job=job, task="", audit=self.audit, found=self.found, steps=steps)
+
     def summary(self) -> dict[str, Any]:
         """Return the figures as one flat mapping, for `wandb.log` and the like."""
         return self.figures()
 
     def save(self, path: str | Path) -> None:
         """Write one page if the name ends in `.html`, else a folder with the page and its data."""
-        path = Path(path)
-        from prepare.app.report.objects import DEFAULT, documents_of
-        from prepare.app.report.pages.page import model_page
-        from prepare.app.report.sentences import steps_text
+        from prepare.app.report.pages import run_page
 
-        steps = steps_text(self.steps) if self.steps else ""
-        page = model_page(self, documents_of(self), DEFAULT, model=self.model, steps=steps)
+        path, page = Path(path), run_page(self.as_run())
         if path.suffix == ".html":
             files.write_text(path, page)
             return
@@ -104,13 +106,10 @@ def report(
     from prepare.stages.stage import Level as Levels
 
     levels = get_args(Levels)
-    given_levels = (("verify", verify), ("bench", bench))
-    if wrong := [(key, word) for key, word in given_levels if word and word not in levels]:
-        raise ConfigError.of(
-            Problem(key, f"{word!r} is not a level", choose(str(word), levels))
-            for key, word in wrong
-        )
-    verify, bench = (None if word == "none" else word for _, word in given_levels)
+    for key, word in (("verify", verify), ("bench", bench)):
+        if word and word not in levels:
+            raise ConfigError(key, f"{word!r} is not a level", choose(str(word), levels))
+    verify, bench = (None if word == "none" else word for word in (verify, bench))
 
     if (verify or bench) and reference is None:
         remedy = "give copy.deepcopy(model), taken before it was prepared"

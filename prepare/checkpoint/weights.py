@@ -32,10 +32,9 @@ from prepare.errors import (
     raise_problems,
 )
 from prepare.pipeline import Pipeline
-from prepare.pipeline.collect_wants import make_table
 from prepare.pipeline.known_issue_checks import KnownIssues, check_known_issues
 from prepare.pipeline.preconditions import fsdp_problems, scripted_problems
-from prepare.pipeline.tensor_table import TensorRequest, preserved_stride
+from prepare.pipeline.tensor_table import TensorRequest, make_table, preserved_stride
 from prepare.pipeline.transfer import Move, Transfer, check_cast
 from prepare.step import ModuleStep, TensorStep
 
@@ -246,7 +245,7 @@ def _other_kinds(
 def _mismatches(path: Path, missing: tuple[str, ...], unexpected: tuple[str, ...]) -> list[Problem]:
     if missing and (found := _prefixes([*missing], [*unexpected])):
         wrong = f"its names hold {found[0]!r}, which those of the model lack"
-        remedy = words(cli=f"add strip={found[0]}", python=f"load it with strip={found[0]!r}")
+        remedy = words(cli=f"add strip={found[0]!r}", python=f"load it with strip={found[0]!r}")
         return [Problem(_where(path), wrong, remedy)]
     python = "give another file or strip=, or take strict=False"
     remedy = words(cli="give another file, or strip=PREFIX", python=python)

@@ -27,21 +27,22 @@ class Bar:
     mark: str = "same"
 
 
+# Where a part is shown: everywhere, on pages, or in the terminal.
+Where = Literal["", "page", "terminal"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:
     """Horizontal bars from 0, one below the other."""
 
     title: str
     rows: tuple[Bar, ...]
+    where: Where = "page"
 
     @property
     def baseline(self) -> float | None:
         """Return the value of the first bar that is marked as the baseline."""
         return next((bar.value for bar in self.rows if bar.mark == "baseline"), None)
-
-
-# Where a part is shown: everywhere, on pages, or in the terminal.
-Where = Literal["", "page", "terminal"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,19 +85,11 @@ USE_RECIPE = Advice(100, "good", "Use the recipe", "in your code", section="repr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A paragraph. `kind` is empty, `note` for small print, `remedy` or `error`; `link` is its address."""
+    """A paragraph, or several sentences as a list. `kind` is empty, `note` for small print, or `error`; of a
+    list also `issues` or `wrong`, whose `title` is the remedy.
+    """
 
-    text: str
-    kind: str = ""
-    link: str = ""
-    where: Where = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Items:
-    """A list of sentences; `kind` as for a text."""
-
-    texts: tuple[str, ...]
+    text: str | tuple[str, ...]
     title: str = ""
     kind: str = ""
     where: Where = ""
@@ -140,14 +133,6 @@ def columns(text: str) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Charts:
-    """Bars side by side."""
-
-    charts: tuple[Bars, ...]
-    where: Where = "page"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Code:
     """Text to copy: `title` heads it. Of a longer one than `most` letters a page leaves out the middle."""
 
@@ -166,7 +151,8 @@ class Folded:
     where: Where = "page"
 
 
-Part = Text | Items | Facts | Table | Charts | Code | Folded
+# The five parts of a document, and one that hides some of them.
+Part = Text | Facts | Table | Bars | Code | Folded
 Row = tuple[str, str]
 
 
@@ -183,10 +169,8 @@ class Document:
         answers: answers to questions, for the first screen. Of two answers to the same question that of the
             document with the lower `place` is shown.
         advice: what to do.
-        rows: labels and texts for the terminal, of a document without answers.
         notes: sentences that end the summary.
         parts: a function that returns the parts of the section.
-        lead: what a page shows of it below the answers.
     """
 
     name: str
@@ -196,10 +180,8 @@ class Document:
     head: str = ""
     answers: tuple[Answer, ...] = ()
     advice: tuple[Advice, ...] = ()
-    rows: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     parts: Callable[[], Iterable[Part]] = tuple
-    lead: tuple[Part, ...] = ()
 
     def __post_init__(self) -> None:
         if self.title:
@@ -225,7 +207,6 @@ class ReportContext:
         unchanged: whether the pipeline changed nothing, so that nothing was verified or timed.
         stopped: whether the run was stopped before its end.
         has_example: whether there was an input to call the model with.
-        overrides: the words of its command line.
         folder: the folder of the run, as a user writes it; empty if there is none.
         elsewhere: the end of a sentence: where the convolutions are that no forward met.
     """
@@ -236,7 +217,6 @@ class ReportContext:
     unchanged: bool = False
     stopped: bool = False
     has_example: bool = True
-    overrides: tuple[str, ...] = ()
     folder: str = ""
     elsewhere: str = ""
 

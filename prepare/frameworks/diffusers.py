@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from prepare.core.forward.calling import class_calling
+from prepare.core.forward.call import class_calling
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
 from prepare.frameworks._recipe import NetworkRecipe, Recipe

@@ -1,10 +1,9 @@
 """Run the steps of a pipeline on a model: survey the work, do it, check it, undo it on failure."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -13,9 +12,7 @@ from torch.optim import Optimizer
 from prepare.core.forward.torch_state import Amp, read_amp, saved_switches
 from prepare.core.model.module_tree import Snapshot, copy_tree
 from prepare.core.utils.process_state import act_on_interrupts, held_interrupts
-from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError, RefusedError, StepError, raise_problems
-from prepare.pipeline.collect_wants import make_table, targets
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
     KnownIssues,
@@ -29,34 +26,26 @@ from prepare.pipeline.optimizer_state import (
 )
 from prepare.pipeline.plan import Action
 from prepare.pipeline.preconditions import precondition_problems, scripted_problems
-from prepare.pipeline.tensor_table import RequestTable
-from prepare.pipeline.transfer import AnyMove, Transfer
-from prepare.step import PHASES, InputStep, ModelStep, ModuleStep, Step, TensorStep
+from prepare.pipeline.tensor_table import RequestTable, make_table, targets
+from prepare.pipeline.transfer import Move, Transfer
+from prepare.step import PHASES, ModuleStep, Step
 
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Phases:
-    """The steps of a pipeline, grouped by phase, in the order in which the phases run."""
+# The steps of a pipeline by their phase, in the order in which the phases run.
+Phases = dict[str, list[Any]]
 
-    structure: list[ModuleStep]
-    tensors: list[TensorStep]
-    runtime: list[ModelStep]
-    inputs: list[InputStep]
 
-    @classmethod
-    def of(cls, steps: Iterable[Step]) -> Self:
-        """Group `steps` by their `phase`; the order within a phase stays."""
-        by_phase: dict[str, list[Any]] = {phase: [] for phase in PHASES}
-        for step in steps:
-            by_phase[step.phase].append(step)
-        return cls(**by_phase)
+def by_phase(steps: Iterable[Step]) -> Phases:
+    """Group steps by their phase; the order within a phase stays."""
+    steps = list(steps)
+    return {phase: [step for step in steps if step.phase == phase] for phase in PHASES}
 
-    @property
-    def acting(self) -> list[TensorStep | ModelStep | InputStep]:
-        """The steps that may act on the model after its tensors have been moved."""
-        return [*self.tensors, *self.runtime, *self.inputs]
+
+def _acting(phases: Phases) -> list[Any]:
+    """Return the steps that may act on the model after its tensors have been moved."""
+    return [step for phase in PHASES[1:] for step in phases[phase]]
 
 
 class Survey(NamedTuple):
@@ -81,20 +70,20 @@ def survey(
     check_module(model)
     actions: list[Action] = []
     unmatched: list[ConfigError] = []
-    if phases.structure:
+    if phases["structure"]:
         raise_problems(RefusedError, scripted_problems(model))
         model = copy_tree(model)
-        actions, unmatched = _rewrite(model, phases.structure)
-    for step in phases.acting:
+        actions, unmatched = _rewrite(model, phases["structure"])
+    for step in _acting(phases):
         if names := tuple(step.targets(model)):
             actions.append(Action(step.name, step.phase, names))
-    table = make_table(model, phases.tensors)
+    table = make_table(model, phases["tensors"])
     table.errors.extend(unmatched)
     issues = find_known_issues(model, table, known_issues, amp, batch)
     return Survey(actions, table, issues, model)
 
 
-def _all_moves(table: RequestTable, optimizers: Sequence[Optimizer]) -> list[AnyMove]:
+def _all_moves(table: RequestTable, optimizers: Sequence[Optimizer]) -> list[Move]:
     """Return the moves of the model's tensors, and of the optimizer state that follows them."""
     moves = table.moves()
     by_tensor = {id(tensor): move for move in moves for tensor in move.tensors if optimizers}
@@ -122,17 +111,17 @@ def apply_steps(
     actions, moves = work.actions, _all_moves(work.table, optimizers)
     if not (actions or moves):
         return None
-    problems = [p for step in [*phases.structure, *phases.acting] for p in step.obstacles(model)]
+    problems = [p for step in chain(*phases.values()) for p in step.obstacles(model)]
     problems += removed_parameters(model, work.model, optimizers)
     raise_problems(RefusedError, [*problems, *precondition_problems(model, work.table)])
     transfer = None
     undo = [Snapshot(model).restore] if actions else []
-    undo += [saved_switches()] if phases.runtime else []
+    undo += [saved_switches()] if phases["runtime"] else []
     try:
         act_on_interrupts()
         if any(action.phase == "structure" for action in actions):
-            _rewrite(model, phases.structure)
-            moves = _all_moves(make_table(model, phases.tensors), optimizers)
+            _rewrite(model, phases["structure"])
+            moves = _all_moves(make_table(model, phases["tensors"]), optimizers)
         for action in actions:
             names = (name or "the model" for name in action.modules)
             _log.debug("%s: %s", action.step, ", ".join(names))
@@ -140,11 +129,10 @@ def apply_steps(
         transfer = Transfer(moves, low_memory=low_memory)
         undo.insert(0, transfer.undo)
         transfer.run()
-        for step in phases.acting:
+        for step in _acting(phases):
             act_on_interrupts()
             if list(step.targets(model)):
-                with _refusals(step.name):
-                    step.act(model)
+                step.act(model)
         act_on_interrupts()
         _check_nothing_left(survey(model, phases))
         # Casts that autocast has cached are of the old weights.
@@ -167,40 +155,23 @@ def _rewrite(model: nn.Module, steps: list[ModuleStep]) -> tuple[list[Action], l
         names, errors = targets(model, step)
         unmatched += errors
         touched = dict.fromkeys(names)
-        with _refusals(step.name):
-            for path, module in step.rewrites(model, names):
-                if not path and module is not model:
-                    raise StepError(f"steps.{step.name}", "the model itself cannot be replaced")
-                if path:
-                    model.set_submodule(path, module)
-                touched[path] = None
+        for path, module in step.rewrites(model, names):
+            if not path and module is not model:
+                raise StepError(f"steps.{step.name}", "the model itself cannot be replaced")
+            if path:
+                model.set_submodule(path, module)
+            touched[path] = None
         if names:
             actions.append(Action(step.name, step.phase, tuple(touched)))
     return actions, unmatched
-
-
-@contextmanager
-def _refusals(step: str) -> Iterator[None]:
-    """Turn the error of a module that lets nobody set its attributes into a RefusedError."""
-    try:
-        yield
-    except Exception as error:
-        if not place_of(error).endswith(("in __setattr__", "in __delattr__")):
-            raise
-        wrong = f"the model lets nobody change it: {described(error)}"
-        raise RefusedError(f"steps.{step}", wrong, "prepare it before it is locked") from error
 
 
 def check_module(model: object) -> None:
     """Refuse what is not a model, in one line in place of an error from inside."""
     if isinstance(model, nn.Module):
         return
-    if isinstance(model, type) and issubclass(model, nn.Module):
-        wrong, remedy = f"{model.__name__} is a class", f"make a model of it: {model.__name__}(...)"
-    else:
-        wrong = f"a {type(model).__name__} is not a torch.nn.Module"
-        remedy = "give the model itself"
-    raise ConfigError("model", wrong, remedy)
+    shown = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+    raise ConfigError("model", f"{shown} is not a torch.nn.Module", "give the model itself")
 
 
 def _check_nothing_left(after: Survey) -> None:

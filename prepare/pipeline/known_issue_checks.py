@@ -1,7 +1,7 @@
 """Find the known issues that a model will meet once it is prepared as a pipeline requests."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 import torch
@@ -55,13 +55,8 @@ class IssueMatch:
     @property
     def is_error(self) -> bool:
         """Return whether this model must not be prepared so."""
-        return self.is_wrong and self.in_training and not self.only_warns
-
-    @property
-    def ends_process(self) -> bool:
-        """Return whether a training step may end the process, and a repair prevents it."""
-        is_repaired = self.issue.part == "memory" and bool(self.issue.repair)
-        return is_repaired and self.is_wrong and self.in_training
+        is_fatal = self.issue.part == "memory"  # a training step may end the process
+        return self.is_wrong and self.in_training and (is_fatal or not self.only_warns)
 
     @property
     def is_met(self) -> bool:
@@ -119,7 +114,7 @@ class IssueMatch:
         elif self.issue.is_risk and not self.issue.repair:
             cures.append("look at what the run's verification says, with the sizes you train on")
         if self.is_error:
-            warn = argument("known_issues", "warn")
+            warn = argument("known_issues", "ignore" if self.only_warns else "warn")
             other = words(cli="mode=eval", python="model.eval() if it is not trained")
             cures.append(f"go on without it: {warn}, or {other}")
         return ", or ".join(cures)
@@ -226,12 +221,6 @@ def _format(shape: torch.Size, stride: tuple[int, ...]) -> str:
     """Return the format whose canonical strides these are; empty for any other strides."""
     formats = ("contiguous", CHANNELS_LAST[len(shape)])
     return next((name for name in formats if canonical_stride(shape, name) == stride), "")
-
-
-def repaired_anyway(issues: list[IssueMatch]) -> list[Problem]:
-    """Return what to warn of where an issue ends the process, and is repaired whatever was asked."""
-    problems = [match.problem() for match in issues]
-    return [replace(each, wrong=f"{each.wrong}; it is repaired nevertheless") for each in problems]
 
 
 def warned_of(issues: list[IssueMatch], *, repairs: bool) -> list[Problem]:

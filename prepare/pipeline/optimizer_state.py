@@ -12,7 +12,7 @@ from prepare.core.model.memory_format import satisfied
 from prepare.core.model.tensors import name_of, stride_of
 from prepare.errors import ConfigError, Problem, UntrainedWarning
 from prepare.pipeline.plan import Drift, State, drifts_between, state
-from prepare.pipeline.transfer import AnyMove, Move, Transfer
+from prepare.pipeline.transfer import Move, Transfer
 
 _NEEDED = ("param_groups", "state", "_optimizer_load_state_dict_post_hooks")
 
@@ -109,7 +109,7 @@ def removed_parameters(
 
 
 def unsupported_training(
-    optimizers: Sequence[Optimizer], moves: dict[int, AnyMove]
+    optimizers: Sequence[Optimizer], moves: dict[int, Move]
 ) -> Iterator[Problem]:
     """Yield the reasons `optimizers` cannot train what `moves` (by object id) change."""
     for optimizer in optimizers:
@@ -131,7 +131,7 @@ def unsupported_training(
 
 
 def mismatched_state(
-    optimizers: Sequence[Optimizer], moves: dict[int, AnyMove]
+    optimizers: Sequence[Optimizer], moves: dict[int, Move]
 ) -> Iterator[tuple[Tensor, Move]]:
     """Yield the parameter and the move of each state tensor that differs from its parameter after `moves`.
 
@@ -183,9 +183,9 @@ def _listed(names: Sequence[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more" if len(names) > 1 else names[0]
 
 
-def _after_move(parameter: Tensor, move: AnyMove | None) -> tuple[Any, ...]:
+def _after_move(parameter: Tensor, move: Move | None) -> tuple[Any, ...]:
     """Return the device, dtype and strides that `parameter` will have."""
     if move is None:
         return parameter.device, parameter.dtype, stride_of(parameter)
-    stride = move.stride if isinstance(move, Move) else stride_of(parameter)
+    stride = stride_of(parameter) if move.paths else move.stride
     return move.device, move.dtype, stride

@@ -6,18 +6,18 @@ import logging
 import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import nn
 from torch.optim import Optimizer
 
 from prepare import recipe
-from prepare.core.forward.call import arguments, call_of
-from prepare.core.forward.example_input import Example
+from prepare.core.forward.call import Call, call_of
 from prepare.core.forward.torch_state import Amp
+from prepare.core.forward.unchanged import copy_of
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.options import no_options, plain
@@ -33,14 +33,12 @@ from prepare.errors import (
     combined,
     raise_problems,
 )
-from prepare.patterns import are_no_code, exactly, patterns_in
-from prepare.pipeline.apply import Phases, Survey, apply_steps, check_module, survey
+from prepare.pipeline.apply import apply_steps, by_phase, check_module, survey
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
     KnownIssues,
     known_errors,
-    repaired_anyway,
     warned_of,
 )
 from prepare.pipeline.optimizer_state import (
@@ -51,16 +49,21 @@ from prepare.pipeline.optimizer_state import (
 )
 from prepare.pipeline.plan import Drift, Plan, plan_drift, raise_drift
 from prepare.pipeline.preconditions import (
-    fsdp_problems,
     lazy_problems,
     module_problems,
 )
 from prepare.pipeline.tensor_table import tensor_plans
 from prepare.registry import STEPS
-from prepare.step import PHASES, Step, remembering
+from prepare.step import PHASES, ModuleStep, Step, remembering
+from prepare.steps.device import Device
 from prepare.steps.input_format import InputFormat
 
+if TYPE_CHECKING:
+    from prepare.core.forward.example_input import Example
+
 _Model = TypeVar("_Model", bound=nn.Module)
+_Example = TypeVar("_Example", bound="Example | Call")
+_Asking = ModuleStep | InputFormat
 _Steps = Mapping[str, Mapping[str, Any] | None]
 _log = logging.getLogger(__name__)
 
@@ -81,8 +84,12 @@ class Pipeline:
         if isinstance(steps, Mapping):
             remedy = "write Pipeline.from_config({name: options})"
             raise ConfigError("steps", "a mapping of names to options, not steps", remedy)
-        self.steps: dict[str, Step] = {step.name: step.settle() for step in steps}
-        self._phases = self._by_phase()
+        self.steps: dict[str, Step] = {step.name: _settled(step) for step in steps}
+        self._bind()
+
+    def _bind(self) -> None:
+        steps = self.steps.values()
+        self._phases = by_phase(step.bind(steps) for step in steps)
 
     @classmethod
     def from_config(cls, steps: _Steps) -> Pipeline:
@@ -154,13 +161,10 @@ class Pipeline:
         Raises:
             RecipeError: a pattern is a regular expression, without which it would mean something else.
         """
-        for name, step in self.steps.items():
-            for option in ("include", "exclude", "keep"):
-                if not are_no_code(patterns_in(step, option)):
-                    wrong = "holds a regular expression, which is for Python only"
-                    raise RecipeError(
-                        f"steps.{name}.{option}", wrong, "give globs, as in encoder.*"
-                    )
+        for problem in self.left_out():
+            if problem.where.endswith((".include", ".exclude", ".keep")):
+                wrong = "holds a regular expression, which is for Python only"
+                raise RecipeError(problem.where, wrong, "give globs, as in encoder.*")
         self.warn_of_left_out()
         recipe.save(path, self.to_recipe())
 
@@ -183,38 +187,23 @@ class Pipeline:
             ConflictError: two tensor steps want different things of one tensor.
         """
         with held_interrupts(may_hang=True), paused_collector(), remembering():
-            safe, work, repaired = self._survey(model, known_issues, amp, batch)
-            steps = safe.steps.values()
+            work = survey(model, self._phases, known_issues, amp, batch)
+            steps = self.steps.values()
             bound = [step.bind(steps) for step in steps]
             unfit = [problem for step in steps for problem in step.in_training()]
             wrong = [match for match in work.issues if match.is_wrong]
             return Plan(
-                safe.to_config(),
+                self.to_config(),
                 tensor_plans(work.table),
                 work.actions,
                 [*work.table.errors, *known_errors(work.issues)],
                 [
-                    *repaired,
-                    *warned_of(work.issues, repairs=REPAIR_STEP in safe.steps),
+                    *warned_of(work.issues, repairs=REPAIR_STEP in self.steps),
                     *(note for step in bound for note in step.remarks(work.model)),
                 ],
                 training_errors=[*unfit, *(match.problem() for match in wrong)],
-                training_steps=None if unfit else safe._repairs_of(wrong),
+                training_steps=None if unfit else self._repairs_of(wrong),
             )
-
-    def _survey(
-        self, model: nn.Module, known_issues: KnownIssues, amp: Amp, batch: int | None
-    ) -> tuple[Pipeline, Survey, list[Problem]]:
-        """Return this pipeline, or one that repairs what would end the process, with a warning of that."""
-        work = survey(model, self._phases, known_issues, amp, batch)
-        fatal = [match for match in work.issues if match.ends_process]
-        if known_issues != "warn" or not fatal or REPAIR_STEP in self.steps:
-            return self, work, []
-        names = dict.fromkeys(exactly(name) for match in fatal for name in match.modules)
-        options = {"include": list(names)} | max((m.repair_options for m in fatal), key=len)
-        safe = Pipeline([*self.steps.values(), STEPS[REPAIR_STEP].from_options(options)])
-        repaired = repaired_anyway(fatal)
-        return safe, survey(model, safe._phases, known_issues, amp, batch), repaired
 
     def _repairs_of(self, wrong: list[IssueMatch]) -> dict[str, dict[str, Any]] | None:
         """Return the steps to add, so that no number is wrong in training; None if no step helps."""
@@ -228,8 +217,8 @@ class Pipeline:
     def apply(
         self,
         model: _Model,
-        strict: bool = True,  # noqa: FBT001, FBT002
         *,
+        strict: bool = True,
         optimizer: Optimizer | Iterable[Optimizer] | None = None,
         low_memory: bool = False,
         known_issues: KnownIssues = "error",
@@ -249,8 +238,8 @@ class Pipeline:
         If this torch is known to compute wrong numbers for the model, that is an error in training mode,
         and a KnownIssueWarning in eval mode or with `known_issues="warn"`; "ignore" looks nothing up. `amp`
         is the dtype of the autocast in which it will run: torch is known to be wrong in some dtypes only.
-        Known slow cases are listed in `plan(model).warnings`. With "warn", what would end the process in
-        training is repaired, if a repair exists.
+        Known slow cases are listed in `plan(model).warnings`. What may end the process in training is an
+        error with "warn" too.
 
         With `example`, a batch before `format`, the steps whose options depend on one choose
         them first, as on the command line: `keep_layout` the calls that its layout flow names. The options
@@ -263,7 +252,6 @@ class Pipeline:
             StepError: a step raised, or did not do what it wants.
             PartialError: a failure midway, with `low_memory`.
         """
-        _check_strict(strict)
         batch = None
         if example is not None:
             self.choose(model, example, amp)
@@ -271,19 +259,20 @@ class Pipeline:
         start = time.perf_counter()
         with held_interrupts(may_hang=True), paused_collector(), remembering():
             optimizers = optimizers_in(optimizer)
-            safe, work, repaired = self._survey(model, known_issues, amp, batch)
+            work = survey(model, self._phases, known_issues, amp, batch)
             raise_problems(RefusedError, lazy_problems(work.table))
             if errors := [*(work.table.errors if strict else ()), *known_errors(work.issues)]:
-                raise_problems(RefusedError, fsdp_problems(model))
+                raise_problems(RefusedError, module_problems(model))
                 raise combined(errors)
-            for problem in [*repaired, *(m.problem() for m in work.issues if m.is_wrong)]:
-                warnings.warn(str(problem), KnownIssueWarning, stacklevel=2)
+            for match in work.issues:
+                if match.is_wrong:
+                    warnings.warn(str(match.problem()), KnownIssueWarning, stacklevel=2)
             warn_of_untrained(model, optimizers)
-            moved = apply_steps(model, safe._phases, work, optimizers, low_memory=low_memory)
+            moved = apply_steps(model, self._phases, work, optimizers, low_memory=low_memory)
             for each in optimizers:
                 RestrideLoadedState().install(each)
         done = "nothing to do" if moved is None else f"moved {plural(moved, 'tensor')}"
-        names, took = ", ".join(safe.steps) or "no step", time.perf_counter() - start
+        names, took = ", ".join(self.steps) or "no step", time.perf_counter() - start
         _log.info("%s: %s: %s, %.3f s", type(model).__name__, names, done, took)
         return model
 
@@ -293,17 +282,22 @@ class Pipeline:
         `example` is a batch before `format`; the model stays as it is.
         """
         check_module(model)
-        given = Example(*arguments(example))
-        for step in [step for step in self.steps.values() if step.without_example()]:
+        given = call_of(example)
+        for step in self.asking():
             copied = copy_tree(model, cache(clone_of))  # a shared tensor stays one
             chosen, notes = self.step_for(step, copied, given, amp)
             for note in notes:
                 _log.warning("%s", note)
-            self.steps[step.name] = chosen.settle()
-            self._phases = self._by_phase()
+            self.steps[step.name] = chosen
+            self._bind()
+
+    def asking(self) -> list[_Asking]:
+        """Return the steps that choose options by an example, and have none yet."""
+        steps = [step for step in self.steps.values() if isinstance(step, _Asking)]
+        return [step for step in steps if step.bind(self.steps.values()).without_example()]
 
     def step_for(
-        self, step: Step, copied: nn.Module, example: Any, amp: Amp
+        self, step: _Asking, copied: nn.Module, example: Any, amp: Amp
     ) -> tuple[Step, list[str]]:
         """Return a step of this pipeline with the options that it finds with `example`, and notes on them.
 
@@ -313,15 +307,15 @@ class Pipeline:
         others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
-        step, given = step.bind(steps), others.formatted(example)
-        if not step.measures:
-            return step.for_example(copied, given, backward=backward, amp=amp)
+        bound, given = step.bind(steps), others.formatted(call_of(example).map(copy_of))
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
         raise_problems(RefusedError, module_problems(copied))
-        return on_rank_zero(lambda: step.for_example(copied, given, backward=backward, amp=amp))
-
-    def _by_phase(self) -> Phases:
-        return Phases.of(step.bind(self.steps.values()) for step in self.steps.values())
+        chosen, notes = on_rank_zero(
+            lambda: bound.for_example(copied, given, backward=backward, amp=amp)
+        )
+        # What follows other steps goes on following them.
+        same = {f.name for f in fields(step) if getattr(chosen, f.name) == getattr(bound, f.name)}
+        return replace(chosen, **{name: getattr(step, name) for name in same}), notes
 
     def undo(self, model: nn.Module, *, phases: Iterable[str] = PHASES) -> None:
         """Take the steps of these phases back, in place, the last first, as far as steps can be undone."""
@@ -360,7 +354,7 @@ class Pipeline:
         Without an input step that is the device and the floating-point dtype that the steps give to the
         weights, without which the model raises; the step `input_format` gives the memory format too.
         """
-        for step in self._phases.inputs or self._needed_format():
+        for step in self._phases["inputs"] or self._needed_format():
             batch = step.format(batch)
         return batch
 
@@ -368,8 +362,8 @@ class Pipeline:
         needed = replace(InputFormat().bind(self.steps.values()), memory_format=None)
         return [needed] if needed.device or needed.dtype else []
 
-    def formatted(self, example: Example) -> Example:
-        """Return the example as `input_format` formats it."""
+    def formatted(self, example: _Example) -> _Example:
+        """Return an example, or a call, as `input_format` formats it."""
         change = self.input_format().format
         return replace(example, args=change(example.args), kwargs=change(example.kwargs))
 
@@ -381,6 +375,10 @@ class Pipeline:
 
     def __repr__(self) -> str:
         return f"Pipeline.from_config({self.to_config()!r})"
+
+
+def _settled(step: Step) -> Step:
+    return step.settle() if isinstance(step, Device) else step
 
 
 def _built(steps: Mapping[str, Any], of_recipe: Collection[str] = ()) -> list[Step]:
@@ -414,10 +412,3 @@ def _options(name: str, steps: Mapping[str, Any]) -> dict[str, Any] | None:
     if options is not None and not isinstance(options, dict):
         raise ConfigError.of([no_options(name, options)])
     return options
-
-
-def _check_strict(strict: object) -> None:
-    """Refuse an optimizer passed by position: it would be taken for `strict`, its state not moved."""
-    if not isinstance(strict, bool):
-        remedy = "give True or False; an optimizer goes to optimizer=..., a batch to format(batch)"
-        raise ConfigError("strict", f"a {type(strict).__name__} is not allowed", remedy)

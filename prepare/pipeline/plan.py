@@ -155,14 +155,12 @@ class Drift:
     wanted: object
 
     def __str__(self) -> str:
-        return f"{self.where}: {self._wrong()}"
+        return str(self.problem())
 
-    def _wrong(self) -> str:
-        return f"{self.what} is {self.is_now}, prepared as {self.wanted}"
-
-    def problem(self, *, is_last: bool) -> Problem:
-        """Return it as a part of a DriftError; the last one holds the remedy for all."""
-        return Problem(self.where, self._wrong(), _REMEDY if is_last else "")
+    def problem(self, remedy: str = "") -> Problem:
+        """Return it as a part of a DriftError."""
+        wrong = f"{self.what} is {self.is_now}, prepared as {self.wanted}"
+        return Problem(self.where, wrong, remedy)
 
 
 def plan_drift(plan: Plan) -> Iterator[Drift]:
@@ -182,5 +180,7 @@ def drifts_between(path: str, current: State, prepared: State) -> Iterator[Drift
 
 
 def raise_drift(drifts: Sequence[Drift]) -> None:
-    """Raise a DriftError with one problem for each drift, if there are any."""
-    raise_problems(DriftError, (each.problem(is_last=each is drifts[-1]) for each in drifts))
+    """Raise a DriftError with one problem for each drift, if there are any; the last one has the remedy."""
+    first, last = drifts[:-1], drifts[-1:]
+    problems = [*(each.problem() for each in first), *(each.problem(_REMEDY) for each in last)]
+    raise_problems(DriftError, problems)

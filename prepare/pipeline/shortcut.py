@@ -91,7 +91,7 @@ def prepare(
     pipeline = Pipeline.from_config(steps)
     if example is not None:
         pipeline.choose(model, example)
-        if any(step.without_example() for step in pipeline.steps.values()):
+        if pipeline.asking():
             example = None  # it cannot be called, as a warning has said
     plan = pipeline.plan(model, known_issues="ignore")
     pipeline.apply(model, optimizer=optimizer, known_issues=known_issues, example=example)

@@ -10,7 +10,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from prepare.core.forward.float32_calls import CAST_STEP, keep_option
+from prepare.core.forward.input_formatter import CAST_STEP, keep_option
 from prepare.core.model.devices import OneThreadWorkers, wait_for
 from prepare.core.model.memory_format import span
 from prepare.core.model.tensors import is_plain, name_of, special_form, stored_values, with_bits_of
@@ -22,6 +22,10 @@ from prepare.errors import PartialError, Problem, RefusedError
 # For a smaller group, starting its copies takes longer than they do.
 _LOW_MEMORY_SHARE = 1 / 32
 # Elements of all tensors; with fewer, starting threads takes longer than the copies.
+# On two processors at load 10, networks of 20 to 500 MB took 1.8 to 8.6 times as long (the minima of 9 to 40
+# pairs), and 5 to 15 times the processor time, with torch's own parallel loops in place of parts: its threads
+# wait for each other. Two threads in place of one took 0.97 to 1.04 times the processor time; what they gain
+# in time on the clock cannot be measured on a machine as busy as that.
 _LEAST_FOR_THREADS = 2**20
 # Elements of a part.
 _PART = 2**18
@@ -34,7 +38,8 @@ class Move:
     """Tensors that are the same view, and their new device, dtype and strides (in elements).
 
     `stride` is None for a sparse tensor. `path` is a name for messages. With `clamp`, values beyond the
-    range of the new dtype become its largest number.
+    range of the new dtype become its largest number. With `paths`, their names, the tensors are different
+    views of one storage, and stay so: they are cast or moved together, as one row of numbers.
     """
 
     path: str
@@ -43,76 +48,50 @@ class Move:
     dtype: torch.dtype
     stride: tuple[int, ...] | None
     clamp: bool = False
+    paths: Sequence[str] = ()
 
     def source(self) -> Tensor:
-        """Return the data to copy."""
-        # torch's copy from float32 to float16 ignores the negative bit.
-        return self.tensors[0].detach().resolve_neg()
+        """Return the data to copy: of views, from the first element of one to the last."""
+        first = self.tensors[0].detach()
+        if not self.paths:
+            return (
+                first.resolve_neg()
+            )  # torch's copy from float32 to float16 ignores the negative bit
+        start = self._start()
+        last = max(t.storage_offset() + span(t.shape, t.stride()) for t in self.tensors)
+        return with_bits_of(self.tensors[0], first).as_strided((last - start,), (1,), start)
 
-    def allocate(self) -> Tensor:
-        """Return the new data, filled only if the tensor has no strides."""
+    def _start(self) -> int:
+        return min(int(tensor.storage_offset()) for tensor in self.tensors)
+
+    def allocate(self, source: Tensor) -> Tensor:
+        """Return the new data of `source`, filled only if the tensor has no strides."""
         if self.stride is None:
-            source = self.source()
             # To be clamped, the values of one place must be added up before.
             source = source.coalesce() if self.clamp and not source.is_coalesced() else source
             return source.to(self.device, self.dtype)
-        shape = self.tensors[0].shape
-        return torch.empty_strided(shape, self.stride, dtype=self.dtype, device=self.device)
+        return torch.empty_strided(source.shape, self.stride, dtype=self.dtype, device=self.device)
 
     def new_data(self, fresh: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Return each tensor with its new data."""
-        return [(each, fresh) for each in self.tensors]
-
-    def check_cast(self, fresh: Tensor) -> None:
-        """Clamp or refuse values that the new dtype cannot hold."""
-        check_cast(self.path, self.source(), fresh, clamp=self.clamp)
-
-
-@dataclass(frozen=True, slots=True)
-class StorageMove:
-    """Views of one storage that stay views of one storage: cast or moved together, strides kept.
-
-    `paths` are the names of `tensors`.
-    """
-
-    path: str
-    tensors: Sequence[Tensor]
-    device: torch.device
-    dtype: torch.dtype
-    paths: Sequence[str]
-    clamp: bool = False
-
-    def source(self) -> Tensor:
-        """Return the raw data to copy: the storage from the first element of a view to the last."""
-        first = min(tensor.storage_offset() for tensor in self.tensors)
-        last = max(t.storage_offset() + span(t.shape, t.stride()) for t in self.tensors)
-        raw = with_bits_of(self.tensors[0], self.tensors[0].detach())
-        return raw.as_strided((last - first,), (1,), first)
-
-    def allocate(self) -> Tensor:
-        """Return the new data, empty."""
-        return torch.empty(len(self.source()), dtype=self.dtype, device=self.device)
-
-    def new_data(self, fresh: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Return each tensor with its new data."""
-        first = self.source().storage_offset()
+        if not self.paths:
+            return [(each, fresh) for each in self.tensors]
+        start = self._start()
         return [
-            (t, with_bits_of(t, fresh.as_strided(t.shape, t.stride(), t.storage_offset() - first)))
+            (t, with_bits_of(t, fresh.as_strided(t.shape, t.stride(), t.storage_offset() - start)))
             for t in self.tensors
         ]
 
     def check_cast(self, fresh: Tensor) -> None:
-        """Clamp or refuse values that the new dtype cannot hold; what lies between the views is free."""
-        if self.clamp:
-            check_cast(self.path, self.source(), fresh, clamp=True)
+        """Clamp or refuse values that the new dtype cannot hold; what lies between views is free."""
+        if self.clamp or not self.paths:
+            check_cast(self.path, self.source(), fresh, clamp=self.clamp)
             return
         for path, (tensor, data) in zip(self.paths, self.new_data(fresh), strict=True):
             check_cast(path, tensor.detach(), data)
 
 
-AnyMove = Move | StorageMove
-# What a copy fills, and with what.
-Part = tuple[Tensor, Tensor]
+Part = tuple[Tensor, Tensor]  # what a copy fills, and with what
 
 
 def check_cast(path: str, old: Tensor, new: Tensor, *, clamp: bool = False) -> None:
@@ -153,7 +132,8 @@ def _remedy(path: str, worst: float, new: torch.dtype, old: torch.dtype) -> str:
     if new.itemsize > 2:
         return f"keep it in {name_of(old)}, or change the value"
     clamped = option(CAST_STEP, "clamp", value=True)
-    remedy = f"keep it: {keep_option(_module(path))}, or clamp it: {clamped}"
+    module = path.rpartition(".")[0] or words(cli="'*'", python="*")
+    remedy = f"keep it: {keep_option(module)}, or clamp it: {clamped}"
     fits = new is torch.float16 and worst <= torch.finfo(torch.bfloat16).max
     return f"{option(CAST_STEP, 'dtype', 'bfloat16')}, or {remedy}" if fits else remedy
 
@@ -166,7 +146,7 @@ class Transfer:
     and their old data freed, which cannot be undone.
     """
 
-    def __init__(self, moves: Sequence[AnyMove], *, low_memory: bool = False) -> None:
+    def __init__(self, moves: Sequence[Move], *, low_memory: bool = False) -> None:
         self._moves = moves
         self._low_memory = low_memory
         self._old: list[tuple[Tensor, Tensor]] = []
@@ -217,7 +197,7 @@ class Transfer:
 
 
 @contextmanager
-def _copying(moves: Sequence[AnyMove]) -> Iterator[OneThreadWorkers]:
+def _copying(moves: Sequence[Move]) -> Iterator[OneThreadWorkers]:
     """Start threads that copy the data of these moves, without autograd and the code of subclasses."""
     with (
         torch.no_grad(),
@@ -227,7 +207,7 @@ def _copying(moves: Sequence[AnyMove]) -> Iterator[OneThreadWorkers]:
         yield workers
 
 
-def _check_forms(moves: Sequence[AnyMove]) -> None:
+def _check_forms(moves: Sequence[Move]) -> None:
     forms = [(move.path, form) for move in moves if (form := special_form(move.tensors[0]))]
     if forms:
         remedy = "store it dense or as sparse COO, or keep it out of the steps"
@@ -243,7 +223,7 @@ def _check_forms(moves: Sequence[AnyMove]) -> None:
         raise RefusedError(shared[0] + more, wrong, remedy)
 
 
-def _is_shared(move: AnyMove) -> bool:
+def _is_shared(move: Move) -> bool:
     """Return whether a move takes a tensor out of shared memory; to another device is meant as a copy."""
     tensor = move.tensors[0]
     if not (is_plain(tensor) and tensor.is_cpu) or move.device != tensor.device:
@@ -251,9 +231,9 @@ def _is_shared(move: AnyMove) -> bool:
     return tensor.untyped_storage().is_shared()
 
 
-def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple[Tensor, Tensor]]:
+def _new_data(moves: Sequence[Move], workers: OneThreadWorkers) -> list[tuple[Tensor, Tensor]]:
     """Return each tensor with its new data; one allocation and one copy for each move."""
-    copies = [(move.allocate(), move.source()) for move in moves]
+    copies = [(move.allocate(source), source) for move in moves for source in [move.source()]]
     doubtful: set[int] = set()
     here: deque[tuple[int, Part]] = deque()
     elsewhere = []
@@ -290,7 +270,7 @@ def _new_data(moves: Sequence[AnyMove], workers: OneThreadWorkers) -> list[tuple
     return exchanged
 
 
-def _groups(moves: Sequence[AnyMove]) -> Iterator[Sequence[AnyMove]]:
+def _groups(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
     """Yield the moves, small ones together, up to the largest one or a share of all new data."""
     sizes = [_elements(move) * move.dtype.itemsize for move in moves]
     largest = max(sizes, default=0)
@@ -305,11 +285,11 @@ def _groups(moves: Sequence[AnyMove]) -> Iterator[Sequence[AnyMove]]:
         yield moves[start:]
 
 
-def _use_threads(moves: Sequence[AnyMove]) -> bool:
+def _use_threads(moves: Sequence[Move]) -> bool:
     return sum(map(_elements, moves)) >= _LEAST_FOR_THREADS
 
 
-def _elements(move: AnyMove) -> int:
+def _elements(move: Move) -> int:
     return max(tensor.numel() for tensor in move.tensors)
 
 
@@ -344,7 +324,3 @@ def is_narrower(new: torch.dtype, old: torch.dtype) -> bool:
     if not all(dtype.is_floating_point or dtype.is_complex for dtype in (new, old)):
         return False
     return torch.finfo(new).max < torch.finfo(old).max
-
-
-def _module(path: str) -> str:
-    return path.rpartition(".")[0] or words(cli="'*'", python="*")

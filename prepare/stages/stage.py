@@ -1,20 +1,20 @@
-"""The contract of a stage: one thing that a run does with its model, a plugin with options and records."""
+"""The contract and the registry of stages: one thing that a run does with its model, as a plugin."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext, suppress
 from copy import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, dataclass_transform
 
-from prepare.core.utils.options import as_written, plain, read_options, read_size
-from prepare.errors import ConfigError, Problem, raise_problems
+from prepare.core.utils.options import as_written, plain, read_options
+from prepare.errors import ConfigError, Problem, StepError, raise_problems
+from prepare.registry import Registry
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
 
     from prepare.core.document import Document, ReportContext
@@ -29,7 +29,7 @@ Mode = Literal["eval", "train"]
 Level = Literal["none", "short", "full"]
 NeedsReference = Literal["no", "small", "always"]
 _BY_LEVEL: dict[str, NeedsReference] = {"short": "small", "full": "always"}
-EXAMPLE_REMEDY = "give one with input.shape=[...]"
+_StageClass = TypeVar("_StageClass", bound="type[Stage]")
 
 
 def _check_seconds(seconds: float | None) -> None:
@@ -37,14 +37,8 @@ def _check_seconds(seconds: float | None) -> None:
         raise ValueError(f"{as_written(seconds)} is not a time", "give seconds, as in 60")
 
 
-def _check_memory(memory: int | str | None) -> None:
-    if memory is not None:
-        read_size(memory)
-
-
-# The types of keys that several stages have.
+# The type of a key that several stages have.
 Seconds = Annotated[float | None, "seconds, as in 60", _check_seconds]
-Memory = Annotated[int | str | None, "bytes or a unit, as in 8GiB", _check_memory]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,33 +98,13 @@ def key(default: Any, text: str, example: str = "") -> Any:
     return field(default=default, metadata=about)
 
 
-class RunSettings(Protocol):
-    """The settings of a run that stages read."""
-
-    @property
-    def task(self) -> str: ...
-    @property
-    def mode(self) -> Mode: ...
-    @property
-    def amp(self) -> Amp: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def strict(self) -> bool: ...
-    @property
-    def steps(self) -> dict[str, Any]: ...
-    @property
-    def choices(self) -> Mapping[str, Any]: ...
-
-
 @dataclass(kw_only=True)
 class StageContext:
     """The model of a run, and what is known of it so far: a stage works with it.
 
     Attributes:
         model: the model; prepared in place before the stages run.
-        settings: the settings of the run.
-        stages: every installed stage with its options, by name.
+        settings: the settings of the run: `task`, `mode`, `seed`, `strict`, `steps`, `choices`.
         example: the example input as declared; None if there is none.
         formatted: the example as the pipeline formats it.
         pipeline: the pipeline that is applied, or was.
@@ -138,7 +112,6 @@ class StageContext:
         reference: a copy of the unprepared model, the reason why there is none, or None if none is needed.
         unchanged: whether the pipeline changes neither the model nor the example.
         took: the seconds of a first forward of the prepared model; 0 if not known.
-        folder: the folder of the run.
         build: builds the unprepared model again.
         progress: is entered with a line on what begins.
         found: the records of the stages that ran, by the name of their file without its suffix.
@@ -146,12 +119,10 @@ class StageContext:
     """
 
     model: torch.nn.Module
-    settings: RunSettings
-    stages: Mapping[str, Any]
+    settings: Any
     example: Example | None
     pipeline: Pipeline
     plan: Plan
-    folder: Path
     build: Callable[[], torch.nn.Module]
     formatted: Example | None = None
     reference: torch.nn.Module | str | None = None
@@ -162,24 +133,19 @@ class StageContext:
     notes: list[str] = field(default_factory=list)
 
     @property
-    def training(self) -> bool:
-        """Return whether the model is used in training mode."""
-        return self.settings.mode == "train"
-
-    @property
     def amp(self) -> Amp:
         """The autocast of every forward."""
         return self.settings.amp
 
     def step_seconds(self) -> float:
         """Return the seconds of a step; a backward takes twice its forward."""
-        return self.took * (3 if self.training else 1)
+        return self.took * (3 if self.settings.mode == "train" else 1)
 
     def needed_example(self) -> Example:
         """Return the example input as declared. Raises ConfigError if there is none."""
         if not self.example:
             wrong = f"task={self.settings.task} needs an example input"
-            raise ConfigError("input", wrong, EXAMPLE_REMEDY)
+            raise ConfigError("input", wrong, "give one with input.shape=[...]")
         return self.example
 
 
@@ -189,7 +155,7 @@ class Stage:
 
     A subclass is a frozen dataclass: its fields, made by `key`, are the keys of the configuration below its
     name. A field `level` may be given as the name alone, `verify=short`. It is registered by
-    `prepare.stages.registry.stage`, and imports torch in its methods only.
+    `stage`, and imports torch in its methods only.
     """
 
     name: ClassVar[str] = ""
@@ -216,11 +182,6 @@ class Stage:
         return {}
 
     @classmethod
-    def shows(cls) -> tuple[Any, ...]:
-        """Return the classes of the records of which `document` shows one alone, as `found[name]`."""
-        return tuple(cls.records().values())
-
-    @classmethod
     def has_level(cls) -> bool:
         """Return whether the key `name` may be given a word, its level."""
         return any(field.name == "level" for field in dataclasses.fields(cls))
@@ -232,7 +193,7 @@ class Stage:
         return values["level"] if list(values) == ["level"] else values
 
     @classmethod
-    def from_options(cls, options: Any, config: Mapping[str, Any]) -> Self:
+    def from_options(cls, options: Any, config: Mapping[str, Any]) -> Any:
         """Check the value of the key `name`, and what it needs of the rest of `config`.
 
         Raises:
@@ -296,3 +257,58 @@ class Stage:
     def document(cls, shown: ReportContext) -> Document | None:
         """Return what is shown of it; None for nothing."""
         return None
+
+
+# The words that belong to no stage.
+_TASKS = {
+    "prepare": Task("prepare the model, and audit the result"),
+    "plan": Task("show what would change, and change nothing", stages=(), prepares=False),
+}
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def stage(name: str) -> Callable[[_StageClass], _StageClass]:
+    """Register a stage under `name`; make the class a frozen, keyword-only dataclass if needed.
+
+    Raises:
+        StepError: the class is not a subclass of `Stage`.
+        ConfigError: the name is taken; the message names both classes.
+    """
+    return lambda cls: STAGES.register(name, cls)
+
+
+def tasks() -> dict[str, Task]:
+    """Return every word of `task=` with what it does, in the order in which they are shown."""
+    brought = {word: task for cls in ordered_stages() for word, task in cls.tasks.items()}
+    return {**_TASKS, **brought}
+
+
+def ordered_stages() -> list[type[Stage]]:
+    """Return the installed stages in the order in which a run has them.
+
+    A plugin that cannot be imported is left out: only who names it meets its error.
+    """
+    found = []
+    for name in STAGES:
+        with suppress(StepError):
+            found.append(STAGES[name])
+    return sorted(found, key=lambda cls: (cls.order, cls.name))
+
+
+def stages_of(word: str) -> list[str]:
+    """Return the names of the stages that `task=word` runs, in their order."""
+    chosen, stages = tasks()[word].stages, ordered_stages()
+    if chosen is None:
+        return [cls.name for cls in stages if cls.default or word in cls.tasks]
+    return [cls.name for cls in stages if cls.name in chosen]
+
+
+def _stage_modules() -> Iterator[str]:
+    """Yield the module of each built-in stage: `stage.py` in a folder of its own."""
+    for path in sorted(Path(__file__).parent.glob("*/stage.py")):
+        yield f"prepare.stages.{path.parent.name}.stage"
+
+
+STAGES: Registry[Stage] = Registry(
+    (Stage,), group="prepare.stages", builtin=_stage_modules, noun="stage", place="{}"
+)

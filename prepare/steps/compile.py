@@ -84,9 +84,6 @@ class Compile(ForDevice, ModelStep):
                 raise ConfigError(f"steps.{cls.name}.{option}", wrong, "drop one of the two")
         return step
 
-    def recipe_options(self) -> dict[str, Any]:
-        return {**super().recipe_options(), "options": {}}
-
     def in_training(self) -> Iterator[Problem]:
         if self._is_frozen():
             remedy = f"{inference_mode()}, or {wording.option(self.name, 'freezing', value=False)}"
@@ -107,11 +104,6 @@ class Compile(ForDevice, ModelStep):
     def undo(cls, model: torch.nn.Module) -> None:
         """Make a compiled `model` run uncompiled again."""
         vars(model).pop("_compiled_call_impl", None)
-
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        if options := getattr(reference._compiled_call_impl, "prepared_as", None):
-            cls.from_options(options).act(model)
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         made = getattr(model._compiled_call_impl, "prepared_as", None)

@@ -49,11 +49,11 @@ class Device(TensorStep):
     Source: `torch.nn.Module.to(device)`.
     """
 
-    added_by = "device=auto"
     device: Annotated[str, DEVICE, readable_device, ForRecipes()] = "auto"
     """`auto` is the first of cuda, mps and cpu that this machine has."""
 
     def settle(self) -> Self:
+        """Return this step with the device that `auto` is on this machine, as recipes store it."""
         import torch
 
         if self.device == "cpu:0":

@@ -41,11 +41,6 @@ class EvalMode(ModuleStep):
             remedy = f"{inference_mode()}, or name a part of the model, as in {part}"
             yield Problem(f"steps.{self.name}", wrong, remedy)
 
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        for name, module in model.named_modules():
-            module.training = module.training and reference.get_submodule(name).training
-
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         return (name for name, module in model.named_modules() if module.training)
 

@@ -61,16 +61,9 @@ class FuseConvBn(ModuleStep):
         self, model: torch.nn.Module, names: Iterable[str]
     ) -> Iterator[tuple[str, torch.nn.Module]]:
         """Fuse all pairs in `names` after a single search of the model."""
-        from torch import nn
+        from prepare.steps._fusion import fuse
 
-        from prepare.steps._fusion import find_pairs, fuse
-
-        pairs, everywhere = find_pairs(model)[0], dict(model.named_modules(remove_duplicate=False))
-        for name in names:
-            conv, norm, identity = pairs[name], everywhere[name], nn.Identity().eval()
-            fuse(conv, norm)
-            yield from ((each, conv) for each, module in everywhere.items() if module is conv)
-            yield from ((each, identity) for each, module in everywhere.items() if module is norm)
+        return fuse(model, names)
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
         from prepare.steps._fusion import find_pairs

@@ -15,7 +15,7 @@ from prepare.step import TensorStep, Want
 if TYPE_CHECKING:
     import torch
 
-    from prepare.core.forward.float32_calls import CastResults
+    from prepare.core.forward.input_formatter import CastResults
     from prepare.core.model.tensors import NamedTensor
 
 
@@ -38,7 +38,6 @@ class Half(TensorStep):
     Source: `torch.nn.Module.half`, `torch.nn.Module.bfloat16`; NVIDIA/apex issue 144 for the norms.
     """
 
-    added_by = "precision=half"
     dtype: Literal["float16", "bfloat16"] = "float16"
     keep: Literal["norms"] | Patterns = "norms"
     """Patterns of modules that stay in float32; the word `norms` means batch and instance norms."""
@@ -62,27 +61,16 @@ class Half(TensorStep):
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
         """Remove the casts around kept modules, in place; parameters keep their dtype."""
-        from prepare.core.forward.float32_calls import remove_casts
+        from prepare.core.forward.input_formatter import remove_casts
 
         for module in model.modules():
             remove_casts(module)
-
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        from prepare.core.forward.float32_calls import call_in_float32, casts_of, remove_casts
-
-        for name, module in model.named_modules():
-            casts = casts_of(reference.get_submodule(name))
-            if casts != casts_of(module):
-                remove_casts(module)
-                if casts:
-                    call_in_float32(module, casts)
 
     def want(self, tensor: NamedTensor) -> Want | None:
         return self._want if tensor.tensor.is_floating_point() else None
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
-        from prepare.core.forward.float32_calls import casts_of
+        from prepare.core.forward.input_formatter import casts_of
 
         casts = self._casts(model)
         for name, module in model.named_modules():
@@ -92,7 +80,7 @@ class Half(TensorStep):
                 yield name
 
     def act(self, model: torch.nn.Module) -> None:
-        from prepare.core.forward.float32_calls import call_in_float32, remove_casts
+        from prepare.core.forward.input_formatter import call_in_float32, remove_casts
 
         casts = self._casts(model)
         for module in model.modules():
@@ -109,7 +97,7 @@ class Half(TensorStep):
         """Return the casts by the id of each module that gets them: the outermost that are kept."""
         import torch
 
-        from prepare.core.forward.float32_calls import CastResults
+        from prepare.core.forward.input_formatter import CastResults
 
         if set(patterns_in(self, "keep")) <= {NORMS}:
             return {}

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
+from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.step import ForRecipes, InputStep, Step, TensorStep
 from prepare.steps.device import DEVICE, readable_device
@@ -14,7 +15,7 @@ from prepare.steps.device import DEVICE, readable_device
 if TYPE_CHECKING:
     import torch
 
-    from prepare.core.forward.input_formatter import Formatter
+    from prepare.core.forward.input_formatter import FormatHook, Formatter
 
 # The memory format of each choice by number of dimensions; 0 stands for any number.
 _BY_RANK: dict[str | None, tuple[tuple[int, str], ...]] = {
@@ -29,11 +30,14 @@ _BY_RANK: dict[str | None, tuple[tuple[int, str], ...]] = {
 class InputFormat(InputStep):
     """Formats a batch: any nesting of dicts, lists, tuples, NamedTuples and dataclasses of tensors.
 
-    Casts floating-point tensors, never integers or booleans. 4-d tensors become channels_last and 5-d
+    Casts tensors of two dimensions or more in float32 or 16 bits; no scalars, vectors, float64, integers or
+    booleans. `include` names arguments that are cast too, `exclude` those that are not: `timestep`,
+    `targets.*`. With an example, as in a run, `exclude` names what no convolution or linear layer needs.
+    A tensor with a finite value beyond the range of the new dtype stays as it is, with a warning; the mask
+    values `finfo.min` and `finfo.max` become those of the new dtype. 4-d tensors become channels_last and 5-d
     ones channels_last_3d, with canonical strides, even if `is_contiguous` already returns True. Images of
     shape (N, H, W, C), with at most 4 channels and more pixels, keep their strides: permuted, they lie in
-    channels-last. A finite value beyond the range of a 16-bit dtype becomes its largest number. A value
-    that needs no change is returned as the same object.
+    channels-last. A value that needs no change is returned as the same object.
     With `attach`, forward gets a formatted copy of its arguments: what it writes into a copy does not reach
     the caller, and a warning says so; then format the batch by hand. A compiled call leaves strides to its
     compiler, and does not warn.
@@ -53,6 +57,10 @@ class InputFormat(InputStep):
     """null follows the formats that the pipeline requests."""
     attach: bool = False
     """Installs the formatting on the model, so that callers change nothing."""
+    include: Patterns = ()
+    """Arguments that are cast whatever they are."""
+    exclude: Patterns | None = None
+    """Arguments that keep their dtype; null: those that an example shows, if there is one."""
 
     def bind(self, steps: Iterable[Step]) -> Self:
         tensor_steps = [step for step in steps if isinstance(step, TensorStep)]
@@ -72,14 +80,27 @@ class InputFormat(InputStep):
         return self._formatter(batch)
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
-        from prepare.core.forward.input_formatter import FormatHook
-
-        return ("",) if self.attach and not FormatHook(self._formatter).is_on(model) else ()
+        return ("",) if self.attach and not self._hook(model).is_on(model) else ()
 
     def act(self, model: torch.nn.Module) -> None:
-        from prepare.core.forward.input_formatter import FormatHook
+        self._hook(model).install(model)
 
-        FormatHook(self._formatter).install(model)
+    def without_example(self) -> str:
+        asks = self.dtype in ("float16", "bfloat16") and self.exclude is None
+        return "each argument of two dimensions or more is cast" if asks else ""
+
+    def for_example(
+        self, model: torch.nn.Module, example: Any, *, backward: bool, amp: Any
+    ) -> tuple[Self, list[str]]:
+        import torch
+
+        from prepare.core.forward.input_formatter import needless
+
+        if any(each.is_meta for each in model.parameters()):
+            return self, []
+        found = needless(model, example.args, example.kwargs, getattr(torch, str(self.dtype)))
+        notes = [f"steps.{self.name}: no layer needs {', '.join(found)} in {self.dtype}"]
+        return dataclasses.replace(self, exclude=tuple(found)), notes if found else []
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
@@ -88,14 +109,10 @@ class InputFormat(InputStep):
 
         FormatHook.remove(model)
 
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
+    def _hook(self, model: torch.nn.Module) -> FormatHook:
         from prepare.core.forward.input_formatter import FormatHook
 
-        for hook in reference._forward_pre_hooks.values():
-            if isinstance(hook, FormatHook):
-                hook.install(model)
-                return
+        return FormatHook.of(model, self._formatter)
 
     @cached_property
     def _formatter(self) -> Formatter:
@@ -107,6 +124,8 @@ class InputFormat(InputStep):
             torch.device(self.device) if self.device else None,
             getattr(torch, self.dtype) if self.dtype else None,
             _BY_RANK.get(self.memory_format, ()),
+            tuple(self.include),
+            tuple(self.exclude or ()),
         )
 
 

@@ -11,7 +11,7 @@ from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.patterns import Patterns
 from prepare.registry import register
 from prepare.step import ForRecipes
-from prepare.steps._convolution import ForChannelsLast
+from prepare.steps.conv_memory_format import ForChannelsLast
 
 if TYPE_CHECKING:
     import torch
@@ -71,7 +71,7 @@ class KeepLayout(ForChannelsLast):
         return {name: module}
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
-        from prepare.core.model.replaced_method import foreign_method
+        from prepare.core.model.module_kinds import foreign_method
         from prepare.steps.keeping.calls import find_calls
 
         if not self.formats(model):
@@ -105,7 +105,7 @@ class KeepLayout(ForChannelsLast):
         self, model: torch.nn.Module, example: Any, *, backward: bool, amp: Any
     ) -> tuple[Self, list[str]]:
         from prepare.core.utils.text import plural
-        from prepare.steps.keeping.choose_calls import choose_calls
+        from prepare.steps.keeping.calls import choose_calls
 
         choice = choose_calls(model, example, amp=amp)
         where = f"steps.{self.name}.calls"
@@ -128,16 +128,6 @@ class KeepLayout(ForChannelsLast):
 
         for module in model.modules():
             put_back(module)
-
-    @classmethod
-    def follow(cls, model: torch.nn.Module, reference: torch.nn.Module) -> None:
-        from prepare.core.model.replaced_method import replaced_methods
-
-        for name, module in model.named_modules():
-            same = reference.get_submodule(name)
-            if type(same) is type(module):
-                ours = [each for each in replaced_methods(same) if each[1].step == cls.name]
-                vars(module).update((key, method.bound_to(module)) for key, method in ours)
 
     def _check_names(self, model: torch.nn.Module) -> None:
         known = {call.name for module in model.modules() for call in _calls(module)}

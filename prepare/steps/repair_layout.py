@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from prepare.registry import register
-from prepare.steps._convolution import SwapsClasses
+from prepare.steps.conv_memory_format import SwapsClasses
 from prepare.steps.device import ForDevice
 from prepare.steps.repairs import all_repairs
 
 if TYPE_CHECKING:
     import torch
 
-    from prepare.steps.repairs.swap_class import SwapClass
+    from prepare.steps.repairs.base import SwapClass
 
 
 @register("repair_layout")

@@ -11,13 +11,13 @@ from prepare.core.utils.text import plural
 from prepare.errors import ConfigError, PatternError, Problem, raise_problems
 from prepare.patterns import Patterns, exactly, matches, near_misses
 from prepare.registry import register
-from prepare.steps._convolution import SwapsClasses
-from prepare.steps.rewrites import all_rewrites
+from prepare.steps.conv_memory_format import SwapsClasses
+from prepare.steps.repairs import all_rewrites
 
 if TYPE_CHECKING:
     import torch
 
-    from prepare.steps.rewrites.base import Rewrite
+    from prepare.steps.repairs.rewrites import Rewrite
 
 _SHOWN = 3
 _NAMES = ("linear", "lower_rank", "one_frame", "one_position", "pointwise")
@@ -39,11 +39,9 @@ class RewriteConv(SwapsClasses):
     one image through the decoder of a video model.
     Hurts: chosen by hand, it may be slower: small contiguous kernels copy their input. Products are summed in
     another order. To undo it: `from prepare.steps import rewrite_conv; rewrite_conv.undo(model)`.
-    Source: `docs/rewrites.md` has the identities and our measurements.
+    Source: `benchmarks/results/rewrites.md` has our measurements.
     """
 
-    only_layouts = False
-    measures = True
     force: bool = False
     """Rewrite all that fits, whatever is faster."""
     linear: Patterns | None = None
@@ -91,7 +89,7 @@ class RewriteConv(SwapsClasses):
     def for_example(
         self, model: torch.nn.Module, example: Any, *, backward: bool, amp: Any
     ) -> tuple[Self, list[str]]:
-        from prepare.steps.rewrites._choose import choose_rewrites
+        from prepare.steps.repairs.choose_rewrites import choose_rewrites
 
         self.undo(model)
         choice = choose_rewrites(

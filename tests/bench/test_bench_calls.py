@@ -1,36 +1,16 @@
 """Calls of a bench: restored models, training steps, autocast, and the inputs of each variant."""
 
-import copy
 import functools
-from queue import SimpleQueue
 
 import pytest
 import torch
 from torch import nn
 
 from clocks import Clock
-from prepare.core.forward.call import arguments
-from prepare.core.forward.example_input import Example
-from prepare.errors import RefusedError
-from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare
-from prepare.stages.bench.model_state import modules_in
-from prepare.stages.bench.variant import make_pool
 from small_nets import bits
 
 BATCH = torch.ones(4, 3)
-
-
-def test_an_interrupt_ends_the_bench_and_restores_the_model():
-    model = nn.BatchNorm1d(3)
-
-    def interrupted(progress):
-        if "round" in progress:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        compare({"a": model}, BATCH, train=True, progress=interrupted)
-    assert int(model.num_batches_tracked) == 0
 
 
 class Awkward(nn.Module):
@@ -103,37 +83,6 @@ def test_training_runs_forward_and_backward_with_random_gradients():
     assert model.training
 
 
-def test_training_keeps_the_mode_of_frozen_submodules():
-    model, modes = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3).eval()), SimpleQueue()
-    model[1].register_forward_hook(lambda module, *_: modes.put(module.training))
-    compare({"a": model}, BATCH, train=True, budget=0.2)
-    assert {modes.get() for _ in range(modes.qsize())} == {False}
-
-
-def test_each_variant_gets_the_input_its_pipeline_formats():
-    seen = SimpleQueue()  # what a hook keeps in a set is restored
-    model = nn.Conv2d(3, 4, 3)
-    pipeline = Pipeline.from_config(
-        {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}, "input_format": {}}
-    )
-    half = pipeline.apply(copy.deepcopy(model))
-    for name, net in {"plain": model, "half": half}.items():
-        net.register_forward_pre_hook(
-            lambda _, args, name=name: seen.put((name, args[0].dtype, args[0].stride()))
-        )
-    found = compare(
-        {"plain": model, "half": half},
-        torch.randn(2, 3, 8, 8),
-        format={"half": pipeline.format},
-        budget=0.3,
-    )
-    assert {seen.get() for _ in range(seen.qsize())} == {
-        ("plain", torch.float32, (192, 64, 8, 1)),
-        ("half", torch.bfloat16, (192, 1, 24, 3)),
-    }
-    assert "failed" not in {row.verdict for row in found.rows}
-
-
 def test_inputs_differ_between_rounds_and_are_equal_within_one():
     clock, seen = Clock(), {"a": [], "b": []}
 
@@ -148,77 +97,6 @@ def test_inputs_differ_between_rounds_and_are_equal_within_one():
     compare({name: variant(name) for name in "ab"}, torch.randn(4, 3), budget=6, _clock=clock)
     assert len({*seen["b"]}) > 4
     assert {*seen["a"]} == {*seen["b"]}
-
-
-def test_an_input_pool_keeps_values_strides_indices_and_names():
-    batch = {
-        "image": torch.randn(2, 4, 4, 4).to(memory_format=torch.channels_last),
-        "index": torch.arange(6),
-        "wide": torch.randn(1, 3).expand(5, 3),
-        "flag": True,
-    }
-    pool = make_pool(batch, seed=0)
-    assert len(pool) == 8
-    for each in pool:
-        assert each["image"].stride() == batch["image"].stride()
-        assert torch.equal(each["image"].flatten().sort()[0], batch["image"].flatten().sort()[0])
-        assert torch.equal(each["index"], batch["index"])
-        assert torch.equal(each["wide"], batch["wide"])
-        assert each["flag"] is True
-    assert not torch.equal(pool[0]["image"], pool[1]["image"])
-    assert bits(make_pool(batch, seed=0)[3]["image"]) == bits(pool[3]["image"])
-
-
-def test_large_batches_have_small_pools_and_functions_fill_theirs():
-    made = []
-
-    def draw():
-        made.append(torch.full((2,), float(len(made))))
-        return made[-1]
-
-    assert [float(each[0]) for each in make_pool(draw, seed=0)] == [0, 1, 2, 3, 4, 5, 6, 7]
-    assert len(make_pool(torch.empty(2**27, dtype=torch.uint8, device="meta"), seed=0)) == 2
-
-
-@pytest.mark.parametrize(
-    ("batch", "given"),
-    [
-        (BATCH, ((BATCH,), {})),
-        ((BATCH, 2), ((BATCH, 2), {})),
-        ({"x": BATCH}, ((), {"x": BATCH})),
-        (Example((1,), {"x": BATCH}), ((1,), {"x": BATCH})),
-    ],
-)
-def test_a_batch_becomes_the_arguments_of_the_call(batch, given):
-    assert str(arguments(batch)) == str(given)
-
-
-def test_the_models_behind_functions_are_found():
-    net, other = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    class Holder:
-        def __init__(self):
-            self.net = net
-
-        def __call__(self, x):
-            return self.net(x)
-
-        def method(self, x):
-            return self.net(x)
-
-    def calls_another(x):
-        return (lambda y: net(other(y)))(x)
-
-    assert modules_in(net) == [net]
-    assert modules_in(lambda x: net(x)) == [net]
-    assert modules_in(functools.partial(lambda a, x: a(x), net)) == [net]
-    assert modules_in(net.forward) == [net]
-    assert modules_in(Holder()) == [net]
-    assert modules_in(Holder().method) == [net]
-    assert modules_in(lambda x: [each(x) for each in nets]) == []
-    nets = [net, other]
-    assert modules_in(lambda x: [each(x) for each in nets]) == [net, other]
-    assert {*modules_in(calls_another)} == {net, other}
 
 
 class Seen(nn.Module):
@@ -243,15 +121,3 @@ def test_every_forward_is_timed_under_the_autocast(amp, train):
     assert found.settings["amp"] == amp
     assert seen["a"] == seen["b"] == {getattr(torch, amp)}
     assert found.row("b").ratio
-
-
-def test_without_amp_a_surrounding_autocast_is_off_while_timing():
-    seen = set()
-    with torch.autocast("cpu", torch.bfloat16):
-        compare({"a": Seen(seen.add)}, BATCH, budget=0.05)
-    assert seen == {torch.float32}
-
-
-def test_an_unknown_amp_is_refused_before_anything_is_timed():
-    with pytest.raises(RefusedError, match="amp: 'fp17' is not allowed"):
-        compare({"a": Seen()}, BATCH, amp="fp17")

@@ -6,14 +6,8 @@ import torch
 from clocks import Clock, noisy
 from prepare.stages.bench import Control, compare, compare_variants
 from prepare.stages.bench.records import PROCESSOR
-from prepare.stages.bench.statistics import Rounds
 
 BATCH = torch.ones(4, 3)
-
-
-def test_a_clock_that_stands_still_shows_no_difference():
-    found = compare({"a": lambda x: x, "b": lambda x: x}, BATCH, _clock=lambda: 0.0)
-    assert found.row("b").verdict == "no difference"
 
 
 def test_faster_slower_and_equal_variants_get_their_verdicts():
@@ -64,16 +58,6 @@ def test_a_round_runs_all_variants_and_the_baseline_twice_shuffled():
     assert (found.baseline, found.row("other").ratio, found.row("plain").ratio) == ("other", 1, 1)
 
 
-def test_the_same_seed_gives_the_same_order():
-    def order(seed):
-        clock, log = Clock(), []
-        variants = {name: clock.takes(0.1, log=log, name=name) for name in "abc"}
-        compare(variants, BATCH, budget=9, seed=seed, _clock=clock)
-        return log
-
-    assert order(1) == order(1) != order(2)
-
-
 @pytest.mark.parametrize("budget", [3.0, 10.0])
 def test_the_budget_is_kept(budget):
     clock = Clock()
@@ -82,23 +66,6 @@ def test_the_budget_is_kept(budget):
     assert found.seconds == clock.now
     # A round is begun if one as long as the last would still end in time.
     assert budget - 1.5 < found.seconds < budget + 1.0
-
-
-def test_a_round_that_would_exceed_the_budget_is_not_started():
-    clock = Clock()
-    variants = {name: clock.takes(noisy(0.125, 1e-4, name)) for name in "ab"}
-    # 0.75 s of warming up, and rounds of 0.375 s.
-    found = compare(variants, BATCH, budget=5.0, precision=1e-9, _clock=clock)
-    assert (found.repeats, found.seconds) == (11, pytest.approx(4.875, rel=1e-3))
-
-
-@pytest.mark.parametrize(("longest", "rounds"), [(None, 8), (2.4, 4), (100.0, 8)])
-def test_a_budget_counts_rounds_as_well_as_seconds(longest, rounds):
-    clock = Clock()
-    variants = {name: clock.takes(0.125) for name in "ab"}
-    found = compare(variants, BATCH, budget=1.0, longest=longest, precision=1e-9, _clock=clock)
-    # Until there are enough for an interval: four times as long, or as long as was said.
-    assert found.repeats == rounds
 
 
 def test_a_tiny_budget_runs_one_round_and_notes_it_is_too_few():
@@ -172,53 +139,3 @@ def test_quiet_or_in_several_processes_it_follows_the_wall(monkeypatch, many):
     found = compare(variants, BATCH, precision=None, _clock=wall, _processor=processor)
     assert (found.row("other").verdict, found.settings["timer"]) == ("slower", "wall clock")
     assert found.clock_remark == ""
-
-
-def test_short_calls_are_timed_in_a_row_after_an_untimed_one():
-    clock, log = Clock(), []
-    variants = {
-        "short": clock.takes(0.001, log=log, name="short"),
-        "long": clock.takes(0.02, log=log, name="long"),
-    }
-    found = compare(variants, BATCH, budget=60, _clock=clock)
-    assert (found.row("short").calls, found.row("long").calls) == (5, 5)
-    assert found.row("short").seconds == pytest.approx(0.001)
-    assert log.count("long") == 3 + found.repeats * (1 + 5)
-    assert log.count("short") == 3 + 2 * found.repeats * (1 + 5)
-
-
-def test_no_untimed_call_precedes_long_ones():
-    clock, log = Clock(), []
-    variants = {name: clock.takes(1.0, log=log, name=name) for name in "ab"}
-    found = compare(variants, BATCH, budget=50, _clock=clock)
-    assert log.count("b") == 2 + found.repeats
-
-
-def test_progress_is_reported():
-    clock, told = Clock(), []
-    variants = {name: clock.takes(0.1) for name in "ab"}
-    found = compare(variants, BATCH, budget=30, progress=told.append, _clock=clock)
-    assert told[:3] == ["warming up a", "warming up b", "1 round, at most 119 s left"]
-    assert told[-1].startswith(f"{found.repeats} rounds, at most ")
-
-
-def test_a_round_counts_with_its_last_turn_and_bounds_the_next():
-    clock = Clock()
-    clock.now = 5.0
-    rounds, others = Rounds(clock, seed=3), Rounds(clock, seed=3)
-    assert rounds.fits(0.0)  # the first round runs whatever it takes
-    turns = rounds.turns("abc")
-    some = [next(turns), next(turns)]
-    turns.close()  # by an error in a turn
-    assert (rounds.count, len({*some})) == (0, 2)
-    again = []
-    for each in others.turns("abc"):
-        again.append(each)
-        clock.now += 1.0
-    assert (again[:2], sorted(again)) == (some, [*"abc"])
-    assert (others.count, others.seconds(), others.fits(6.0), others.fits(5.9)) == (
-        1,
-        3.0,
-        True,
-        False,
-    )

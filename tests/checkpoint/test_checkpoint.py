@@ -34,7 +34,6 @@ from prepare.errors import (
     CheckpointError,
     ConfigError,
     FileError,
-    KnownIssueError,
     PrepareError,
     RefusedError,
 )
@@ -77,17 +76,6 @@ def test_the_recipe_in_the_file_is_the_default_pipeline(tmp_path):
     assert load(tmp_path / "w.safetensors", Awkward, pipeline=elsewhere, device="cpu")
 
 
-def test_a_prepared_model_is_saved_as_the_same_bytes(tmp_path):
-    plain = small()
-    prepared = Pipeline.from_config({"conv2d_memory_format": {}}).apply(small_like(plain))
-    for name, model in (("plain", plain), ("prepared", prepared)):
-        save(model, tmp_path / f"{name}.safetensors")
-    assert (tmp_path / "plain.safetensors").read_bytes() == (
-        tmp_path / "prepared.safetensors"
-    ).read_bytes()
-    assert prepared[0].weight.stride(1) == 1
-
-
 def test_a_saved_file_is_read_without_prepare(tmp_path):
     model = Awkward()
     save(pipeline().apply(model), tmp_path / "w.safetensors", pipeline=pipeline())
@@ -96,15 +84,6 @@ def test_a_saved_file_is_read_without_prepare(tmp_path):
     assert all(t.is_contiguous() for t in state.values())
     result = Awkward().bfloat16().load_state_dict(state, strict=False)
     assert set(result.missing_keys) == {"head.weight"}
-
-
-def test_a_model_with_fused_norms_is_saved_and_loaded(path):
-    fused = Pipeline.from_config({"fuse_conv_bn": {}})
-    model = small().eval()
-    expected = fused.apply(small_like(model).eval())
-    write(expected, path)
-    loaded = load(path, lambda: small().eval(), pipeline=fused).model
-    assert_same(loaded, expected)
 
 
 def sharded(folder: Path, shards: dict[str, dict]) -> Path:
@@ -130,17 +109,6 @@ def test_the_shards_of_an_index_are_one_state(tmp_path):
     index.write_text(json.dumps({"weight_map": {"other": "../a.safetensors"}}))
     with pytest.raises(CheckpointError, match="which is not in its folder"):
         load(index, small)
-
-
-def test_a_checkpoint_of_transformers_loads_with_tied_weights(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    config = transformers.T5Config(vocab_size=40, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)  # fmt: skip
-    model = transformers.T5ForConditionalGeneration(config)
-    model.save_pretrained(tmp_path, max_shard_size="10KB")
-    index = tmp_path / "model.safetensors.index.json"
-    loaded = load(index, lambda: transformers.T5ForConditionalGeneration(config)).model
-    assert_same(loaded, model)
-    assert loaded.encoder.embed_tokens.weight is loaded.shared.weight
 
 
 def test_parameters_take_no_memory_while_the_model_is_built():
@@ -197,58 +165,6 @@ def test_a_model_that_reads_its_weights_while_built_gets_them(path):
         assert not any(t.is_meta for t in loaded.buffers())
 
 
-def test_an_unsaved_buffer_on_meta_is_refused_without_a_change(path):
-    write(Awkward(), path)
-    with torch.device("meta"):
-        model = Awkward()
-    before = state_of(model)
-    with pytest.raises(CheckpointError, match="give a function that builds the model") as caught:
-        load(path, model, pipeline=NOTHING)
-    assert {p.where for p in caught.value.problems} == {
-        f"{path}, positions",
-        f"{path}, frequencies",
-    }
-    assert same_state(state_of(model), before)
-
-
-def test_models_that_cannot_be_filled_are_refused(path):
-    write(nn.Sequential(nn.Linear(2, 3)), path)
-    scripted = torch.jit.script(nn.Sequential(nn.Linear(2, 3)))
-    with pytest.raises(RefusedError, match="load first, then script or trace it"):
-        load(path, scripted)
-    with pytest.raises(RefusedError, match="gave an object of type int"):
-        load(path, lambda: 3)
-    with pytest.raises(ConfigError, match="the path comes first"):
-        load(nn.Linear(2, 3), path)
-    with pytest.raises(ConfigError, match="the model comes first"):
-        save(path, nn.Linear(2, 3))
-    with pytest.raises(RefusedError, match=r"prepare\.checkpoint\.load"):
-        Pipeline.from_config({"device": {"device": "cpu"}}).apply(nn.Linear(2, 2, device="meta"))
-
-
-def test_a_model_without_tensors_is_saved_and_loaded(tmp_path):
-    path = tmp_path / "model.safetensors"
-    save(nn.Sequential(nn.ReLU()), path)
-    assert load(path, nn.Sequential(nn.ReLU())).missing == ()
-    torch.save({}, path.with_suffix(".pt"))
-    with pytest.raises(CheckpointError, match="does not hold a mapping of names to tensors"):
-        load(path.with_suffix(".pt"), nn.ReLU())
-
-
-def test_a_file_of_very_many_tensors_is_read(tmp_path):
-    class Many(nn.Module):
-        def __init__(self):
-            super().__init__()
-            for number in range(20_500):
-                self.register_buffer(f"b{number}", torch.zeros(1))
-
-    save(Many(), tmp_path / "many.safetensors")
-    assert load(tmp_path / "many.safetensors", Many()).missing == ()
-    history = [{"loss": float(i), "lr": 0.1} for i in range(20_000)]
-    torch.save({"model": small().state_dict(), "history": history}, tmp_path / "train.pt")
-    assert load(tmp_path / "train.pt", small, key="model").missing == ()
-
-
 def test_missing_and_unexpected_tensors_raise_only_if_strict(path):
     write(nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)}), path)
 
@@ -296,15 +212,6 @@ def test_a_prefix_of_every_name_is_named_and_stripped_on_request(path, prefix):
         load(path, built, strip="modle.")
 
 
-def test_compiled_parts_are_stripped_wherever_they_stand(path):
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    write(nn.Sequential(model[0], nn.ModuleDict({"_orig_mod": model[1]})), path)
-    with pytest.raises(CheckpointError, match="load it with strip='_orig_mod.'$"):
-        load(path, lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
-    built = load(path, nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), strip="_orig_mod.").model
-    assert torch.equal(built[1].weight, model[1].weight)
-
-
 def test_hooks_of_modules_that_rename_are_run(path):
     with pytest.warns(FutureWarning, match="deprecated"):
         old = nn.utils.weight_norm(nn.Conv2d(2, 2, 3))  # its names are weight_g and weight_v
@@ -346,43 +253,6 @@ def test_loading_code_of_a_module_does_as_in_torch(path, kind, given):
     loaded = load(path, build if given == "function" else build(), pipeline=half)
     assert_same(loaded.model, half.apply(expected))
     assert path.read_bytes() == content
-
-
-def test_key_chooses_an_entry_of_a_file_with_several(tmp_path):
-    path = tmp_path / "run.pt"
-    model, other = small(), small()
-    torch.save({"model": model.state_dict(), "ema": other.state_dict(), "epoch": 2}, path)
-    with pytest.raises(CheckpointError, match="key=: model, ema"):
-        load(path, small)
-    assert_same(load(path, small, key="ema").model, small_like(other))
-    with pytest.raises(CheckpointError, match="did you mean 'model'"):
-        load(path, small, key="modle")
-    save(model, tmp_path / "w.safetensors")
-    with pytest.raises(CheckpointError, match="has no entries, so none called 'model'"):
-        load(tmp_path / "w.safetensors", small, key="model")
-
-
-def test_a_file_of_an_older_torch_is_read(tmp_path):
-    model = small()
-    torch.save(model.state_dict(), tmp_path / "old.pt", _use_new_zipfile_serialization=False)
-    assert_same(load(tmp_path / "old.pt", small).model, small_like(model))
-
-
-def test_known_issues_are_errors_unless_they_are_ignored(path):
-    def build():
-        return nn.Sequential(
-            nn.Conv2d(3, 4, 3), nn.InstanceNorm2d(4), nn.SiLU(), nn.Conv2d(4, 4, 3)
-        )
-
-    layout = Pipeline.from_config({"device": {"device": "cpu"}, "conv2d_memory_format": {}})
-    write(build(), path)
-    model = build()
-    before = state_of(model)
-    with pytest.raises(KnownIssueError):
-        load(path, model, pipeline=layout)
-    assert same_state(state_of(model), before)
-    loaded = load(path, model, pipeline=layout, known_issues="ignore")
-    assert loaded.model[0].weight.stride(1) == 1
 
 
 def test_tied_weights_of_a_file_fill_both_places(path):
@@ -501,24 +371,6 @@ def test_a_truncated_file_is_refused(path):
             load(path, small)
 
 
-def test_a_path_that_is_no_file_is_named(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    save(small(), "w.safetensors")
-    with pytest.raises(CheckpointError, match=r"did you mean w\.safetensors"):
-        load("v.safetensors", small)
-    with pytest.raises(CheckpointError, match=r"give one of its files: w\.safetensors"):
-        load(".", small)
-
-
-def test_a_configuration_in_a_checkpoint_says_what_to_do(tmp_path):
-    omegaconf = pytest.importorskip("omegaconf")
-    path = tmp_path / "last.ckpt"
-    config = omegaconf.OmegaConf.create({"width": 8})
-    torch.save({"state_dict": small().state_dict(), "hyper_parameters": {"cfg": config}}, path)
-    with pytest.raises(CheckpointError, match=r"weights_only=False.*load_state_dict"):
-        load(path, small)
-
-
 def test_values_that_a_file_of_weights_cannot_hold_are_named(tmp_path):
     class State(nn.Linear):
         def get_extra_state(self):
@@ -552,47 +404,6 @@ def test_a_failure_at_any_call_leaves_the_old_file(tmp_path, error):
             break
     assert number > 3
     assert torch.equal(load(path, nn.Linear(2, 3)).model.weight, new.weight)
-
-
-def test_names_of_any_kind_are_saved_and_loaded(tmp_path):
-    names = ["a\nb", "<script>", "[red]", "ü", "x" * 5000, "a b"]
-    model = nn.ModuleDict({name: nn.Linear(1, 1) for name in names})
-    save(model, tmp_path / "w.safetensors")
-    other = nn.ModuleDict({name: nn.Linear(1, 1) for name in names})
-    assert_same(load(tmp_path / "w.safetensors", other).model, model)
-
-
-NETWORKS = sorted(
-    path.stem for path in (Path(__file__).parents[2] / "conf" / "model").glob("*_*.yaml")
-)
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # theirs
-@pytest.mark.parametrize("name", NETWORKS)
-def test_every_configured_network_loads_as_apply_prepares_it(path, name):
-    import yaml
-    from hydra.errors import InstantiationException
-    from hydra.utils import instantiate
-
-    config = yaml.safe_load(
-        (Path(__file__).parents[2] / "conf" / "model" / f"{name}.yaml").read_text()
-    )
-    named = {k: v for k, v in config.get("model", config).items() if k not in ("defaults", "input")}
-
-    def build():
-        return instantiate(named, _convert_="all").eval()
-
-    try:
-        original = build()
-    except InstantiationException as error:
-        pytest.skip(f"cannot be built here: {str(error).splitlines()[0]}")
-    write(original, path)
-    steps = {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}, "conv3d_memory_format": {}}
-    prepared = Pipeline.from_config(steps | {"repair_layout": {}})
-    loaded = load(path, build, pipeline=prepared).model
-    assert_same(loaded, prepared.apply(original))
-    assert all(p.is_meta for p in build_empty(build).parameters())
 
 
 def test_a_resumed_optimizer_matches_the_loaded_layout(path):

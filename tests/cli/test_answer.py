@@ -45,13 +45,6 @@ def test_a_wrong_configuration_is_an_object_with_the_error(capsys):
     assert "did you mean" in found["error"]
 
 
-@pytest.mark.slow
-def test_a_sweep_gives_its_rows(capsys):
-    sweep = ("--multirun", "seed=0,1", "verify=none", "flow=none", "isolate=false")
-    found = answer(capsys, *NET, *sweep, "--json")
-    assert [row["status"] for row in found["rows"]] == ["ok", "ok"]
-
-
 def test_a_command_answers_too(capsys):
     assert "half" in answer(capsys, "steps", "--json")["steps"]
 
@@ -59,9 +52,3 @@ def test_a_command_answers_too(capsys):
 def test_quiet_prints_nothing_for_a_job_without_warnings(capsys):
     assert cli.run([*NET, "memfmt=channels_last", "verify=none", "--quiet"]) == 0
     assert capsys.readouterr() == ("", "")
-
-
-@pytest.mark.parametrize(("flag", "hint"), [("--jsn", "--json"), ("--dry-run", "task=plan")])
-def test_a_misspelt_flag_gets_a_hint(capsys, flag, hint):
-    assert cli.run([*NET, flag]) == 2
-    assert hint in capsys.readouterr().err

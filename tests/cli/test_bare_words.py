@@ -1,31 +1,13 @@
 """The bare words diff and steps, and the help."""
 
 import re
-import sys
-
-import pytest
 
 from prepare.app.cli.commands import COMMANDS
 from prepare.app.job.settings import key_names
 from prepare.registry import STEPS
-from prepare.stages.registry import tasks
-from words import NET, SMALL
+from prepare.stages.stage import tasks
 
 GROUPS = ("model", "device", "precision", "memfmt", "input")
-
-
-def test_diff_says_what_differs_between_two_runs(go):
-    one = go(NET, SMALL, "memfmt=contiguous").folder
-    other = go(NET, SMALL, "memfmt=channels_last").folder
-    assert go("diff", str(one), str(one))[:2] == (0, "no difference\n")
-    audits = go("diff", str(one / "audit.json"), str(other / "audit.json"))
-    assert audits.code == 0
-    assert re.search(r"convs\.0\.weight +stride \[27,9,3,1\].* +stride \[27,1,9,3\]", audits.out)
-    assert audits.out.endswith("1 difference\n")
-    runs = go("diff", str(one), str(other))
-    assert runs.code == 0
-    assert re.search(r"convs\.0\.weight +stride \[27,9,3,1\].* +stride \[27,1,9,3\]", runs.out)
-    assert re.search(r"memfmt +contiguous +channels_last\n", runs.out)
 
 
 def test_steps_lists_every_step_with_its_options_and_its_card(go):
@@ -48,34 +30,12 @@ def test_the_help_is_one_screen_with_every_group_and_every_task(go):
     assert "monai_* (6)" in ran.out
 
 
-def test_the_whole_help_names_every_group_every_key_and_every_word(go):
-    ran = go("--help", "all")
-    assert ran.code == 0
-    words = (*GROUPS, *(f"{key}=" for key in ("task", "mode", "amp", "strict", "seed", "plugins")))
-    words += (*COMMANDS, "--multirun", "monai_unet3d")
-    assert [word for word in words if word not in ran.out] == []
-    assert max(map(len, ran.out.splitlines())) <= 110
-    assert "(null)" not in ran.out
-
-
-def test_one_step_is_shown_alone(go):
-    for words in (["steps", "repair_layout"], ["--help", "repair_layout"]):
-        ran = go(*words)
-        assert ran.out.startswith("repair_layout  (")
-        assert "keep_layout  (" not in ran.out
-    assert "did you mean 'repair_layout'?" in go("steps", "repair").err
-
-
 def test_the_help_of_every_key_task_and_step_says_something(go):
     for topic in {*key_names(), *tasks(), *STEPS} - {"hydra"}:
         ran = go("--help", topic)
         assert (ran.code, ran.err) == (0, ""), topic
         assert topic in ran.out
         assert "Examples" not in ran.out
-
-
-def test_flags_may_stand_after_the_words(go):
-    assert go("model=unet3d", "--cfg", "job", "seed=3").out.count("seed: 3") == 1
 
 
 def test_the_help_of_one_group_lists_its_options(go):
@@ -87,30 +47,3 @@ def test_the_help_of_one_group_lists_its_options(go):
     assert wrong.err.startswith(
         "modle: is not a group, task, key or step; did you mean --help model?"
     )
-
-
-@pytest.mark.parametrize(
-    ("called", "command"),
-    [
-        ("/usr/bin/prepare", "prepare"),
-        ("run.py", "python run.py"),
-        ("/lib/prepare/__main__.py", "python -m prepare"),
-        ("/lib/pytest/__main__.py", "prepare"),
-    ],
-)
-def test_the_help_names_the_command_as_it_was_called(called, command, go, monkeypatch):
-    monkeypatch.setattr(sys, "argv", [called])
-    out = go("--help", "all").out
-    assert f"\n  {command} model=unet3d memfmt=channels_last_3d\n" in out
-    commands = [
-        row for row in out.splitlines() if row.lstrip().startswith((f"{command} s", f"{command} d"))
-    ]
-    # Beside the commands stands what each does, in one column.
-    assert len({len(row[: row.rindex("  ")]) for row in commands}) == 1, commands
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_help_of_a_command_is_its_usage(command, go):
-    usage, does = go(command, "--help").out.splitlines()
-    assert re.match(rf"usage: (python run.py|prepare) {command}\b", usage)
-    assert re.match(r"  [A-Z].+\.$", does)

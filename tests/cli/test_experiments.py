@@ -28,34 +28,3 @@ def test_an_experiment_runs_and_leaves_its_recipe(name, tmp_path, capsys):
     assert set(recipe.steps) >= STEPS[name]
     out = " ".join(capsys.readouterr().out.split())
     assert ("bfloat16" in out) == (name == "nnunet_training")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_an_experiment_runs_with_its_own_network(name, tmp_path):
-    package = {"nnunet_training": "dynamic_network_architectures", "wan_decoder": "diffusers"}
-    pytest.importorskip(package[name])
-    words = [f"+experiment={name}", f"hydra.run.dir={tmp_path}", "bench=none"]
-    assert cli.run(words) == 0
-
-
-@pytest.mark.parametrize(
-    ("word", "write"),
-    [
-        ("experiment=wan_decoder", "+experiment=NAME"),
-        ("+experiment=wan_decodr", "did you mean 'wan_decoder'?"),
-    ],
-)  # fmt: skip
-def test_a_wrong_word_is_one_line(word, write, capsys):
-    assert cli.run([word]) == 2
-    (said,) = capsys.readouterr().err.splitlines()
-    assert write in said
-
-
-def test_experiments_are_listed_in_the_help(capsys):
-    assert cli.run(["--help"]) == 0
-    assert f"+experiment  {', '.join(NAMES)}" in capsys.readouterr().out
-    assert cli.run(["--help", "experiment"]) == 0
-    out = capsys.readouterr().out
-    assert "+experiment=OPTION" in out
-    assert all(f"  {name} " in out for name in NAMES)

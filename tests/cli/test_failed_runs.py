@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import sample_nets
-from prepare.app.cli import main as cli
-from prepare.app.job.outcome import failure
+from prepare.app.job.execute import failure
 from words import NET, SMALL
 
 
@@ -29,67 +28,46 @@ AT = {
 
 
 @pytest.mark.parametrize(
-    ("argv", "reason", "line"),
+    ("argv", "reason", "parts"),
     [
         (
             ["model._target_=sample_nets.raises"],
             "model",
-            f"model: building sample_nets.raises: {AT['raises']}: ValueError: no such depth and more",
+            [AT["raises"], "ValueError: no such depth"],
         ),
-        (
-            ["model._target_=sample_nets.exits"],
-            "exit",
-            f"{AT['exits']}: the run called sys.exit(0)",
-        ),
+        (["model._target_=sample_nets.exits"], "exit", [AT["exits"], "sys.exit(0)"]),
         (
             ["model._target_=sample_nets.runs_out_of_memory"],
             "oom",
-            f"out of memory: {AT['runs_out_of_memory']}: MemoryError: 2 TiB",
+            ["out of memory", AT["runs_out_of_memory"], "2 TiB"],
         ),
         (
             ["model._target_=sample_nets.Views", SMALL, "memfmt=channels_last"],
             "model",
-            (
-                f"forward of Views: {AT['Views.forward']}: RuntimeError: view size is not compatible with input tensor's size and stride "
-                "(at least one dimension spans across two contiguous subspaces). Use .reshape(...) instead; "
-                "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
-                "there, or exclude the convolutions before it"
-            ),
+            ["forward of Views", AT["Views.forward"], "use .reshape or .flatten"],
         ),
         (
             ["model._target_=sample_nets.MakesItsOwn", SMALL, "precision=bfloat16"],
             "model",
-            (
-                f"forward of convs.0 (Conv2d): {AT['Net.forward']}: RuntimeError: Input type (float) and bias type (c10::BFloat16) "
-                "should be the same; the input and the weights differ in precision: the example was formatted as "
-                "the steps say, but a tensor that the model makes itself stays as it is, and so does the weight of "
-                "a kept module that is not called itself"
-            ),
+            ["forward of convs.0 (Conv2d)", AT["Net.forward"], "differ in precision"],
         ),
         (
             ["model._target_=sample_nets.TakesTwo", SMALL],
             "model",
-            (
-                "forward of TakesTwo: TypeError: TakesTwo.forward() missing 1 required positional argument: "
-                "'ids'; forward takes other arguments: give them as input.args=[{shape:[...]},...] and input.kwargs={NAME:{shape:[...]}}, one dict as input.args=[{NAME:{shape:[...]}}]"
-            ),
+            ["forward of TakesTwo", "input.kwargs={NAME:{shape:[...]}}"],
         ),
         (
             [NET, "input.shape=[2,1,8,8]"],
             "model",
-            (
-                f"forward of convs.0 (Conv2d): {AT['Net.forward']}: RuntimeError: Given groups=1, weight of size [4, 3, 3, 3], expected "
-                "input[2, 1, 8, 8] to have 3 channels, but got 1 channels instead; the example input may not fit "
-                "this model: change input.shape"
-            ),
+            ["forward of convs.0 (Conv2d)", AT["Net.forward"], "change input.shape"],
         ),
     ],
 )
-def test_a_failure_names_the_users_line_and_leaves_its_traceback(go, argv, reason, line):
+def test_a_failure_names_the_users_line_and_leaves_its_traceback(go, argv, reason, parts):
     ran = go(*argv)
     assert ran.code == 1
     said, where = ran.err.splitlines()
-    assert said == line
+    assert [part for part in parts if part not in said] == []
     assert where == f"the traceback is in {ran.folder.relative_to(Path.cwd())}/traceback.txt"
     assert (ran.result["status"], ran.result["reason"]) == ("failed", reason)
     assert ran.result["traceback"].startswith("Traceback")
@@ -100,34 +78,6 @@ def test_an_interrupted_run_exits_130_and_says_so_in_its_record(go):
     ran = go("model._target_=sample_nets.interrupts")
     assert ran.code == 130
     assert ran.result["status"] == "interrupted"
-
-
-def test_a_folder_that_cannot_be_made_is_one_line(go, tmp_path):
-    (tmp_path / "file").write_text("")
-    ran = go(NET, "hydra.run.dir=file/below")
-    assert ran.code == 1
-    assert len(ran.err.splitlines()) == 1
-    assert "file/below" in ran.err
-
-
-def test_no_stage_is_shown_for_an_analysis_that_is_off(tmp_path, monkeypatch):
-    from contextlib import contextmanager
-
-    from prepare.app.cli import hydra_app
-
-    shown = []
-
-    @contextmanager
-    def stage(what):
-        shown.append(what)
-        yield lambda _: None
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(hydra_app, "stage", stage)
-    off = ("verify=none", "bench=none", "flow=none")
-    assert cli.run([NET, SMALL, "memfmt=channels_last", *off]) == 0
-    assert not [what for what in shown if what.startswith(("verifying", "timing", "following"))]
-    assert "auditing" in shown
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")

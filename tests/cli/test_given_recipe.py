@@ -51,12 +51,6 @@ def test_words_add_to_a_recipe_change_it_and_drop_from_it(go, recipe):
     assert found["half"]["dtype"] == "bfloat16"
 
 
-@pytest.mark.slow
-def test_the_device_is_that_of_the_command_line(go, recipe):
-    steps = RECIPE | {"device": {"device": "cuda:9"}}
-    assert steps_of(go(*QUICK, recipe(steps), "device=cpu"))["device"] == {"device": "cpu"}
-
-
 def test_a_group_adds_what_the_recipe_lacks(go, recipe):
     steps = {"conv2d_memory_format": RECIPE["conv2d_memory_format"]}
     found = steps_of(go(*QUICK, recipe(steps), "precision=bfloat16"))
@@ -80,26 +74,6 @@ def test_a_group_that_contradicts_a_recipe_is_refused(word, step, go, recipe):
     assert f"steps.{step}." in line
 
 
-def test_the_recipe_of_a_row_is_read_whatever_its_folder_holds(go, recipe, tmp_path):
-    folder = tmp_path / "0-memfmt=channels_last,precision=bfloat16's"
-    folder.mkdir()
-    recipe(RECIPE, f"{folder.name}/recipe.yaml")
-    assert "half" in steps_of(go(*QUICK, f"recipe={folder}/recipe.yaml"))
-
-
-def test_the_recipe_of_a_run_with_a_plugin_is_read_again(go, tmp_path, monkeypatch):
-    (tmp_path / "doubled_step.py").write_text(
-        "from prepare.registry import register\nfrom prepare.step import TensorStep, Want\n"
-        "@register('doubled')\nclass Doubled(TensorStep):\n"
-        "    '''Makes everything float64.'''\n"
-        "    def want(self, tensor):\n        return Want(dtype='float64')\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    words = (NET, "plugins=[doubled_step]", "verify=none")
-    first = go(*words, "+steps.doubled={}")
-    assert steps_of(go(*words, f"recipe={first.folder}/recipe.yaml")) == steps_of(first)
-
-
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
@@ -119,19 +93,3 @@ def test_a_recipe_is_checked_before_a_run(steps, said, go, recipe):
     ran = go(*QUICK, recipe(steps))
     assert (ran.code, ran.folders) == (2, [])
     assert said in ran.err
-
-
-def test_other_values_are_told_what_is_wrong(go, recipe):
-    assert "nothere.yaml: " in go(*QUICK, "recipe=nothere.yaml").err
-    assert "3: " in go(*QUICK, "recipe=3").err
-    word = recipe(RECIPE)
-    assert "recipe.yaml,other.yaml: " in go("-m", *QUICK, f"{word},other.yaml").err
-
-
-@pytest.mark.slow
-def test_a_sweep_takes_a_recipe_and_the_next_command_does_not(go, recipe):
-    words = ("-m", *QUICK, recipe(RECIPE), "seed=1,2", "hydra.sweep.dir=sweep")
-    ran = go(*words)
-    assert ran.code == 0
-    assert "2 of 2 rows ok" in ran.out
-    assert "half" not in steps_of(go(*QUICK, "memfmt=channels_last"))

@@ -2,20 +2,12 @@
 
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from paths import RUN
-from prepare.app.cli import hydra_app
 from prepare.app.cli import main as cli
-from prepare.core.utils import files, wording
-from prepare.core.utils.folders import hold_folder
-from prepare.errors import FileError
+from prepare.core.utils.files import hold_folder
 
 FAST = ("verify=none", "bench=none", "flow=none", "device=cpu")
 NET = "model._target_=sample_nets.Net"
@@ -55,47 +47,6 @@ def test_own_models_and_experiments_are_chosen_by_name(conf, capsys):
     assert (job["choices"]["model"], job["choices"]["precision"]) == ("mynet", "bfloat16")
 
 
-@pytest.mark.parametrize("flag", ["--config-dir", "-cd"])
-@pytest.mark.parametrize("mode", [(), ("-m",)], ids=["run", "sweep"])
-def test_a_misspelt_own_option_finds_its_name(conf, capsys, flag, mode):
-    assert cli.run(["model=mynte", *mode, flag, str(conf)]) == 2
-    line = capsys.readouterr().err
-    assert "did you mean 'mynet'?" in line
-    assert "custom, mynet, resnet2d" in line
-
-
-@pytest.mark.parametrize(
-    "words",
-    [("--info", "searchpath", "model=unet2d"), ("model=unet2d", "--info", "searchpath")],
-    ids=["first", "last"],
-)
-def test_info_may_be_in_any_position(conf, capsys, words):
-    assert cli.run([*words]) == 0
-    assert "provider" in capsys.readouterr().out.lower()
-
-
-def test_info_without_a_word_does_not_take_the_next_override(conf, capsys):
-    assert cli.run(["--info", "model=unet2d"]) == 0
-    assert "unet2d" in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_table_of_a_read_only_folder_is_printed(conf, capsys, monkeypatch):
-    assert cli.run(["-m", NET, "seed=1,2", "hydra.sweep.dir=swept", *FAST]) == 0
-    capsys.readouterr()
-
-    def refuse(path, *_):
-        raise FileError(os.fspath(path), "cannot be written: Read-only file system")
-
-    monkeypatch.setattr(files, "write_bytes", refuse)
-    monkeypatch.setattr(files, "write_text", refuse)
-    monkeypatch.setattr("prepare.core.utils.json_records.write_text", refuse)
-    assert cli.run(["summary", "swept"]) == 0
-    out = capsys.readouterr().out.splitlines()
-    assert out[1].startswith("0 ")
-    assert out[-1].startswith("not written: swept/summary.json: cannot be written: Read-only")
-
-
 def test_a_second_run_in_a_folder_at_the_same_time_is_refused(conf, capsys):
     (conf.parent / "run").mkdir()
     with hold_folder(conf.parent / "run") as claimed:
@@ -105,69 +56,6 @@ def test_a_second_run_in_a_folder_at_the_same_time_is_refused(conf, capsys):
     assert capsys.readouterr().err == line
     assert list((conf.parent / "run").iterdir()) == []
     assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 0
-
-
-@pytest.mark.parametrize("made", [True, False], ids=["empty", "missing"])
-def test_a_run_holds_its_folder_before_hydra_writes(conf, capsys, monkeypatch, made):
-    if made:
-        (conf.parent / "run").mkdir()
-    others = []
-    checked = hydra_app.Checks.on_run_start
-
-    def check(self, config, **kwargs):
-        checked(self, config, **kwargs)
-        with hold_folder(conf.parent / "run") as claimed:
-            others.append(claimed)
-
-    monkeypatch.setattr(hydra_app.Checks, "on_run_start", check)
-    assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 0
-    assert others == [False]
-    assert (conf.parent / "run" / ".hydra" / "config.yaml").is_file()
-    with hold_folder(conf.parent / "run") as claimed:
-        assert claimed  # released at the end
-
-
-def test_bash_completes_run_py(conf):
-    script = f"""
-        cp {RUN} run.py; eval "$(python run.py -sc install=bash)"
-        COMP_LINE="python run.py memfmt=ch"; COMP_POINT=${{#COMP_LINE}}; COMP_CWORD=2
-        hydra_bash_completion; echo "${{COMPREPLY[@]}}"
-    """
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    env = os.environ | {"PATH": path, "PYTHONPATH": str(RUN.parent)}
-    done = subprocess.run(
-        ["bash", "-c", script], capture_output=True, text=True, env=env, check=False
-    )
-    assert done.stdout.split() == ["memfmt=channels_last", "memfmt=channels_last_3d"], done.stderr
-
-
-@pytest.fixture
-def completed(monkeypatch, capsys):
-    """Return the words that a shell offers for a line."""
-
-    def query(line, shell="bash"):
-        monkeypatch.setenv("COMP_LINE", line)
-        assert cli.run(["-sc", f"query={shell}"]) == 0
-        out, err = capsys.readouterr()
-        assert err == ""
-        return out.split()
-
-    return query
-
-
-@pytest.mark.parametrize("shell", ["bash", "fish", "zsh"])
-def test_hydra_completes_groups_options_and_keys(completed, shell):
-    assert completed("prepare model=unet2d memfmt=ch", shell) == [
-        "memfmt=channels_last",
-        "memfmt=channels_last_3d",
-    ]
-    assert "verify=" in completed("prepare ver", shell)
-
-
-def test_help_lists_the_launchers(capsys):
-    assert cli.run(["--help", "all"]) == 0
-    line = "hydra/launcher: basic, joblib, ray, submitit_local, submitit_slurm"
-    assert line in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["report.html", "result.json"])
@@ -218,26 +106,3 @@ def test_hydra_keeps_its_files_without_secrets(conf, monkeypatch):
     texts = [path.read_text() for path in folder.iterdir()]
     assert "${oc.env:TOKEN}" in "".join(texts)
     assert "7123987" not in "".join(texts)
-
-
-def test_an_error_in_a_hydra_program_names_its_words(monkeypatch):
-    def chosen(**choices):
-        config = SimpleNamespace(
-            initialized=lambda: True,
-            get=lambda: SimpleNamespace(runtime=SimpleNamespace(choices=choices)),
-        )
-        module = SimpleNamespace(HydraConfig=config)
-        monkeypatch.setitem(sys.modules, "hydra.core.hydra_config", module)
-
-    python = 'add the step "repair_layout": {}'
-    chosen(model="net")
-    assert f"add the step {wording.step('repair_layout')}" == python
-    chosen(model="net", prepare="default")
-    assert wording.step("repair_layout") == "+prepare/steps=repair_layout"
-    assert wording.step("half", dtype="bfloat16") == "+prepare.steps.half={dtype:bfloat16}"
-    assert wording.option("half", "keep", ["a"]) == "prepare.steps.half.keep=[a]"
-    assert wording.dropped("compile") == "prepare.steps.compile=null"
-    chosen(**{"prepare/steps": "[input_format]"})
-    assert wording.step("repair_layout") == "+prepare.steps.repair_layout={}"
-    with wording.command_line_words():
-        assert wording.step("repair_layout") == "+steps.repair_layout={}"

@@ -70,10 +70,3 @@ def test_a_request_without_effect_is_reported(go):
     ran = go(*UNET3D, "memfmt=channels_last", "strict=false")
     assert ran.code == 0
     assert NO_CONV2D in " ".join(ran.out.split())
-
-
-def test_a_package_that_is_not_there_names_the_extra_that_brings_it(go):
-    ran = go("model=timm_resnet50")
-    if "no module" not in ran.err:
-        pytest.skip("timm is installed")
-    assert "'torch-prepare[timm]'" in ran.err

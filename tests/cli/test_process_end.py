@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from prepare.app.cli import main as cli
-from prepare.app.job.record import Job, Record, Result
 
 END = """
 import atexit, gc, os, signal
@@ -30,19 +29,6 @@ def test_the_process_leaves_garbage_and_ignores_a_late_ctrl_c():
     assert (done.returncode, done.stdout, done.stderr) == (3, "True SIG_IGN\n", "")
 
 
-def test_only_what_a_library_writes_after_all_handlers_is_dropped():
-    done = ended('atexit.register(os.write, 2, b"heard") and 0')
-    assert (done.returncode, done.stderr) == (0, "heard")
-
-
-def test_a_crash_at_the_end_of_the_interpreter_is_told():
-    done = ended(
-        'setattr(cli, "last", type("", (), {"__del__": lambda s: os.kill(os.getpid(), signal.SIGSEGV)})()) or 0'
-    )
-    assert done.returncode == -11
-    assert "Segmentation fault" in done.stderr
-
-
 def test_a_crash_in_native_code_names_the_line_that_was_running():
     done = ended("os.kill(os.getpid(), signal.SIGSEGV)")
     assert done.returncode == -11
@@ -60,21 +46,6 @@ def test_the_folder_of_a_killed_run_says_so(command, tmp_path, capsys, monkeypat
         "killed: holds no result: its run was killed or is still running; "
         "wait for it, or run it again; on Linux, dmesg says if memory ran out\n"
     )
-
-
-def test_a_sweep_is_still_needed_for_a_summary_of_a_run_that_ended(tmp_path, capsys):
-    record = Record(tmp_path)
-    record.begin(Job(None, None, [], {}))
-    record.write_result(Result("ok"))
-    assert cli.run(["summary", str(tmp_path)]) == 2
-    assert "a sweep" in capsys.readouterr().err
-
-
-def test_the_package_runs_as_a_module(tmp_path):
-    command = [sys.executable, "-m", "prepare", "steps", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: python -m prepare steps")
 
 
 @pytest.mark.parametrize("flags", [[], ["--json"]])

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import hydra
 
 from paths import CONF
-from prepare.app.cli.configuration import BASE, CONFIG_NAME, store_defaults
+from prepare.app.cli.configuration import CONFIG_NAME, store_defaults
 
 NET = "model._target_=sample_nets.Net"
 SMALL = "input.shape=[2,3,16,16]"
@@ -21,5 +21,5 @@ def composing(config_dir=None):
     def compose(*words):
         return hydra.compose(CONFIG_NAME, [*more, *words], return_hydra_config=True)
 
-    with hydra.initialize_config_dir(str(CONF), **BASE):
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         yield compose

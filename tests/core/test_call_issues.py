@@ -4,10 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.model import call_issues
-from prepare.core.model.call_issues import CallIssues
-from prepare.core.model.issue_sizes import SIZES
-from prepare.core.model.known_issues import issues
+from prepare.core.model import known_issues
+from prepare.core.model.known_issues import SIZES, CallIssues, issues
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import observe, predict
 
@@ -18,7 +16,7 @@ SMALL, LARGE = (2, 8, 2, 2, 2), (2, 8, 4, 4, 4)
 @pytest.fixture(autouse=True)
 def table(monkeypatch):
     # Every entry, whatever torch and processor run the test.
-    monkeypatch.setattr(call_issues, "standing", lambda _: issues())
+    monkeypatch.setattr(known_issues, "standing", lambda _: issues())
 
 
 def conv(dtype=torch.bfloat16, **options):

@@ -2,14 +2,12 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from prepare.core.utils.machine import NAMES, accelerator, driver, environment
+from prepare.core.utils.machine import environment
 
 
 def test_the_environment_says_where_it_ran(tmp_path, monkeypatch):
@@ -35,50 +33,3 @@ def test_the_environment_is_found_without_git_on_the_path(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", os.devnull)
     assert environment()["git_commit"] is None
-
-
-def test_the_environment_holds_the_libraries_of_the_accelerator(monkeypatch):
-    found = environment()["accelerator"]
-    assert list(found) == list(NAMES)
-    assert found["backend"] in ("cuda", "rocm", "mps", "xpu", "cpu")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "one")
-    monkeypatch.setattr(torch.version, "cuda", "12.8")
-    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91002)
-    monkeypatch.setattr("prepare.core.utils.machine.driver", lambda: "580.1")
-    described = SimpleNamespace(major=8, minor=6, gcnArchName="gfx942:sramecc+")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: described)
-    cuda = accelerator()
-    assert (cuda["backend"], cuda["cudnn"], cuda["cuda"]) == ("cuda", "9.10.2", "12.8")
-    assert (cuda["driver"], cuda["architectures"]) == ("580.1", ["sm_86"])
-    monkeypatch.setattr(torch.version, "hip", "7.0")
-    rocm = accelerator()
-    assert (rocm["backend"], rocm["hip"], rocm["cudnn"]) == ("rocm", "7.0", None)
-    assert rocm["architectures"] == ["gfx942"]
-
-
-def test_the_driver_is_read_from_the_kernel_or_nvidia_smi(tmp_path, monkeypatch):
-    kernel = tmp_path / "version"
-    kernel.write_text("NVRM version: NVIDIA UNIX Open Kernel Module  580.65.06  Release Build\n")
-    monkeypatch.setattr("prepare.core.utils.machine._DRIVERS", (tmp_path / "none", kernel))
-    assert driver.__wrapped__() == "580.65.06"
-    monkeypatch.setattr("prepare.core.utils.machine._DRIVERS", ())
-    monkeypatch.setattr("prepare.core.utils.machine._asked", lambda *words: "570.1")
-    assert driver.__wrapped__() == "570.1"
-    monkeypatch.setattr("prepare.core.utils.machine._asked", lambda *words: None)
-    assert driver.__wrapped__() is None
-
-
-def test_other_programs_are_asked_once_a_process(tmp_path, monkeypatch):
-    asked, real = [], subprocess.run
-    monkeypatch.chdir(tmp_path)
-
-    def run(command, *more, **how):
-        asked.append(command[0])
-        return real(command, *more, **how)
-
-    monkeypatch.setattr(subprocess, "run", run)
-    for _ in range(3):
-        environment()
-    assert asked.count("git") == 1

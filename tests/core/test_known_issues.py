@@ -12,8 +12,7 @@ from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from issue_checks import FLAT, gradient, is_last, last, with_norm
 from paths import PYTHONPATH
-from prepare.core.model.issue_sizes import SIZES
-from prepare.core.model.known_issues import ONLY, issues, make_issue, standing
+from prepare.core.model.known_issues import ONLY, SIZES, issues, make_issue, standing
 from prepare.steps import repairs
 
 BY_NAME = {issue.name: issue for issue in issues()}
@@ -164,33 +163,6 @@ NEEDS_AVX512 = {"depthwise_transposed_conv3d_cpu"}
 CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
 
 
-def test_inductor_counts_a_backward_where_the_entry_has_ended():
-    lowering = pytest.importorskip("torch._inductor.graph").GraphLowering
-    graph = torch.fx.Graph()
-    inputs = [graph.placeholder(name) for name in ("grad", "x", "weight")]
-    for node in inputs:
-        node.meta["val"] = torch.empty(4, 4, 3, 3)
-    graph.call_function(torch.ops.aten.convolution_backward.default, tuple(inputs))
-    module = torch.fx.GraphModule(nn.Module(), graph)
-    stands = BY_NAME["convolution_backward_layout_compiled"].stands("cuda", torch.__version__, {})
-    assert lowering.decide_layout_opt(module, is_inference=False) is not stands
-
-
-MACHINES = [
-    ({"hip": "6.4.1", "architectures": ["gfx942"]}, "channels_last_ignored_rocm"),
-    ({"hip": "6.4.1", "architectures": ["gfx1100"]}, "channels_last_ignored_rocm"),
-    ({"hip": "7.0.51831", "architectures": ["gfx942"]}, None),
-    ({"hip": "7.0.51831", "architectures": ["gfx1100"]}, "channels_last_slow_rocm"),
-]
-
-
-@pytest.mark.parametrize(("machine", "expected"), MACHINES)
-def test_rocm_has_one_advice_for_each_version_and_architecture(machine, expected):
-    names = {issue.name for issue in standing("cuda", "2.13.0", machine)}
-    both = {"channels_last_ignored_rocm", "channels_last_slow_rocm"}
-    assert names & both == ({expected} if expected else set())
-
-
 def test_every_entry_is_reproduced_here_or_says_that_it_cannot_be():
     assert set(BY_NAME) == set(REPRODUCED) | NOT_HERE | OF_TIME
     assert NOT_HERE.isdisjoint(REPRODUCED)
@@ -270,66 +242,4 @@ def test_an_entry_retires_with_the_torch_that_mends_it():
     assert standing("cuda:1", "2.13.0")
 
 
-def test_an_entry_stands_for_its_cudnn_architecture_and_macos():
-    cudnn = {"cudnn": ["9.8", "9.15"]}
-    assert entry_stands(machine={"cudnn": "9.10.2"}, **cudnn)
-    assert entry_stands(machine={"cudnn": "9.8.0"}, **cudnn)
-    for other in ("9.7.1", "9.15.0", None):
-        assert not entry_stands(machine={"cudnn": other}, **cudnn)
-    assert entry_stands(machine={"architectures": ["sm_80", "sm_86"]}, arch=["sm_86"])
-    assert not entry_stands(machine={"architectures": ["sm_90"]}, arch=["sm_86"])
-    assert entry_stands(machine={"macos": "26.2"}, os=["macos", "0", "26.3"])
-    assert not entry_stands(machine={"macos": "26.3"}, os=["macos", "0", "26.3"])
-    assert not entry_stands(machine={"macos": None}, os=["macos", None, None])
-
-
-def test_a_cuda_device_under_hip_has_the_issues_of_rocm():
-    names = {issue.name for issue in standing("cuda", "2.13.0", {"hip": "6.4"})}
-    assert "channels_last_ignored_rocm" in names
-    assert "avg_pool2d_padded_backward" not in names
-
-
-@pytest.mark.parametrize(
-    ("name", "module", "shape", "holds"),
-    [
-        ("few_pixels", nn.Conv2d(2048, 512, 1), (1, 2048, 7, 7), True),
-        ("few_pixels", nn.Conv2d(2048, 512, 1), (8, 2048, 7, 7), False),
-        ("few_pixels", nn.Conv2d(8, 8, 1), (1, 8, 1, 1), False),
-        ("smaller_than_kernel", nn.Conv3d(2, 2, 3), (1, 2, 2, 4, 4), True),
-        ("smaller_than_kernel", nn.Conv3d(2, 2, 3), (1, 2, 3, 4, 4), False),
-        ("smaller_than_kernel", nn.ConvTranspose3d(2, 2, 3), (1, 2, 3, 4, 4), None),
-        ("over_2_31", nn.AvgPool2d(2), (2, 1024, 1024, 1024), True),
-        ("over_2_31", nn.AvgPool2d(2), (2, 1024, 1024, 1023), False),
-        ("over_2_31", nn.Upsample(scale_factor=2), (2, 3, 4, 4), None),
-        ("large_conv3d", nn.Conv3d(2, 2, 3), (1, 16, 124, 1282, 722), True),
-        ("unknown", nn.Conv3d(2, 2, 3), (1, 2, 8, 8, 8), None),
-        ("batch_of_one", nn.Conv3d(2, 2, 3), (1, 2, 8, 8, 8), True),
-        ("batch_of_one", nn.Conv3d(2, 2, 3), (2, 2, 8, 8, 8), False),
-        ("batch_of_one", nn.Conv3d(2, 2, 3), (2, 8, 8, 8), True),
-        ("gradient_of_tokens", nn.BatchNorm2d(8), (1, 8, 4, 4), None),
-        ("gradient_of_tokens", nn.BatchNorm2d(8), (2, 8, 4, 4), False),
-        ("gradient_of_tokens", nn.InstanceNorm2d(8), (2, 8, 4, 4), None),
-    ],
-)
-def test_a_predicate_of_sizes_decides_for_a_call(name, module, shape, holds):
-    assert SIZES[name].holds(module, shape) is holds
-
-
 CUDA = {"cudnn": "9.10.2", "architectures": ["sm_90"]}
-
-
-@pytest.mark.parametrize(
-    ("operation", "formats", "dtypes", "expected"),
-    [
-        ("Conv3d", {"contiguous"}, {"bfloat16"}, {"conv3d_without_cudnn", "conv3d_large_16_bit"}),
-        ("Conv3d", {"channels_last_3d"}, {"bfloat16"}, {"conv3d_large_16_bit"}),
-        ("Conv3d", {"channels_last_3d"}, {"float32"}, {"conv3d_tf32"}),
-        ("GroupNorm", {"channels_last"}, {"float32"}, {"group_norm_layout_cuda"}),
-        ("GroupNorm", {"contiguous"}, {"float32"}, set()),
-    ],
-)
-def test_entries_of_cuda_concern_their_formats_and_dtypes(operation, formats, dtypes, expected):
-    found = standing("cuda", "2.13.0", CUDA)
-    names = {issue.name for issue in found if issue.concerns(operation, formats, dtypes)}
-    always = {"computed_weight_layout", "conv3d_dilated_bias", "conv_kernel_is_stride"}
-    assert names - always == expected

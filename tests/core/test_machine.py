@@ -1,7 +1,5 @@
 """What disturbs timings is measured and described in a line; idle threads of the command line spin briefly."""
 
-import os
-import subprocess
 import sys
 
 import pytest
@@ -25,23 +23,6 @@ def test_a_disturbance_is_described_with_its_figure(conditions, said):
     assert disturbance({"cores_available": 2} | conditions) == said
 
 
-def test_the_time_of_other_programs_is_read_from_the_system(tmp_path, monkeypatch):
-    stat = tmp_path / "stat"
-    monkeypatch.setattr(machine, "_STAT", stat)
-    monkeypatch.setattr(machine, "usable_cores", lambda: {0, 2})
-    moments = iter([10.0, 20.0])
-    monkeypatch.setattr(machine.time, "perf_counter", lambda: next(moments))
-    monkeypatch.setattr(machine.os, "sysconf", lambda _: 100)
-    stat.write_text(
-        "cpu 9 9\ncpu0 100 0 0 500 0 0 0 0\ncpu1 7 0 0 0 0 0 0 0\ncpu2 50 0 50 1 0 0 0 0\n"
-    )
-    watch = MachineWatch()
-    stat.write_text("cpu0 1000 0 100 500 0 0 0 100\ncpu2 550 0 50 1 0 0 0 100\n")
-    found = watch.conditions()
-    assert found["cores_available"] == 2
-    assert found["others"] == pytest.approx(1.5, abs=0.1)
-
-
 def test_what_the_system_does_not_tell_is_none(tmp_path, monkeypatch):
     monkeypatch.setattr(machine, "_STAT", tmp_path / "missing")
     found = MachineWatch().conditions()
@@ -60,18 +41,6 @@ def no_choice(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("no_choice")
-@pytest.mark.skipif(sys.platform != "linux", reason="torch brings another OpenMP")
-def test_openmp_reads_the_limit_when_torch_is_loaded():
-    code = "from prepare.core.utils.machine import limit_spinning; limit_spinning(); import torch"
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=os.environ | {"OMP_DISPLAY_ENV": "VERBOSE"},
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    assert "GOMP_SPINCOUNT = '1000'" in done.stderr
-
-
 @pytest.mark.usefixtures("no_choice")
 @pytest.mark.parametrize("name", VARIABLES)
 def test_a_choice_of_the_user_is_kept_and_recorded(name, monkeypatch):
@@ -81,9 +50,3 @@ def test_a_choice_of_the_user_is_kept_and_recorded(name, monkeypatch):
     assert machine.how_threads_wait() == f"{name}=7"
     monkeypatch.undo()
     assert environment()["waiting"] == machine.how_threads_wait()
-
-
-@pytest.mark.usefixtures("no_choice")
-def test_nothing_is_set_once_torch_is_loaded():
-    machine.limit_spinning()
-    assert machine.how_threads_wait() == ""

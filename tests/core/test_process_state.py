@@ -1,12 +1,10 @@
 """Threads that verify, bench, tune and apply leave the process, and a thread that serves, as they were."""
 
-import contextlib
 import copy
 import gc
 import logging
 import os
 import random
-import signal
 import sys
 import threading
 import time
@@ -20,7 +18,6 @@ import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
 
-from prepare.core.utils.process_state import PROCESS_STATE
 from prepare.pipeline import Pipeline
 from prepare.stages import bench, flow
 from prepare.stages.tune import tune
@@ -152,56 +149,3 @@ def test_many_threads_leave_the_process_and_a_serving_one_alone():
 def fused(work):
     blocks = nn.Sequential(work.conv, work.norm, nn.ReLU()).eval()
     Pipeline.from_config({"fuse_conv_bn": {}}).apply(blocks)
-
-
-@pytest.mark.parametrize("work", [verified, fused])
-def test_ctrl_c_acts_while_another_thread_verifies(work):
-    held, done = threading.Event(), threading.Event()
-
-    def hold():
-        with PROCESS_STATE:
-            held.set()
-            done.wait(20)
-
-    thread = threading.Thread(target=hold)
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
-    thread.start()
-    held.wait()
-    timer = threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT))
-    timer.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            work(model())
-        assert thread.is_alive()
-    finally:
-        done.set()
-        thread.join()
-        timer.join()
-        signal.signal(signal.SIGINT, handler)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-@pytest.mark.parametrize("own", [False, True])
-def test_a_forked_child_does_not_wait_for_a_thread_of_its_parent(own):
-    held, done = threading.Event(), threading.Event()
-
-    def hold():
-        with PROCESS_STATE:
-            held.set()
-            done.wait()
-
-    thread = threading.Thread(target=hold)
-    if not own:
-        thread.start()
-        held.wait()
-    with PROCESS_STATE if own else contextlib.nullcontext():
-        child = os.fork()
-        if not child:
-            signal.alarm(20)  # ends it where it would wait for ever
-            with PROCESS_STATE:
-                os._exit(7)
-        ended = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    done.set()
-    if not own:
-        thread.join()
-    assert ended == 7

@@ -6,14 +6,13 @@ import signal
 import sys
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
 
 from prepare.core.forward.unchanged import unchanged
-from prepare.core.utils.process_state import act_on_interrupts, held_interrupts, interruptible
+from prepare.core.utils.process_state import held_interrupts, interruptible
 from prepare.pipeline import Pipeline
 from small_nets import facts
 
@@ -43,84 +42,6 @@ def test_a_signal_acts_after_the_outermost_block():
             done.append("inner")
         done.append("outer")
     assert done == ["inner", "outer"]
-
-
-def test_both_signals_reach_their_handlers():
-    received = []
-    before = [signal.signal(number, lambda n, _: received.append(n)) for number in SIGNALS]
-    with held_interrupts():
-        for number in (*SIGNALS, *SIGNALS):
-            signal.raise_signal(number)
-        assert received == []
-    assert received == list(SIGNALS)
-    for number, handler in zip(SIGNALS, before, strict=True):
-        signal.signal(number, handler)
-
-
-def test_a_deferred_signal_acts_where_it_can_be_undone():
-    with held_interrupts():
-        act_on_interrupts()
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            act_on_interrupts()
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            interruptible(time.sleep, 60)
-        with pytest.raises(KeyboardInterrupt):
-            interruptible(signal.raise_signal, signal.SIGINT)
-        assert interruptible(max, 1, 2) == 2
-
-
-def test_the_third_signal_acts_at_once_if_a_step_may_hang():
-    with held_interrupts(may_hang=True):
-        signal.raise_signal(signal.SIGINT)
-        with held_interrupts():
-            for _ in range(3):
-                signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            act_on_interrupts()
-
-
-def test_a_handler_that_the_block_sets_stays():
-    received = []
-    with held_interrupts():
-        signal.signal(signal.SIGINT, lambda number, _: received.append(number))
-    signal.raise_signal(signal.SIGINT)
-    assert received == [signal.SIGINT]
-    signal.signal(signal.SIGINT, signal.getsignal(signal.SIGTERM))
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.SIG_DFL])
-def test_ignored_signals_and_default_actions_are_left_alone(handler):
-    before = signal.signal(signal.SIGTERM, handler)
-    with held_interrupts():
-        assert signal.getsignal(signal.SIGTERM) is handler
-    signal.signal(signal.SIGTERM, before)
-
-
-def test_other_threads_hold_nothing():
-    def work():
-        with held_interrupts():
-            act_on_interrupts()
-            return signal.getsignal(signal.SIGINT)
-
-    with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(work).result() is signal.getsignal(signal.SIGINT)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_a_forked_process_is_not_left_with_deferred_signals():
-    with held_interrupts():
-        if not (child := os.fork()):
-            try:
-                os.kill(os.getpid(), signal.SIGINT)
-                time.sleep(10)
-            finally:
-                os._exit(7 if isinstance(sys.exception(), KeyboardInterrupt) else 1)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
 def large():

@@ -11,11 +11,10 @@ from torch import nn
 
 import stateful_nets
 from fingerprint import difference, fingerprint, process_state
-from prepare.core.forward import unchanged as module
 from prepare.core.forward.example_input import Example
 from prepare.core.forward.run_example import run_example
-from prepare.core.forward.unchanged import unchanged, without_gradients
-from prepare.errors import ModelError, RefusedError
+from prepare.core.forward.unchanged import unchanged
+from prepare.errors import ModelError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench import compare
 from prepare.stages.flow import observe, predict
@@ -166,35 +165,6 @@ def test_memory_that_several_tensors_share_is_restored_once():
     assert net.turned.tolist() == [[0, 3], [1, 4], [2, 5]]
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
-def test_buffers_of_a_scripted_module_are_restored():
-    class Counts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("total", torch.zeros(1))
-
-        def forward(self, x: torch.Tensor):
-            self.total += 1
-            return x + self.total
-
-    net = nn.Sequential(torch.jit.script(Counts()))
-    for _ in range(2):
-        observe(net, torch.zeros(1))
-        run_example(net, Example((torch.zeros(1),)))
-    assert net[0].total.item() == 0
-
-
-def test_parameters_without_room_for_a_copy_are_watched(monkeypatch):
-    monkeypatch.setattr(module, "free_memory", lambda device: 4000)
-    net, x = nn.Sequential(nn.Linear(50, 50), nn.BatchNorm1d(50)), torch.randn(3, 50)
-    before = net[1].running_mean.clone()
-    with unchanged(net):
-        net(x)
-    assert torch.equal(net[1].running_mean, before)
-    with pytest.raises(RefusedError, match=r"0\.weight: is written by a forward"), unchanged(net):
-        net[0].weight.detach().add_(1)
-
-
 def test_an_array_of_the_users_is_not_copied():
     class Data:
         def __init__(self):
@@ -207,51 +177,3 @@ def test_an_array_of_the_users_is_not_copied():
         net.images[0] = net.data.images[0] = 1
     assert net.images is images
     assert images[0] == net.data.images[0] == 1
-
-
-class Denoiser(nn.Module):
-    """Its forward differentiates."""
-
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.SiLU(), nn.Conv2d(4, 1, 1))
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        (gradient,) = torch.autograd.grad(self.net(x).sum(), x, create_graph=self.training)
-        return x - gradient
-
-
-@pytest.mark.parametrize("mode", ["eval", "train"])
-def test_a_forward_that_differentiates_runs_everywhere(mode):
-    reference = Denoiser().train(mode == "train")
-    model, pipeline, x = copy.deepcopy(reference), Pipeline.from_config(FLAT), batch()
-    pipeline.apply(model)
-    assert "(2, 3, 6, 6)" in run_example(model, Example((x,))).output.replace("[", "(").replace(
-        "]", ")"
-    )
-    assert predict(model, x).status == observe(model, x).status == "ok"
-    assert verify(reference, model, x, pipeline=pipeline, mode=mode).status == "pass"
-    found = compare({"a": reference, "b": model}, x, budget=0.02, train=mode == "train")
-    assert all(row.seconds for row in found.rows)
-
-
-def test_the_first_error_is_that_of_the_model():
-    errors = iter([ValueError("first"), ValueError("second")])
-
-    def run():
-        raise next(errors)
-
-    with pytest.raises(ValueError, match="first"):
-        without_gradients(run)
-
-
-def test_hooks_that_a_forward_registers_are_removed():
-    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
-    tables = model[1]._forward_hooks, model[0]._forward_pre_hooks
-    with unchanged(model):
-        model[1].register_forward_hook(lambda *_: None)
-        model[0].register_forward_pre_hook(lambda *_: None)
-        assert all(tables)
-    assert not any(tables)
-    assert model[1]._forward_hooks is tables[0]

@@ -2,16 +2,11 @@
 
 import sys
 from importlib import import_module
-from itertools import pairwise
 
 import pytest
-import yaml
-from torch import nn
 
-from prepare.app.job.build_model import import_plugins
 from prepare.app.job.model_target import locate_named
-from prepare.core.forward.explain_error import explained
-from prepare.core.utils.packages import install_remedy, missing_module
+from prepare.core.forward.run_example import explained
 from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError
 
@@ -61,51 +56,10 @@ def test_a_line_outside_of_the_folder_has_its_path_of_import(nets, tmp_path, mon
     assert place_of(error) == f"{tmp_path}/user_nets.py:7, in helper"
 
 
-def chained(*errors):
-    """Raise the errors, each one from the next."""
-    for error, cause in pairwise(errors):
-        error.__cause__ = cause
-    raise errors[0]
-
-
-def test_the_last_cause_of_an_error_is_kept():
-    first = RuntimeError(
-        "failed to import x because of the following error (look up):\n  second line"
-    )
-    last = ImportError("no operator y")
-    said = described(raised(chained, first, ValueError("failed"), last))
-    assert said.endswith(
-        "RuntimeError: failed to import x because of the following error (look up): second line"
-        "; caused by ImportError: no operator y"
-    )
-    told = described(
-        raised(chained, RuntimeError("failed: no operator y"), ImportError("no operator y"))
-    )
-    assert told.endswith("RuntimeError: failed: no operator y")
-    assert described(raised(chained, RuntimeError(f"short\n{'long ' * 99}"))).endswith(
-        "Error: short"
-    )
-    first.__cause__, last.__cause__ = last, first  # a circle ends
-    assert described(first).count("caused by") == 1
-
-
-def test_an_error_within_torch_names_no_line():
-    assert described(raised(nn.Conv2d, 3, 4, 3, 1, 0, 1, 2)).startswith("ValueError: in_channels")
-
-
-def test_another_packages_line_is_named_if_no_line_is_the_users():
-    assert place_of(raised(yaml.safe_load, "[")).startswith("yaml/")
-
-
-def test_a_syntax_error_names_its_line_once(nets):
-    error = raised(import_module, "user_syntax")
-    assert described(error) == "user_syntax.py:2: SyntaxError: invalid syntax"
-
-
 @pytest.mark.parametrize(
     ("target", "line"),
     [
-        ("user_nets.Zzz", "user_nets has no 'Zzz'; it has Net, helper, build"),
+        ("user_nets.Zzz", "user_nets has no 'Zzz'; it has Net, build, helper"),
         ("user_nets.Nett", "user_nets has no 'Nett'; did you mean 'user_nets.Net'?"),
         (
             "user_netz.Net",
@@ -123,27 +77,3 @@ def test_a_missing_name_has_its_remedy(nets, target, line):
     with pytest.raises(ConfigError) as error:
         locate_named(target, "model._target_")
     assert str(error.value) == f"model._target_: {line}"
-
-
-def test_a_plugin_that_imports_a_missing_package_names_it(nets):
-    with pytest.raises(ConfigError, match=r"^plugins\[0\]: .*user_import.py:2.*pip install pack"):
-        import_plugins(["user_import"])
-
-
-@pytest.mark.parametrize(
-    ("module", "remedy"),
-    [
-        ("sklearn.svm", "install it: pip install scikit-learn"),
-        ("monai", "install the extra: pip install 'torch-prepare[monai]'"),
-        ("einops", "install it: pip install einops, or start in the folder that holds it"),
-    ],
-)
-def test_a_missing_module_names_its_package(module, remedy):
-    assert install_remedy(module, imported=True) == remedy
-
-
-def test_a_forward_that_imports_a_missing_module_names_its_package():
-    said = "from einops import rearrange (No module named 'einops')"
-    assert missing_module(said) == "einops"
-    remedy = explained(nn.Identity(), ImportError(said)).problems[0].remedy
-    assert remedy.startswith("install it: pip install einops")

@@ -6,11 +6,9 @@ import os
 import random
 import re
 import signal
-import stat
 import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,33 +59,6 @@ def attempt(path: Path, text: str) -> BaseException | None:
     return None
 
 
-def test_a_folder_that_cannot_be_synced_is_no_failure(tmp_path, monkeypatch):
-    real = os.open
-
-    def no_folders(path, *more):
-        if Path(path).is_dir():
-            raise OSError(errno.EINVAL, "Invalid argument")
-        return real(path, *more)
-
-    monkeypatch.setattr(os, "open", no_folders)
-    files.write_text(tmp_path / "a", "x")
-    assert (tmp_path / "a").read_text() == "x"
-
-
-@posix
-def test_a_file_is_synced_before_its_rename_and_the_folder_after(tmp_path, monkeypatch):
-    done, fsync, replace = [], os.fsync, os.replace
-
-    def synced(handle):
-        done.append(stat.S_ISDIR(os.fstat(handle).st_mode))
-        fsync(handle)
-
-    monkeypatch.setattr(os, "fsync", synced)
-    monkeypatch.setattr(os, "replace", lambda *paths: (done.append("replace"), replace(*paths)))
-    files.write_text(tmp_path / "a", "x")
-    assert done == [False, "replace", True]
-
-
 @posix
 def test_a_write_cut_short_by_the_system_leaves_the_old_file(tmp_path):
     (tmp_path / "a").write_text("old")
@@ -110,25 +81,11 @@ def run(code: str, folder: Path) -> str:
     return done.stdout
 
 
-def test_writers_of_the_same_file_never_mix(tmp_path):
-    path = tmp_path / "a"
-
-    def write(k: int) -> None:
-        for _ in range(20):
-            files.write_text(path, str(k) * 5000)
-            assert len(set(files.read_text(path))) == 1
-
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(write, range(8)))
-    assert len(files.read_text(path)) == 5000
-    assert names(tmp_path) == ["a"]
-
-
 WRITER = """
 import itertools, sys
 from prepare.core.utils import files, json_records
 for n in itertools.count():
-    json_records.write_json("a.json", {"rows": [n] * (1 + n % 7 * 3000)}, lines=True)
+    json_records.write_json("a.json", {"rows": [n] * (1 + n % 7 * 3000)})
     files.write_text("b.txt", f"{n} " * (1 + n % 5 * 9000))
     if n == 1:
         print("ready", flush=True)

@@ -7,7 +7,6 @@ from keeping_nets import Purposeful, chunked, video
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import predict
 from prepare.stages.flow.find_remedy import find_remedy
-from small_nets import facts
 
 
 def remedy(model, x, present=()):
@@ -47,50 +46,6 @@ def test_steps_are_added_as_long_as_each_removes_breaks():
     found = remedy(Both().eval(), video())
     assert set(found.steps) == {"repair_layout", "keep_layout"}
     assert found.breaks == 0
-
-
-class Uncovered(nn.Module):
-    """The norm gives contiguous tensors, so that the clone of one loses nothing until it is repaired."""
-
-    def __init__(self):
-        super().__init__()
-        self.parts = nn.ModuleList(chunked() for _ in range(2))
-        self.normed, self.end = normed(), last(nn.Conv3d(8, 3, 1))
-
-    def forward(self, x):
-        for part in self.parts:
-            part(x)
-        x = self.normed[1](self.normed[0](x))
-        return self.end(x.clone(memory_format=torch.preserve_format).repeat(1, 1, 2, 1, 1))
-
-
-def test_calls_are_chosen_anew_after_another_step():
-    found = remedy(Uncovered().eval(), video())
-    assert found.steps == ("keep_layout", "repair_layout")
-    assert found.breaks == 0
-
-
-class Flat(nn.Module):
-    """Alternates between 2-d and 3-d convolutions."""
-
-    def __init__(self):
-        super().__init__()
-        self.deep, self.flat = nn.Conv3d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
-        self.end = nn.Conv3d(8, 8, 3)
-
-    def forward(self, x):
-        x = self.deep(x)
-        n, c, t, h, w = x.shape
-        frames = self.flat(x.permute(0, 2, 1, 3, 4).reshape(n * t, c, h, w))
-        return self.end(frames.view(n, t, c, h, w).permute(0, 2, 1, 3, 4))
-
-
-def test_the_format_of_the_other_rank_is_advised_where_it_helps():
-    model = last(Flat())
-    before = facts(model)
-    x = torch.randn(2, 3, 4, 6, 7).contiguous(memory_format=torch.channels_last_3d)
-    assert remedy(model, x).steps == ("conv2d_memory_format",)
-    assert facts(model) == before
 
 
 def test_nothing_is_advised_that_removes_no_break():

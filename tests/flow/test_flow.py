@@ -10,11 +10,9 @@ from torch.nn import functional as F
 
 from flow_checks import BOTH, Net, breaks, cl
 from flow_nets import converted
-from prepare.core.forward.example_input import Example
 from prepare.errors import RefusedError
 from prepare.stages.flow import observe, predict
 from processor import BFLOAT16
-from small_nets import bits
 
 # ------------------------------------------------------------------------------ breaks
 
@@ -88,12 +86,6 @@ def test_an_operation_that_keeps_the_layout_is_not_a_break(flow_of, inside):
 
 
 @BOTH
-def test_group_norm_keeps_the_layout_in_3d(flow_of):
-    flow = flow_of(Net(lambda net, x: net.norm(x), 5, norm=nn.GroupNorm(2, 4)), cl(2, 4, 6, 6, 6))
-    assert flow.events == ()
-
-
-@BOTH
 @pytest.mark.parametrize(
     "pool", [nn.AvgPool3d(2), nn.AdaptiveAvgPool3d(3), nn.AdaptiveMaxPool3d(3)]
 )
@@ -127,14 +119,6 @@ def test_the_first_operand_of_add_decides(flow_of):
     )
 
 
-@BOTH
-def test_a_parameter_added_first_decides_and_is_named(flow_of):
-    net = Net(lambda net, x: net.position + x)
-    net.position = nn.Parameter(torch.randn(1, 4, 8, 8))
-    flow = flow_of(net, cl(2, 4, 8, 8))
-    assert [cause for *_, cause in breaks(flow)] == ["add"]
-
-
 class Branch(nn.Module):
     """Every module returns channels-last, but the input of `b` is contiguous because of `cat`."""
 
@@ -159,34 +143,6 @@ def test_a_break_between_channels_last_modules_is_found(flow_of):
 
 
 @BOTH
-def test_attention_is_a_break_only_if_it_returns_another_layout(flow_of):
-    def inside(net, x):
-        n, c, h, w = x.shape
-        heads = x.flatten(2).transpose(1, 2).reshape(n, h * w, 2, c // 2).transpose(1, 2)
-        heads = F.scaled_dot_product_attention(heads, heads, heads)
-        tokens = heads.transpose(1, 2).reshape(n, h * w, c)
-        back = tokens.transpose(1, 2)
-        return (back.contiguous() if net.copies else back).reshape(n, c, h, w).relu()
-
-    net = Net(inside)
-    net.copies = False
-    assert flow_of(net, cl(2, 4, 8, 8)).events == ()
-    net.copies = True
-    assert breaks(flow_of(net, cl(2, 4, 8, 8))) == [("", "aten.view", "reshape")]
-
-
-@BOTH
-def test_attention_heads_over_one_token_stay_lost(flow_of):
-    def inside(net, x):
-        heads = x.softmax(1).flatten(1).view(2, 64, 1, 4).transpose(1, 3)
-        assert heads.is_contiguous(memory_format=torch.channels_last)
-        return heads.contiguous().reshape(x.shape)
-
-    flow = flow_of(Net(inside), cl(2, 4, 8, 8))
-    assert [e.cause for e in flow.events] == ["softmax"]
-
-
-@BOTH
 def test_conv3d_of_one_float32_sample_is_slow_and_loses_the_layout(flow_of):
     net = Net(lambda net, x: x, 5)
     flow = flow_of(net, cl(1, 4, 6, 6, 6))
@@ -199,30 +155,6 @@ def test_conv3d_of_one_float32_sample_is_slow_and_loses_the_layout(flow_of):
     assert {(c.backend, c.output) for c in two.convolutions} == {("Mkldnn", "channels_last_3d")}
     half = flow_of(net.bfloat16(), cl(1, 4, 6, 6, 6, dtype=torch.bfloat16))
     assert {c.backend for c in half.convolutions} == {"Mkldnn" if BFLOAT16 else "Slow3d"}
-
-
-@BOTH
-def test_grouped_and_transposed_convolutions_are_listed(flow_of):
-    net = converted(nn.Sequential(nn.Conv2d(4, 4, 3, groups=4), nn.ConvTranspose2d(4, 4, 2)))
-    flow = flow_of(net, cl(2, 4, 8, 8))
-    rows = {(c.module, c.type, c.input, c.weight, c.output, c.backend, c.calls)
-            for c in flow.convolutions}  # fmt: skip
-    assert rows == {
-        ("0", "Conv2d", "channels_last", "ambiguous", "channels_last", "Mkldnn", 1),
-        ("1", "ConvTranspose2d", "channels_last", "channels_last", "channels_last",
-         "MkldnnTranspose", 1),
-    }  # fmt: skip
-    assert flow.summary["in_layout"] == flow.summary["convolutions"] == 2
-
-
-@BOTH
-def test_one_sample_with_an_odd_batch_stride_is_reported(flow_of):
-    image = torch.randn(8, 8, 4).permute(2, 0, 1).unsqueeze(0)
-    assert image.is_contiguous(memory_format=torch.channels_last)
-    flow = flow_of(nn.MaxPool2d(2), image, wanted={4: "channels_last"})
-    assert breaks(flow) == [("", "aten.max_pool2d_with_indices", "odd_stride")]
-    assert "has strides [4, 1, 32, 4], which can be read as channels_last" in flow.notes[0]
-    assert flow_of(nn.MaxPool2d(2), cl(1, 4, 8, 8), wanted={4: "channels_last"}).notes == ()
 
 
 @BOTH
@@ -280,48 +212,12 @@ def test_outputs_in_any_container_are_followed(flow_of, pack):
 
 
 @BOTH
-def test_an_example_may_be_a_tensor_a_tuple_a_mapping_or_an_example(flow_of):
-    net, x = Net(lambda net, x: x.softmax(1)), cl(2, 4, 8, 8)
-    flows = [flow_of(net, example) for example in (x, (x,), {"x": x}, Example((x,)))]
-    assert len({flow.events for flow in flows}) == 1
-
-
-class Raises(nn.Module):
-    def forward(self, x):
-        raise ValueError("not this way")
-
-
-@BOTH
-def test_a_module_that_raised_is_not_blamed_for_later_breaks(flow_of):
-    def inside(net, x):
-        try:
-            return net.raises(x)
-        except ValueError:
-            return x.softmax(1)
-
-    flow = flow_of(Net(inside, raises=Raises()), cl(2, 4, 8, 8))
-    assert breaks(flow) == [("", "aten._softmax", "softmax")]
-
-
-@BOTH
 def test_a_compiled_module_is_one_operation_with_a_note(flow_of):
     net = Net(lambda net, x: net.block(x), block=nn.Sequential(nn.Softmax(1), nn.ReLU()))
     net.block.compile(backend="eager")
     flow = flow_of(net, cl(2, 4, 8, 8))
     assert flow.notes == ("block is compiled: its operations cannot be followed",)
     assert breaks(flow) == [("block", "torch.compile", "other")]
-
-
-@BOTH
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
-def test_a_scripted_module_is_one_call_site(flow_of):
-    block = torch.jit.script(nn.Sequential(nn.BatchNorm2d(4), nn.Softmax(1)))
-    net = Net(lambda net, x: net.block(x), block=block)
-    before = bits(block.state_dict()["0.running_mean"])
-    flow = flow_of(net.train(), cl(2, 4, 8, 8))
-    assert breaks(flow) == [("block", "aten._softmax", "softmax")]
-    assert flow.notes[0].startswith("block is scripted")
-    assert bits(block.state_dict()["0.running_mean"]) == before
 
 
 # ------------------------------------------------------------------------------ autocast

@@ -1,22 +1,15 @@
 """Test target layouts, the layouts of strides, and the tables of facts about kernels."""
 
-from itertools import product
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
 from torch.profiler import ProfilerActivity, profile
 
-from flow_checks import BOTH, Net, cl
 from flow_nets import channels_last, converted
-from keeping_nets import CallsKernel, first_rows, folding, image
-from prepare.core.model.memory_format import FORMATS, canonical_stride
-from prepare.errors import ConfigError
-from prepare.stages.flow import predict
-from prepare.stages.flow.layouts import choose_target_layouts, has_odd_strides, layout_of
+from prepare.stages.flow.layouts import choose_target_layouts
 from prepare.stages.flow.torch_operators import backend_of, hidden_copies
 
 # The profiler of torch 2.10 says so at its first use.
@@ -43,37 +36,6 @@ def test_an_ambiguous_weight_votes_only_if_no_other_does():
     }
 
 
-def test_without_votes_the_target_layout_is_contiguous():
-    assert choose_target_layouts(converted(nn.Conv2d(1, 1, 1))) == {4: "contiguous"}
-    assert choose_target_layouts(nn.Linear(2, 2)) == {4: "contiguous", 5: "contiguous"}
-
-
-@pytest.mark.parametrize(("wanted", "layouts"), [("channels_last", {4: "channels_last"}),
-                         ("channels_last_3d", {5: "channels_last_3d"}), ("contiguous", {4: "contiguous", 5: "contiguous"})])  # fmt: skip
-def test_a_target_layout_may_be_one_format(wanted, layouts):
-    assert predict(nn.Identity(), torch.ones(1), wanted=wanted).wanted == layouts
-
-
-def test_a_wrong_target_layout_is_refused_with_the_allowed_ones():
-    for wanted, message in [
-        ({3: "contiguous"}, "use 4 or 5"),
-        ({4: "channels_last_3d"}, "channels_last"),
-        ("chanels_last", "did you mean 'channels_last'"),
-    ]:
-        with pytest.raises(ConfigError, match=message):
-            predict(nn.Identity(), torch.ones(1), wanted=wanted)
-
-
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("shape", [(2, 3, 4, 5), (1, 3, 4, 5), (2, 3, 4, 5, 6), (2, 3, 4, 5, 1)])
-def test_the_layout_of_canonical_strides_is_their_format(shape, name):
-    rank = {"channels_last": 4, "channels_last_3d": 5}.get(name, len(shape))
-    if rank == len(shape):
-        tensor = torch.empty_strided(shape, canonical_stride(shape, name))
-        assert layout_of(tensor) == name
-        assert not has_odd_strides(tensor)
-
-
 def profiled_copies(call) -> list[list[int]]:
     """Return the shapes of the tensors that a call copies, according to the profiler."""
     call()
@@ -90,26 +52,6 @@ def hidden_copy_shapes(name: str, **arguments: Any) -> list[list[int]]:
     """Return the shapes of the copies that `hidden_copies` lists."""
     _, memory_format = backend_of(arguments) if "convolution" in name else ("", None)
     return sorted(list(t.shape) for _, t, _ in hidden_copies(name, arguments, memory_format))
-
-
-@pytest.mark.parametrize(
-    ("name", "rank"),
-    [*product(["_softmax", "_log_softmax", "native_layer_norm"], [4, 5]), ("avg_pool3d", 5)],
-)
-def test_hidden_copies_of_kernels_match_the_profiler(name, rank):
-    x = cl(2, 3, 4, 5, *[6] * (rank - 4))
-    calls = {
-        "_softmax": lambda: x.softmax(1),
-        "_log_softmax": lambda: x.log_softmax(1),
-        "native_layer_norm": lambda: F.layer_norm(x, x.shape[1:]),
-        "avg_pool3d": lambda: F.avg_pool3d(x, 2),
-    }
-    with torch.no_grad():
-        assert (
-            hidden_copy_shapes(name, self=x, input=x)
-            == profiled_copies(calls[name])
-            == [list(x.shape)]
-        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -130,19 +72,3 @@ def test_hidden_copies_of_convolutions_match_the_profiler(
         seen = profiled_copies(lambda: torch.convolution(x, w, *options))
     arguments = dict(zip(names, options, strict=True)) | {"input": x, "weight": w}
     assert hidden_copy_shapes("convolution", **arguments) == seen
-
-
-@BOTH
-def test_a_custom_kernel_that_gets_channels_last_has_a_note(flow_of):
-    flow = flow_of(Net(lambda net, x: x * first_rows(x).sum()), cl(2, 4, 8, 8))
-    assert flow.notes == (
-        "keeping_nets::first_rows is given x in channels_last: it may need a contiguous tensor",
-    )
-    contiguous = CallsKernel().to(memory_format=torch.channels_last_3d)
-    assert flow_of(contiguous, cl(2, 3, 4, 8, 8)).notes == ()
-
-
-@BOTH
-def test_the_source_of_a_break_in_einops_is_the_line_of_the_model(flow_of):
-    sources = {event.source for event in flow_of(folding(), image()).events}
-    assert {source.partition(":")[0] for source in sources} == {"tests/networks/keeping_nets.py"}

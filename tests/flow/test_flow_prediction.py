@@ -12,7 +12,6 @@ from flow_nets import KNOWN_DIFFERENCES, NETS, example_of, network
 from prepare.errors import ConfigError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.stages.flow import observe, predict
-from prepare.stages.flow.follow import WITHOUT_CUDNN
 
 
 def differences(name: str) -> list[str]:
@@ -61,32 +60,6 @@ def test_a_repaired_network_has_no_break(name, batch):
     assert flows[0].convolutions == flows[1].convolutions
 
 
-@pytest.mark.parametrize(
-    "padding", [nn.ReplicationPad2d, nn.ReplicationPad3d, nn.ReflectionPad2d, nn.ReflectionPad3d]
-)
-@pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
-def test_padding_is_predicted_as_it_is(padding, memory_format):
-    rank = int(padding.__name__[-2])
-    convolution = {2: nn.Conv2d, 3: nn.Conv3d}[rank](3, 4, 3)
-    model = nn.Sequential(convolution, padding(1), nn.ReLU())
-    formats = {4: torch.channels_last, 5: torch.channels_last_3d}
-    if memory_format == "channels_last":
-        model.to(memory_format=formats[rank + 2])
-    example = torch.randn(2, 3, *(6, 7, 8)[:rank], requires_grad=True)
-    flows = [follow(model, example) for follow in (predict, observe)]
-    assert flows[0].events == flows[1].events
-    assert flows[0].copies == flows[1].copies
-    assert flows[0].convolutions == flows[1].convolutions
-
-
-def test_group_norm_of_one_sample_is_predicted_as_it_is():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.GroupNorm(1, 4), nn.AvgPool2d(2))
-    model.to(memory_format=torch.channels_last)
-    flows = [follow(model, torch.randn(1, 3, 9, 9)) for follow in (predict, observe)]
-    assert [flow.summary["breaks"] for flow in flows] == [0, 0]
-    assert flows[0].convolutions == flows[1].convolutions
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NETS)
 def test_every_network_is_predicted_or_listed_as_different(name):
@@ -131,26 +104,3 @@ def test_a_device_that_is_not_known_is_refused():
     ):
         with pytest.raises(error, match=text):
             predict(made_of_kernels(), cl(2, 3, 16, 16), device=device)
-
-
-def test_a_gpu_without_cudnn_is_not_predicted_without_a_note(monkeypatch):
-    model = nn.Sequential(nn.Conv2d(3, 4, 3)).to(memory_format=torch.channels_last)
-    assert WITHOUT_CUDNN not in predict(model, torch.randn(1, 3, 8, 8), device="cuda").notes
-    monkeypatch.setattr(torch.backends.cudnn, "enabled", False)
-    assert WITHOUT_CUDNN in predict(model, torch.randn(1, 3, 8, 8), device="cuda").notes
-    assert WITHOUT_CUDNN not in predict(model, torch.randn(1, 3, 8, 8)).notes
-
-
-def test_a_prediction_does_not_depend_on_those_before():
-    model = nn.Sequential(nn.Conv3d(4, 4, 1), nn.ReLU(), nn.Conv3d(4, 4, 1)).to(
-        memory_format=torch.channels_last_3d
-    )
-    flows = []
-    try:
-        for threads in (1, 2, 1, 2):
-            torch.set_num_threads(threads)
-            flow = predict(model, torch.randn(2, 4, 4, 4, 4))
-            flows.append((flow.summary, flow.convolutions))
-    finally:
-        torch.set_num_threads(1)
-    assert flows[:2] == flows[2:]

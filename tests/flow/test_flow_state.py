@@ -1,7 +1,5 @@
 """Test that a flow restores all state, and what happens if the forward fails."""
 
-from queue import SimpleQueue
-
 import pytest
 import torch
 from torch import nn
@@ -68,34 +66,6 @@ def test_the_model_example_and_random_state_are_restored(flow_of, fails):
     assert [id(w) for w in net.rnn._flat_weights] == [id(p) for p in net.rnn.parameters()]
 
 
-class Frozen(dict):
-    def update(self, *_):
-        raise TypeError("this dictionary is frozen")
-
-
-@BOTH
-def test_an_attribute_that_refuses_changes_is_left_alone(flow_of):
-    net = Net(lambda net, x: x)
-    net.config = Frozen(width=4)
-    before = net.config
-    assert flow_of(net, cl(2, 4, 8, 8)).status == "ok"
-    assert net.config is before
-    assert net.config == {"width": 4}
-
-
-def test_an_observed_forward_computes_the_same_outputs():
-    net = Net(
-        lambda net, x: net.keep.append(net.norm(x)) or net.keep[-1], norm=nn.InstanceNorm2d(4)
-    )
-    kept = net.keep = []
-    x = cl(2, 4, 8, 8)
-    expected = net(x).clone(), kept.pop()
-    outputs = SimpleQueue()  # what a hook keeps in a list is restored
-    net.register_forward_hook(lambda module, args, output: outputs.put(output))
-    observe(net, x)
-    assert torch.equal(outputs.get(), expected[0])
-
-
 class Chooses(nn.Module):
     def __init__(self, choose):
         super().__init__()
@@ -132,25 +102,9 @@ def test_a_forward_that_raises_names_the_module():
     assert "forward of first" in predict(net, cl(2, 4, 8, 8)).reason
 
 
-def test_an_error_of_the_watcher_is_not_reported_as_the_models(monkeypatch):
-    monkeypatch.setattr("prepare.stages.flow.operator_watcher.hidden_copies", lambda *_: 1 / 0)
-    for flow_of in (predict, observe):
-        with pytest.raises(ZeroDivisionError):
-            flow_of(Net(lambda net, x: x), cl(2, 4, 8, 8))
-
-
 @pytest.mark.filterwarnings("ignore:Lazy modules are a new feature:UserWarning")
 def test_a_lazy_module_must_run_once_first():
     net = nn.Sequential(nn.LazyConv2d(4, 3))
     assert predict(net, cl(2, 4, 8, 8)).reason == "0.weight has no shape yet; run one forward first"
     with pytest.raises(RefusedError, match="run one forward first"):
         observe(net, cl(2, 4, 8, 8))
-
-
-def test_a_dict_that_is_one_argument_is_said_to_be_given_as_a_tuple():
-    class TakesDict(nn.Module):
-        def forward(self, batch):
-            return batch["video"]
-
-    reason = predict(TakesDict(), {"video": torch.ones(1, 3, 4, 4)}).reason
-    assert reason.endswith("a mapping is keyword arguments; for one dict argument give (batch,)")

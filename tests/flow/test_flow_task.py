@@ -42,17 +42,6 @@ def test_the_task_shows_what_repairs_would_bring(tmp_path, capsys):
     assert "compile: not" in " ".join(capsys.readouterr().out.split())
 
 
-def test_the_task_without_steps_says_that_nothing_was_asked_for(tmp_path, capsys):
-    assert flow_of(tmp_path, "task=flow").summary["breaks"] == 0
-    assert "not requested" in " ".join(capsys.readouterr().out.split())
-
-
-def test_a_rewrite_is_no_repair_of_the_layout(tmp_path, capsys):
-    flow_of(tmp_path, "memfmt=channels_last", "+steps.rewrite_conv={force: true}")
-    assert not (tmp_path / "flow_before.json").exists()
-    assert "add +steps.repair_layout={}" in capsys.readouterr().out
-
-
 def test_the_task_predicts_for_a_gpu_that_is_not_here(tmp_path):
     if torch.cuda.is_available():
         pytest.skip("predicted for a GPU that is not here")

@@ -7,18 +7,14 @@ import importlib
 import inspect
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import prepare.frameworks
-from imports import modules_imported_by
 from prepare.audit import Audit
 from prepare.errors import ConfigError, DriftError, RefusedError
-from prepare.frameworks._recipe import NetworkRecipe, child_network
 from prepare.pipeline import Pipeline
 
 STEPS = {"device": {"device": "cpu"}, "conv2d_memory_format": {}}
@@ -53,40 +49,6 @@ class Seen(nn.Module):
 
 
 # ------------------------------------------------------------------------------ the recipe
-
-
-def test_a_recipe_is_a_path_a_mapping_or_a_pipeline(tmp_path):
-    Pipeline.from_config(STEPS).save(tmp_path / "recipe.yaml")
-    for recipe in (STEPS, Pipeline.from_config(STEPS), tmp_path / "recipe.yaml"):
-        steps = NetworkRecipe(recipe).pipeline.steps
-        assert list(steps) == ["conv2d_memory_format", "input_format"]
-        assert steps["input_format"].attach
-    with pytest.raises(ConfigError, match="recipe: a int is not a recipe; give a path"):
-        NetworkRecipe(3)
-
-
-def test_the_network_is_the_named_or_the_only_child_with_parameters():
-    module = nn.Module()
-    assert child_network(module, None) is module
-    module.net, module.loss = network(), nn.CrossEntropyLoss()
-    assert child_network(module, None) is module.net
-    assert child_network(module, "net.0") is module.net[0]
-    with pytest.raises(RefusedError, match="'nte' is not a module; did you mean 'net'"):
-        child_network(module, "nte")
-    module.head = nn.Linear(2, 2)
-    with pytest.raises(RefusedError, match="2 modules with parameters: net, head; name one, as in"):
-        child_network(module, None)
-
-
-def test_importing_the_package_imports_no_framework():
-    # The file, not the module: after another test the package holds its modules, under these names.
-    for name in ("__init__", "_recipe"):
-        imported = modules_imported_by(Path(prepare.frameworks.__path__[0]) / f"{name}.py")
-        assert {each.partition(".")[0] for each in imported} <= {
-            *sys.stdlib_module_names,
-            "prepare",
-            "torch",
-        }
 
 
 # ------------------------------------------------------------------------------ Lightning
@@ -159,20 +121,6 @@ def test_lightning_keeps_the_layout_when_a_checkpoint_is_loaded(segmenter, tmp_p
     assert weight.stride() == optimizer.state[weight]["exp_avg"].stride() == LAST
 
 
-@pytest.mark.slow
-def test_lightning_stops_where_weights_lost_the_layout(segmenter, tmp_path):
-    import lightning
-
-    from prepare.frameworks.lightning import Prepare
-
-    class Undoes(lightning.Callback):
-        def on_fit_start(self, trainer, module):
-            module.net.to(memory_format=torch.contiguous_format)
-
-    with pytest.raises(DriftError):
-        fit(segmenter(), [Prepare(STEPS), Undoes()], tmp_path)
-
-
 # ------------------------------------------------------------------------------ Accelerate
 
 
@@ -230,18 +178,6 @@ def test_the_trainer_prepares_and_writes_the_audit(train, tmp_path):
     assert weight.stride(1) == 1
     assert trainer.optimizer.state[weight]["exp_avg"].stride() == weight.stride()
     assert written(tmp_path) > 2
-
-
-@pytest.mark.slow
-def test_the_trainer_keeps_the_layout_when_it_resumes(train):
-    from prepare.frameworks.transformers import PrepareCallback
-
-    train([], 2)
-    trainer = train([PrepareCallback(STEPS)], 4, resume_from_checkpoint=True)
-    weight = next(p for p in trainer.model.parameters() if p.dim() == 4)
-    assert trainer.state.global_step == 4
-    assert trainer.optimizer.state[weight]["exp_avg"].stride() == weight.stride()
-    assert weight.stride(1) == 1
 
 
 # ------------------------------------------------------------------------------ MONAI and Ignite

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from prepare.app.cli import main as cli
-from prepare.core.forward.example_input import build_example
 
 
 class TakesDict(nn.Module):
@@ -61,13 +60,3 @@ def test_a_factory_that_is_not_there_or_raises_is_named(run):
     assert code == 1
     assert "test_dict_inputs.raises: " in said.err
     assert "ValueError: no" in said.err
-
-
-def test_nested_items_are_drawn_in_their_places():
-    spec = {"shape": [2, 3]}
-    config = {"args": [{"a": spec, "b": [spec, 0.5]}, [1, 2]], "kwargs": {"c": {"d": spec}}}
-    example = build_example(config)
-    first, second = example.args
-    assert first["a"].shape == first["b"][0].shape == example.kwargs["c"]["d"].shape == (2, 3)
-    assert (first["b"][1], second) == (0.5, [1, 2])
-    assert not torch.equal(first["a"], first["b"][0])

@@ -1,15 +1,10 @@
 """The page of a job that failed: it is written, and never hides the error."""
 
 import re
-from contextlib import nullcontext
-
-import pytest
 
 from page_reader import Reader
 from prepare.app.cli import main as cli
-from prepare.app.job.execute import _Course, _logged
 from prepare.app.job.record import Record
-from prepare.app.report.pages import page
 
 RAISES = ("model._target_=sample_nets.raises", "input.shape=[1,3,8,8]")
 
@@ -24,22 +19,3 @@ def test_a_failed_job_has_a_page_with_line_and_stage(tmp_path):
     for phrase in ("When? While building sample_nets.raises", "Traceback"):
         assert phrase in found, phrase
     assert "starting torch" in found
-
-
-def test_a_repeated_stage_is_named_once():
-    course = _Course()
-    stage = _logged(lambda _: nullcontext(), course)
-    for what in ("planning", "timing 2 recipes; 9 s left", "timing 2 recipes; 8 s left"):
-        with stage(what):
-            pass
-    assert course.done == ["planning", "timing 2 recipes"]
-
-
-@pytest.mark.parametrize("error", [OSError("no page"), KeyboardInterrupt()], ids=repr)
-def test_a_failure_to_write_the_page_keeps_the_error_of_the_job(error, tmp_path, monkeypatch):
-    def fails(*_, **__):
-        raise error
-
-    monkeypatch.setattr(page, "write_page", fails)
-    assert cli.run([*RAISES, f"hydra.run.dir={tmp_path}"]) == 1
-    assert "sample_nets.py:" in Record(tmp_path).result().error

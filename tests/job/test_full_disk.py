@@ -86,30 +86,6 @@ def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, ca
 
 
 @pytest.mark.slow
-def test_a_full_disk_at_the_end_still_prints_the_results(folder, capsys):
-    last = len(WRITTEN)
-    for n in (1, last - 2, last):
-        with pytest.MonkeyPatch.context() as patch:
-            Failing(patch, n, calls=("replace",), error=FULL, after=True)
-            code = cli.run([*SMALL, f"hydra.run.dir=run{n}"])
-        out, err = capsys.readouterr()
-        assert code == 1
-        assert "Sequential on cpu, " in out
-        assert "right  " in out
-        assert len(told(err)) == 1
-        assert "No space" in err
-
-
-def test_results_are_printed_if_weights_cannot_be_saved(folder, capsys):
-    with pytest.MonkeyPatch.context() as patch:
-        Failing(patch, 1, calls=("fsync",), error=FULL, after=True)
-        assert cli.run([*SMALL, "hydra.run.dir=run", "save=weights.safetensors"]) == 1
-    out, err = capsys.readouterr()
-    assert "Sequential on " in out
-    assert "weights.safetensors: cannot" in err
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "error", [FULL, OSError(errno.EROFS, "Read-only file system"), OSError("odd")], ids=repr
 )

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from prepare.app.cli import main as cli
 from run_faults import NETS, SMALL, WRITTEN, all_whole, drive, finish, posix, start, status, told
 
 KILLED = """
@@ -74,25 +73,6 @@ def test_ctrl_c_at_any_moment_leaves_whole_files(folder):
     # Python itself answers while it starts, before any of our code runs.
     assert set(codes) <= {0, 130, -signal.SIGINT}
     assert codes.count(130) > 10
-
-
-@pytest.mark.slow
-@posix
-def test_the_folder_of_a_killed_run_is_known_as_one(folder, capsys):
-    words = ["model._target_=nets.waits", "input.shape=[1,3,4,4]", "memfmt=channels_last"]
-    killed = start(*words, "hydra.run.dir=run", cwd=folder)
-    wait_for(folder / "here", killed)
-    killed.kill()
-    finish(killed)
-    assert {path.name for path in (folder / "run").iterdir()} == {".hydra", "prepare.log"}
-    says = "holds no result: its run was killed or is still running; "
-    for command in (["summary", "run"], ["diff", "run", "run"]):
-        assert cli.run(command) == 2
-        assert capsys.readouterr().err.startswith(f"run: {says}")
-    assert cli.run([*words, "hydra.run.dir=run"]) == 2
-    remedy = "choose another folder, or add overwrite=true"
-    assert told(capsys.readouterr().err) == [f"hydra.run.dir: the folder {says}{remedy}"]
-    assert cli.run([*words, "hydra.run.dir=run", "overwrite=true"]) == 0
 
 
 def kill_at_random_moments(folder: Path, moments: int) -> int:

@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prepare.app.cli import main as cli
-from prepare.audit import Audit
-from run_faults import CHOSEN, ROOT, all_whole, posix, told
+from run_faults import ROOT, posix
 
 MEASURED = """
     import json, os, resource, sys
@@ -64,22 +62,3 @@ def test_100_gb_on_meta_are_planned_without_materialising(folder):
     assert found["bytes"] > 100e9
     assert found["devices"] == {"meta": 224}
     assert max(found["plan"], found["audit"]) < 100_000_000
-
-
-@pytest.mark.slow
-def test_the_command_line_plans_100_gb_on_meta(folder, capsys):
-    words = ["model._target_=nets.huge", *CHOSEN]
-    assert cli.run([*words, "task=plan", "hydra.run.dir=plan"]) == 0
-    assert set(all_whole(folder / "plan")) == {
-        "plan.json",
-        "report.html",
-        "environment.json",
-        "job.json",
-        "result.json",
-    }
-    capsys.readouterr()
-    assert cli.run([*words, "hydra.run.dir=run"]) == 2
-    (line,) = told(capsys.readouterr().err)
-    assert "prepare.checkpoint.load(path" in line
-    assert cli.run([*words, "~device", "hydra.run.dir=meta"]) == 0
-    assert Audit.load(folder / "meta" / "audit.json").summary["convolutions"]["converted"] == 112

@@ -8,7 +8,7 @@ from made_works import work
 from prepare.app.job.settings import read_settings
 from prepare.core.forward.example_input import Example
 from prepare.errors import ConfigError
-from prepare.stages.registry import STAGES
+from prepare.stages.stage import STAGES
 
 MODEL = {"_target_": "prepare.models.unet.UNet3d"}
 

@@ -1,9 +1,6 @@
 """`model.method=decode`: every stage of a run calls that method, and all names are the model's."""
 
-import copy
 import html
-import json
-import pickle
 
 import pytest
 import torch
@@ -13,11 +10,8 @@ import prepare
 from coder_nets import Coder
 from prepare.app.cli.main import run as command
 from prepare.audit import Audit
-from prepare.core.model.deep_copy import deep_copy
-from prepare.core.model.module_tree import copy_tree, structure
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
-from prepare.stages import flow
 
 CODER = ("model._target_=coder_nets.Coder", "input.shape=[2,8,3,6,7]", "memfmt=channels_last_3d")
 STEPS = ("+steps.repair_layout={}", "+steps.keep_layout={}")
@@ -56,59 +50,11 @@ def test_a_run_prepares_verifies_and_saves_the_model_by_its_own_names(go, tmp_pa
     assert whole(torch.randn(2, 3, 3, 6, 7)).is_contiguous(memory_format=torch.channels_last_3d)
 
 
-def test_other_tasks_and_the_timing_call_the_method(go):
-    folder, _ = go("task=flow")
-    called = flow.Flow.load(folder / "flow.json").convolutions
-    assert [each.module for each in called] == ["decoder"]
-    # The forward raises for latents.
-    folder, _ = go("verify=none", "bench.seconds=0.2", bench="short")
-    assert json.loads((folder / "result.json").read_text())["figures"]["timed"]
-
-
 def test_a_method_that_does_not_exist_is_named_with_the_nearest(go):
     _, said = go(method="decoed", code=2)
     wrong = "model.method: Coder has no method 'decoed'; did you mean 'decode'? methods: decode, encode, forward"
     assert wrong in said
     assert "has no method 'training'" in go(method="training", code=2)[1]
-
-
-def test_a_target_keeps_a_keyword_of_this_name(go):
-    go(
-        "model._target_=coder_nets.Methodical",
-        "input.shape=[1,3,8,8]",
-        "memfmt=channels_last",
-        method="mine",
-    )
-
-
-def test_a_view_shares_the_model_and_can_be_copied():
-    model = Coder().eval()
-    view, latents = prepare.calling(model, "decode"), torch.randn(2, 8, 3, 6, 7)
-    assert prepare.calling(model, "forward") is not model
-    assert structure(view) == structure(model)
-    assert [name for name, _ in view.named_parameters()] == NAMES
-    pickled = pickle.loads(pickle.dumps(view))
-    for copied in (copy.deepcopy(view), deep_copy(view), copy_tree(view), pickled):
-        assert torch.equal(copied(latents, scale=2.0)[0], model.decode(latents)[0] * 2)
-    with torch.no_grad():
-        model.decoder.weight.zero_()
-    assert torch.equal(view(latents)[0], model.decode(latents)[0])
-
-
-def test_a_view_is_followed_exported_and_compiled():
-    model = Coder().eval()
-    steps = {"conv3d_memory_format": {}, "repair_layout": {}, "keep_layout": {"calls": [CALL]}}
-    pipeline = Pipeline.from_config(steps)
-    pipeline.apply(model)
-    view, latents = prepare.calling(model, "decode"), pipeline.format(torch.randn(2, 8, 3, 6, 7))
-    found = flow.predict(view, latents)
-    assert [each.module for each in found.convolutions] == ["decoder"]
-    program = torch.export.export(prepare.calling(Coder().eval(), "decode"), (latents,))
-    assert program.graph_signature.user_inputs == ("latents",)
-    compiled = torch.compile(view, backend="eager")
-    torch.testing.assert_close(compiled(latents), model.decode(latents))
-    pipeline.undo(model)
-    assert type(model) is Coder
 
 
 def test_a_wrong_method_in_python_is_named():

@@ -3,9 +3,6 @@
 import csv
 import io
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
@@ -18,12 +15,10 @@ from prepare.recipe import load
 from run_faults import (
     CHOSEN,
     NETS,
-    ROOT,
     SMALL,
     WRITTEN,
     all_whole,
     finish,
-    posix,
     start,
     status,
     told,
@@ -77,19 +72,6 @@ def test_names_that_hold_anything_go_through_the_whole_command_line(folder, caps
     assert Pipeline.from_config(steps).to_config() == steps
 
 
-@pytest.mark.slow
-def test_a_plan_and_a_difference_show_names_that_hold_anything(folder, capsys):
-    assert cli.run([*ODD, "task=plan", "hydra.run.dir=plan"]) == 0
-    assert cli.run([*ODD, "hydra.run.dir=a"]) == 0
-    assert cli.run([*ODD, "precision=bfloat16", "memfmt=contiguous", "hydra.run.dir=b"]) == 0
-    assert cli.run(["diff", "a", "b"]) == 0
-    out, err = capsys.readouterr()
-    assert all(line.isprintable() for line in out.splitlines())
-    assert "\\ud800.weight " in out
-    assert "=1+1.weight " in out
-    assert told(err) == []
-
-
 def test_an_error_in_a_module_with_an_odd_name_is_one_line(folder, capsys):
     assert cli.run([*ODD, "model._target_=nets.broken", "hydra.run.dir=run"][1:]) == 1
     (line,) = [row for row in told(capsys.readouterr().err) if "traceback" not in row]
@@ -97,62 +79,6 @@ def test_an_error_in_a_module_with_an_odd_name_is_one_line(folder, capsys):
     assert "[bold]\\n\\udc80" in line
     assert status(folder / "run") == "failed"
     assert json.loads((folder / "run" / "result.json").read_text())["reason"] == "model"
-
-
-@pytest.mark.slow
-def test_a_sweep_row_that_fails_in_an_oddly_named_module_is_shown(folder, capsys):
-    words = [*ODD[1:], "model._target_=nets.odd,nets.broken", "hydra.sweep.dir=sweep"]
-    assert cli.run(["--multirun", *words]) == 1
-    out, err = capsys.readouterr()
-    assert all(line.isprintable() for line in (out + err).splitlines())
-    for name in ("summary.json", "summary.csv", "summary.md"):
-        assert "nets.broken" in (folder / "sweep" / name).read_text()
-    rows = json.loads((folder / "sweep" / "summary.json").read_text())["rows"]
-    assert [row["status"] for row in rows] == ["ok", "failed"]
-
-
-@pytest.mark.slow
-def test_no_utf_8_terminal_and_no_writable_home_are_needed(folder):
-    plain = {
-        "LANG": "C",
-        "LC_ALL": "C",
-        "PYTHONUTF8": "0",
-        "PYTHONCOERCECLOCALE": "0",
-        "TERM": "dumb",
-    }
-    unwritable = "/proc" if Path("/proc/self").exists() else str(folder / "nets.py")
-    narrow = {"COLUMNS": "40", "HOME": unwritable, "XDG_CACHE_HOME": f"{unwritable}/cache"}
-    run = start(*ODD, LEAVES_OUT, "hydra.run.dir=run", cwd=folder, **plain, **narrow)
-    code, out, err = finish(run)
-    assert (code, told(err)) == (0, [])
-    assert out.isascii()
-    assert max(map(len, out.splitlines()[1:])) <= 40
-    check_odd_record(folder / "run")
-
-
-@pytest.mark.slow
-@posix
-def test_a_terminal_of_forty_columns_is_not_overrun(folder):
-    import pty
-    import termios
-
-    outer, inner = pty.openpty()
-    termios.tcsetwinsize(inner, (24, 40))
-    env = {k: v for k, v in os.environ.items() if k not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
-    program = [sys.executable, str(ROOT / "run.py"), *SMALL, "hydra.run.dir=run"]
-    run = subprocess.Popen(program, stdout=inner, stderr=subprocess.DEVNULL, cwd=folder, env=env)
-    os.close(inner)
-    assert run.wait(timeout=300) == 0
-    out = b""
-    try:
-        while part := os.read(outer, 1 << 16):
-            out += part
-    except OSError:  # what Linux says when the other end has gone
-        pass
-    os.close(outer)
-    lines = out.decode().splitlines()
-    assert "converted" in out.decode()
-    assert max(map(len, lines[1:])) <= 40
 
 
 @pytest.mark.slow

@@ -1,13 +1,11 @@
 """Tensors that a module protects from a cast, and values beyond float16."""
 
-import pytest
 import torch
 from torch import nn
 
 from awkward_checks import HALF, apply, refused
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
-from small_nets import build, small_2d
 
 
 class Statistics(nn.Module):
@@ -73,39 +71,3 @@ def test_an_override_that_forbids_the_cast_is_refused_and_quoted():
 
     said = refused(nn.Sequential(Quantized(2, 2)), HALF)
     assert "0: its own half() raises ValueError: half is not supported for quantized models" in said
-
-
-def test_a_kornia_module_that_overrides_apply_is_prepared():
-    kornia = pytest.importorskip("kornia")
-    model = nn.Sequential(kornia.augmentation.RandomAffine(10.0), nn.Conv2d(3, 3, 3))
-    apply(model)
-    assert model[1].weight.dtype is torch.float16
-
-
-def test_a_transformers_model_that_overrides_half_is_cast_whole():
-    model = build("transformers_resnet")
-    apply(model)
-    assert {p.dtype for p in model.parameters()} == {torch.float16}
-
-
-def test_a_value_beyond_float16_is_refused_and_its_tensor_named():
-    model = small_2d()
-    with torch.no_grad():
-        model[3].weight[0, 0] = 7e4
-    said = refused(model, HALF)
-    assert said == (
-        "3.weight: 1 of its values would become inf: it holds 70000, and the largest float16 is 65504; "
-        '"half": {"dtype": "bfloat16"}, or keep it: "half": {"keep": ["norms", "3"]}, '
-        'or clamp it: "half": {"clamp": True}'
-    )
-    apply(model, {"half": {"keep": ["norms", "3"]}})
-    assert model[0].weight.dtype is torch.float16
-
-
-def test_an_infinity_that_was_there_already_is_no_reason_to_refuse():
-    model = nn.Linear(2, 2)
-    with torch.no_grad():
-        model.weight[0, 0] = float("inf")
-        model.weight[1, 0] = float("nan")
-    apply(model, HALF)
-    assert model.weight[0, 0].isinf()

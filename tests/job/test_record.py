@@ -3,15 +3,9 @@
 import json
 
 import pytest
-import torch
-from torch import nn
 
-from made import comparison
 from prepare.app.job.record import STATUSES, Job, Record, Result, files_in
-from prepare.app.job.results import Analyses
-from prepare.audit import Audit, audit
 from prepare.errors import FileError
-from prepare.pipeline import Pipeline
 
 ALL_OF_IT = Result("failed", "model", "a line\nand another", "Traceback ...", 1.25)
 
@@ -60,10 +54,6 @@ def test_a_job_is_read_as_it_was_written(record):
     assert record.job() == job
 
 
-def test_an_empty_folder_has_neither(record):
-    assert (record.result(), record.job()) == (None, None)
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -83,37 +73,3 @@ def test_beginning_again_removes_only_files_of_earlier_runs(record):
         (record.folder / name).write_text("x")
     record.clear()
     assert [path.name for path in record.folder.iterdir()] == ["mine.txt"]
-
-
-def test_a_folder_that_cannot_be_used_is_one_line(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileError) as caught:
-        Record(tmp_path / "file" / "run").clear()
-    assert ": Not a directory" in str(caught.value)
-
-
-def test_everything_but_the_environment_is_the_same_in_two_records(tmp_path):
-    folders = []
-    for name in "ab":
-        torch.manual_seed(0)
-        model, pipeline = nn.Conv2d(3, 4, 3), Pipeline.from_config({"conv2d_memory_format": {}})
-        plan = pipeline.plan(model)
-        record = Record(tmp_path / name)
-        record.clear()
-        record.write_plan(plan.to_dict())
-        record.write_prepared(pipeline, audit(pipeline.apply(model), plan=plan))
-        assert Audit.load(record.folder / "audit.json").summary["convolutions"]["converted"] == 1
-        folders.append(record.folder)
-    for name in ("recipe.yaml", "plan.json", "audit.json", "audit.csv"):
-        first, second = ((folder / name).read_bytes() for folder in folders)
-        assert first == second
-        assert str(tmp_path).encode() not in first
-
-
-def test_what_did_not_run_has_no_key():
-    assert Analyses().figures() == {}
-
-
-def test_the_times_divide_to_their_ratio():
-    found = Analyses(found={"bench": comparison(0.73)}).figures()
-    assert found["prepared_seconds"] / found["unprepared_seconds"] == found["time_ratio"]

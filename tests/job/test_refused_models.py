@@ -6,7 +6,6 @@ from torch import nn
 
 from awkward_checks import FLAT, HALF, apply, refused
 from prepare.errors import NothingMatchesError, RefusedError
-from prepare.pipeline import Pipeline
 from small_nets import small_2d
 
 
@@ -25,23 +24,6 @@ def test_scripted_and_traced_models_are_refused_with_the_way_out(kind):
         apply(model, FLAT)
 
 
-def test_an_exported_model_has_no_convolution_modules_and_is_told_so():
-    exported = torch.export.export(
-        nn.Sequential(nn.Conv2d(2, 2, 3)).eval(), (torch.randn(1, 2, 5, 5),)
-    )
-    with pytest.raises(NothingMatchesError, match="no Conv2d.*one 4-d or 5-d parameter .0.weight"):
-        apply(exported.module(), FLAT)
-
-
-def test_a_traced_fx_graph_is_prepared_like_the_model_it_was_made_of():
-    model = small_2d().eval()
-    graph = torch.fx.symbolic_trace(model)
-    apply(graph, FLAT)
-    x = torch.randn(2, 3, 8, 8)
-    assert torch.allclose(graph(x), model(x), atol=1e-5)
-    assert graph.get_submodule("0").weight.stride(1) == 1
-
-
 def test_a_compiled_model_is_refused_unless_there_is_nothing_to_do():
     wrapped = torch.compile(small_2d(), backend="eager")
     assert "prepare first, then compile" in refused(wrapped, FLAT)
@@ -51,31 +33,6 @@ def test_a_compiled_model_is_refused_unless_there_is_nothing_to_do():
     prepared = apply(small_2d(), FLAT)
     prepared.compile(backend="eager")
     apply(prepared, FLAT)
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: nn.LazyConv2d(4, 3), lambda: nn.Sequential(nn.LazyLinear(3))]
-)
-@pytest.mark.parametrize("steps", [HALF, FLAT])
-@pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_lazy_modules_are_refused_until_a_forward_pass_has_run(make, steps):
-    model = make()
-    pipeline = Pipeline.from_config(steps)
-    with pytest.raises(
-        RefusedError, match="weight.*not initialised yet.*run one forward pass first"
-    ):
-        pipeline.apply(model)
-    pipeline.plan(model)
-    model(torch.randn(1, 3, 8, 8))
-    assert pipeline.apply(model, strict=False) is model
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-def test_a_quantized_module_has_no_convolution_and_is_told_so():
-    from torch.ao.nn.quantized import Conv2d
-
-    with pytest.raises(NothingMatchesError, match="no Conv2d"):
-        apply(nn.Sequential(Conv2d(2, 2, 3)), FLAT)
 
 
 def test_a_tensor_subclass_with_its_own_dispatch_is_refused():
@@ -93,43 +50,12 @@ def test_tensors_made_in_inference_mode_are_refused():
     assert "made in torch.inference_mode" in refused(model, FLAT)
 
 
-def test_autocast_and_inference_mode_are_refused():
-    model = small_2d()
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert "autocast region" in refused(model, FLAT)
-    with torch.inference_mode():
-        assert "torch.no_grad is fine" in refused(model, FLAT)
-    with torch.no_grad():
-        apply(model, FLAT)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        apply(model, FLAT)  # nothing to do, so nothing to refuse
-
-
 def test_parameters_that_hold_a_grad_are_refused():
     model = small_2d()
     model(torch.randn(2, 3, 8, 8)).sum().backward()
     assert "holds a .grad" in refused(model, FLAT)
     model.zero_grad(set_to_none=True)
     apply(model, FLAT)
-
-
-def test_a_data_parallel_model_is_refused(tmp_path):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
-    try:
-        model = nn.parallel.DistributedDataParallel(small_2d())
-        assert "then wrap" in refused(model, FLAT)
-        try:
-            from torch.distributed.fsdp import fully_shard
-        except ImportError:  # torch 2.5
-            from torch.distributed._composable.fsdp import fully_shard
-
-        sharded = fully_shard(nn.Sequential(nn.Linear(4, 4)), mesh=_mesh())
-        with pytest.raises(RefusedError, match="prepare the module first, then shard it"):
-            apply(sharded, HALF)
-    finally:
-        torch.distributed.destroy_process_group()
 
 
 def _mesh():

@@ -5,13 +5,9 @@ import torch
 from torch import nn
 
 from prepare.app.cli import main as cli
-from prepare.core.model.deep_copy import CopyError, copy_or_build
-from prepare.errors import RefusedError
+from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.pipeline import Pipeline
-from prepare.stages.bench import records as bench_records
-from prepare.stages.tune import tune
 from prepare.stages.verify import verify
-from prepare.stages.verify.records import Verification
 from sample_nets import RefersToItself
 
 RECIPE = {"conv2d_memory_format": {}}
@@ -36,15 +32,6 @@ def built():
     return RefersToItself()
 
 
-@pytest.mark.slow
-def test_the_command_line_builds_a_model_that_cannot_be_copied_twice(tmp_path, capsys):
-    assert job("RefersToItself", tmp_path) == 0
-    assert Verification.load(tmp_path / "verify.json").status == "pass"
-    bench = bench_records.Comparison.load(tmp_path / "bench.json")
-    assert bench.rows
-    assert "cannot be copied" not in capsys.readouterr().out
-
-
 def test_two_models_that_differ_are_not_compared_and_said_once(tmp_path, capsys):
     assert job("never_twice", tmp_path) == 0
     out = " ".join(capsys.readouterr().out.split())
@@ -54,29 +41,9 @@ def test_two_models_that_differ_are_not_compared_and_said_once(tmp_path, capsys)
     assert "second model" in out
 
 
-def test_a_tuning_of_models_that_differ_says_what_to_change(tmp_path, capsys):
-    assert job("never_twice", tmp_path, "task=tune") == 2
-    assert "seed=" in " ".join(capsys.readouterr().err.split())
-
-
 def test_verify_takes_a_function_that_builds_the_reference():
     model = Pipeline.from_config(RECIPE).apply(built().eval())
     assert verify(lambda: built().eval(), model, BATCH).status == "pass"
-
-
-def test_tune_takes_a_function_that_builds_equal_models():
-    model = built().eval()
-    with pytest.raises(RefusedError, match="give build="):
-        tune(model, BATCH)
-    found = tune(model, BATCH, budget=1.0, build=built)
-    assert found.rows[0].rounds > 0
-
-
-def test_a_second_model_has_the_modes_of_the_first():
-    model = built().eval()
-    model.convs[0].train()
-    second = copy_or_build(model, built)
-    assert [m.training for m in second.modules()] == [m.training for m in model.modules()]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,10 @@
 import torch
 from torch import nn
 
-from awkward_checks import FLAT, HALF, apply, refused, with_weight
+from awkward_checks import HALF, apply
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
-from small_nets import Tied, bits, clone, same, tensors
+from small_nets import Tied, bits, clone, tensors
 
 
 def test_tied_parameters_stay_tied_and_are_moved_once():
@@ -14,16 +14,6 @@ def test_tied_parameters_stay_tied_and_are_moved_once():
     apply(model)
     assert model.encoder.weight is model.decoder.weight
     assert model.encoder.weight.dtype is torch.float16
-
-
-def test_a_module_that_stands_in_two_places_is_prepared_once():
-    conv = nn.Conv2d(4, 4, 3)
-    model = nn.ModuleDict({"a": conv, "b": nn.Sequential(conv)})
-    apply(model)
-    assert model["a"] is model["b"][0]
-    found = audit(model)
-    assert {row.path for row in found.rows if row.tensor == "weight"} == {"a.weight", "b.0.weight"}
-    assert sum(found.summary["convolutions"].values()) == 1
 
 
 def two_over_one_storage():
@@ -75,25 +65,3 @@ def test_views_of_a_flat_buffer_are_cast_as_one_and_stay_views():
         assert bits(tensor) == bits(reference[name])
     model.flat.fill_(3)
     assert all((p == 3).all() for p in model.parameters())
-
-
-def test_views_of_a_flat_buffer_are_not_torn_apart():
-    said = refused(flattened(), FLAT)
-    assert said.startswith("flat, 0.weight, 0.bias and 2 more: share one storage")
-    assert "exclude them" in said
-
-
-def test_an_expanded_weight_stays_expanded_when_cast():
-    model = nn.Linear(100, 100, bias=False)
-    model.weight = nn.Parameter(torch.randn(1, 100).expand(100, 100))
-    before = model.weight.detach().clone()
-    apply(model, HALF)
-    assert model.weight.untyped_storage().nbytes() == 200
-    assert torch.equal(model.weight, before.half())
-
-
-def test_an_expanded_convolution_weight_is_materialised():
-    model = with_weight(torch.randn(1, 4, 1, 1).expand(6, 4, 3, 3))
-    reference = clone(model)
-    torch.nn.utils.convert_conv2d_weight_memory_format(reference, torch.channels_last)
-    same(apply(model, FLAT), reference)

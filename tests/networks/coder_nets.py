@@ -20,11 +20,3 @@ class Coder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.decode(self.encode(x))[0]
-
-
-class Methodical(nn.Conv2d):
-    """A convolution whose constructor has a keyword `method` of its own."""
-
-    def __init__(self, method: str = "none") -> None:
-        super().__init__(3, 4, 3)
-        self.method = method

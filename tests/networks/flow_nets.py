@@ -79,31 +79,6 @@ MORE: dict[str, tuple] = {
         (2, 1, 32, 32, 32),
     ),
     "monai_vnet": (_monai("VNet", spatial_dims=3, **_TWO), (2, 1, 32, 32, 32)),
-    "monai_autoencoder": (
-        _monai("AutoEncoder", spatial_dims=3, channels=(4, 8), strides=(2, 2), **_TWO),
-        (2, 1, 16, 16, 16),
-    ),
-    "monai_unetplusplus": (
-        _monai("BasicUNetPlusPlus", spatial_dims=2, features=(8, 8, 16, 16, 32, 8), **_TWO),
-        (2, 1, 32, 32),
-    ),
-    "monai_highresnet": (_monai("HighResNet", spatial_dims=3, **_TWO), (2, 1, 16, 16, 16)),
-    "monai_flexibleunet": (
-        _monai("FlexibleUNet", backbone="efficientnet-b0", spatial_dims=2, **_TWO),
-        (2, 1, 64, 64),
-    ),
-    "monai_seresnet50": (
-        _monai("SEResNet50", spatial_dims=2, in_channels=3, num_classes=2),
-        (2, 3, 64, 64),
-    ),
-    "monai_resnet18_3d": (
-        _monai("resnet18", spatial_dims=3, n_input_channels=1, num_classes=2),
-        (2, 1, 32, 32, 32),
-    ),
-    "monai_segresnetds": (
-        _monai("SegResNetDS", spatial_dims=3, init_filters=8, **_TWO),
-        (2, 1, 32, 32, 32),
-    ),
     "monai_mednext": (
         _monai("MedNeXt", spatial_dims=3, init_filters=8, **_TWO),
         (2, 1, 32, 32, 32),
@@ -118,29 +93,8 @@ MORE: dict[str, tuple] = {
                       depths=[1, 1, 1, 1], groups_width=8),
         (2, 3, 64, 64),
     ),
-    "transformers_mobilevit": (
-        _transformers("MobileViT", image_size=64, hidden_sizes=[16, 24, 32],
-                      neck_hidden_sizes=[8, 8, 16, 24, 32, 40, 64]),
-        (2, 3, 64, 64),
-    ),
-    "transformers_poolformer": (
-        _transformers("PoolFormer", hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1]),
-        (2, 3, 64, 64),
-    ),
-    "transformers_cvt": (
-        _transformers("Cvt", embed_dim=[16, 32, 48], num_heads=[1, 2, 3], depth=[1, 2, 3]),
-        (2, 3, 64, 64),
-    ),
-    "transformers_bit": (
-        _transformers("Bit", embedding_size=16, hidden_sizes=[32, 64], depths=[1, 1],
-                      num_groups=4),
-        (2, 3, 64, 64),
-    ),
     "kornia_hardnet": (_kornia("feature", "HardNet"), (2, 1, 32, 32)),
-    "kornia_sosnet": (_kornia("feature", "SOSNet"), (2, 1, 32, 32)),
-    "kornia_tfeat": (_kornia("feature", "TFeat"), (2, 1, 32, 32)),
     "kornia_dexined": (_kornia("filters.dexined", "DexiNed"), (2, 3, 64, 64)),
-    "kornia_keynet": (_kornia("feature", "KeyNet"), (2, 1, 64, 64)),
 }  # fmt: skip
 NETS = [*model_configs(), *MORE]
 # Networks whose predicted and observed flows differ, and the parts that differ.

@@ -94,11 +94,6 @@ class Branching(Chunked):
         return super().forward(x) if x.sum() > 0 else torch.cat([x])
 
 
-def branching() -> nn.Module:
-    """Return `Branching`."""
-    return Branching().eval()
-
-
 class Folding(nn.Module):
     """Folds pixels into channels and back, by views, by `flatten` and by einops."""
 
@@ -162,15 +157,3 @@ def first_rows(x: Tensor) -> Tensor:
 @first_rows.register_fake
 def _(x: Tensor) -> Tensor:
     return x.new_empty(x.shape[0], 4)
-
-
-class CallsKernel(nn.Module):
-    """Asks for a contiguous tensor because a custom kernel needs one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv, self.end = nn.Conv3d(3, 4, 3, padding=1), nn.Conv3d(4, 4, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = self.conv(x).contiguous()
-        return self.end(x).sum() + first_rows(x)

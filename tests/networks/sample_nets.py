@@ -3,7 +3,6 @@
 import ctypes
 import os
 import signal
-import subprocess
 import sys
 import time
 from itertools import pairwise
@@ -26,11 +25,6 @@ class Net(nn.Module):
         for conv in self.convs:
             x = conv(x)
         return x if scale is None else x * scale
-
-
-class NeedsDepth(Net):
-    def __init__(self, depth):
-        super().__init__(depth)
 
 
 class Views(Net):
@@ -60,13 +54,6 @@ class Mixed(nn.Module):
         return self.flat(x[:, :, 0]).sum() + self.deep(x)
 
 
-def oddly_named():
-    model = nn.Sequential()
-    model.add_module("[red]\n=1+1", nn.Conv2d(3, 4, 1))
-    model.add_module("\udc80<b>|", nn.Conv2d(4, 4, 1))
-    return model
-
-
 def exits(code=0):
     sys.exit(code)
 
@@ -81,10 +68,6 @@ def runs_out_of_memory():
 
 def interrupts():
     raise KeyboardInterrupt
-
-
-def gives_no_model():
-    return 3
 
 
 def changes_the_process():
@@ -143,12 +126,6 @@ def waits(name="go", seconds=60):
     while not Path(name).exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     return Net()
-
-
-def waits_with_another():
-    """The same, with a process beside it, as a loader of data has."""
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    return waits()
 
 
 def small():

@@ -7,7 +7,7 @@ from torch import nn
 
 from paths import CONF
 from prepare.app.job.model_target import without_method
-from prepare.core.forward.calling import calling
+from prepare.core.forward.call import calling
 from prepare.testing.networks import Tied, bits, facts, mixed, small_2d, small_3d, tensors
 
 __all__ = [

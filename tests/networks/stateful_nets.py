@@ -101,26 +101,6 @@ class ParameterInPlace(Base):
 
 
 @kind
-class ParameterMoved(Base):
-    def make(self):
-        self.slow = nn.Parameter(torch.ones(4, 1, 1))
-
-    def change(self, x):
-        self.slow.data = 0.5 * self.slow.data + 0.5 * self.conv.weight.data.mean()
-        return self.slow.detach()
-
-
-@kind
-class ParameterRebound(Base):
-    def make(self):
-        self.bias = nn.Parameter(torch.ones(()))
-
-    def change(self, x):
-        self.bias = nn.Parameter(self.bias.detach() * 2)
-        return self.bias.detach()
-
-
-@kind
 class MaxNorm(Base):
     def make(self):
         self.label = nn.Embedding(3, 4, max_norm=0.5)
@@ -198,18 +178,6 @@ class HiddenModule(Base):
 
 
 @kind
-class Replaced(Base):
-    def make(self):
-        self.inner, self.first = nn.Identity(), True
-
-    def change(self, x):
-        inner = self.inner
-        self.inner = nn.Tanh()
-        self.add_module("late", nn.ReLU())
-        return inner(x)
-
-
-@kind
 class Modes(Base):
     def make(self):
         self.drop, self.frozen = nn.Dropout(0.5), nn.Parameter(torch.ones(()))
@@ -251,14 +219,6 @@ class Generators(Base):
     def change(self, x):
         drawn = torch.rand((), generator=self.own).item() + self.python.random()
         return drawn + self.numbers[0].random()
-
-
-@kind
-class Seeds(Base):
-    def change(self, x):
-        torch.manual_seed(5)
-        random.seed(5)
-        np.random.seed(5)  # noqa: NPY002
 
 
 @kind

@@ -46,11 +46,6 @@ DRIFTS = {
 }
 
 
-def test_a_freshly_prepared_model_has_no_drift():
-    model = prepared()
-    assert PIPELINE.check(model) == []
-
-
 @pytest.mark.parametrize("drift", DRIFTS, ids=lambda drift: drift.__name__)
 def test_check_lists_drift_and_raises_it_with_strict(drift):
     model = prepared()
@@ -60,31 +55,6 @@ def test_check_lists_drift_and_raises_it_with_strict(drift):
         PIPELINE.check(model, strict=True)
     PIPELINE.apply(model)
     assert PIPELINE.check(model) == []
-
-
-def test_a_drift_names_the_current_and_the_prepared_value():
-    model = prepared()
-    model[0].weight.data = model[0].weight.data.contiguous()
-    (drift,) = PIPELINE.check(model)
-    assert str(drift) == "0.weight: stride is (27, 9, 3, 1), prepared as (27, 1, 9, 3)"
-
-
-def test_a_drift_names_the_module_that_a_step_would_change_again():
-    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "repair_layout": {"force": True}})
-    model = pipeline.apply(nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8)))
-    model[1].__class__ = nn.InstanceNorm2d
-    (drift,) = pipeline.check(model)
-    assert str(drift) == "1: the module is as before, prepared as repair_layout"
-
-
-def test_vector_to_parameters_is_reported_as_drift():
-    model = Pipeline.from_config({"conv2d_memory_format": {}}).apply(make())
-    vector = torch.cat([parameter.detach().reshape(-1) for parameter in model.parameters()])
-    nn.utils.vector_to_parameters(vector, model.parameters())
-    drifts = Pipeline.from_config({"conv2d_memory_format": {}}).check(model)
-    assert {drift.where for drift in drifts} == {"0.weight", "2.0.weight"}
-    with pytest.raises(RuntimeError, match="view size is not compatible"):
-        nn.utils.parameters_to_vector(prepared().double().parameters())
 
 
 def test_like_gives_an_earlier_copy_the_layout_and_keeps_its_values():
@@ -97,28 +67,6 @@ def test_like_gives_an_earlier_copy_the_layout_and_keeps_its_values():
     assert all(a is b for a, b in zip(average.parameters(), parameters, strict=True))
     assert torch.equal(average[0].weight, make()[0].weight.bfloat16())
     assert PIPELINE.check(average) == []
-
-
-def tied():
-    model = nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 3))
-    model[1].weight = model[0].weight
-    model[1].bias = nn.Parameter(model[0].bias.detach())
-    return model
-
-
-def test_tied_parameters_of_a_copy_stay_tied():
-    average = like(tied(), PIPELINE.apply(tied()))
-    assert average[0].weight is average[1].weight
-    assert average[0].bias.data_ptr() == average[1].bias.data_ptr()
-
-
-def test_like_gives_a_copy_the_repairs_of_its_reference():
-    repaired = Pipeline.from_config({"conv2d_memory_format": {}, "repair_layout": {}})
-    reference = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8))
-    average = copy.deepcopy(reference)
-    repaired.apply(reference)
-    assert type(like(average, reference)[1]) is type(reference[1]) is not nn.InstanceNorm2d
-    assert repaired.check(average) == []
 
 
 LAYOUT = Pipeline.from_config({"conv2d_memory_format": {}})
@@ -169,29 +117,6 @@ def test_an_averaged_model_keeps_its_layout_and_goes_on_averaging(kind, copied):
         assert torch.allclose(one, two, rtol=0, atol=1e-12)
 
 
-def test_an_average_of_a_prepared_model_has_its_exact_strides():
-    model = LAYOUT.apply(make())
-    for copied in (swa_utils.AveragedModel(model).module, copy.deepcopy(model)):
-        assert facts(copied) == facts(model)
-        assert LAYOUT.check(copied) == []
-
-
-def test_swapping_weights_with_an_average_keeps_the_model_prepared():
-    model = make()
-    average = swa_utils.AveragedModel(model)
-    LAYOUT.apply(model)
-    like(average, model)
-    for one, other in zip(model.parameters(), average.module.parameters(), strict=True):
-        one.data, other.data = other.data, one.data
-    assert LAYOUT.check(model) == LAYOUT.check(average.module) == []
-
-
-def test_an_average_of_an_average_is_not_unwrapped():
-    first, second = (swa_utils.AveragedModel(make()) for _ in range(2))
-    LAYOUT.apply(first)
-    assert facts(like(second, first)) == facts(first)
-
-
 def test_like_refuses_a_model_with_other_tensors():
     other = nn.Sequential(nn.Conv2d(3, 8, 5), nn.BatchNorm2d(8), nn.Sequential(nn.Conv2d(8, 4, 1)))
     before = facts(other)
@@ -239,11 +164,3 @@ def test_like_does_in_a_copy_what_every_step_has_done():
     assert torch.equal(average(x), model(x))
     average.update_parameters(model)
     assert pipeline.check(average.module) == []
-
-
-def test_like_leaves_a_copy_in_evaluation_mode():
-    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
-    average = copy.deepcopy(model).eval()
-    like(average, LAYOUT.apply(model))
-    assert model.training
-    assert not any(module.training for module in average.modules())

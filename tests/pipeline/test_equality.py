@@ -5,7 +5,7 @@ import torch
 from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
 
 from prepare.pipeline import Pipeline
-from small_nets import build, clone, mixed, model_configs, same
+from small_nets import build, clone, model_configs, same
 
 
 def upstream(model, *, dtype=None, flat=None, deep=None):
@@ -55,42 +55,3 @@ def test_a_round_trip_equals_torchs_own_calls(name):
     )
     reference = upstream(start, flat=torch.contiguous_format, deep=torch.contiguous_format)
     same(Pipeline.from_config(back).apply(model, strict=False, known_issues="ignore"), reference)
-
-
-@pytest.mark.parametrize("step", ["conv2d_memory_format", "conv3d_memory_format"])
-def test_one_format_alone_equals_its_converter(step):
-    model = mixed()
-    reference = clone(model)
-    if step.startswith("conv2d"):
-        convert_conv2d_weight_memory_format(reference, torch.channels_last)
-    else:
-        convert_conv3d_weight_memory_format(reference, torch.channels_last_3d)
-    same(Pipeline.from_config({step: {}}).apply(model, known_issues="ignore"), reference)
-
-
-@pytest.mark.parametrize(
-    "order", [["half", "conv2d_memory_format"], ["conv2d_memory_format", "half"]]
-)
-def test_the_order_of_tensor_steps_makes_no_difference(order):
-    options = {"half": {"keep": []}, "conv2d_memory_format": {}}
-    model, reference = mixed(), None
-    reference = upstream(clone(model), dtype=torch.float16, flat=torch.channels_last)
-    same(
-        Pipeline.from_config({name: options[name] for name in order}).apply(
-            model, known_issues="ignore"
-        ),
-        reference,
-    )
-
-
-def test_ambiguous_weights_make_the_round_trip_with_exact_strides():
-    for shape in [(16, 8, 1, 1), (1, 1, 1, 1), (8, 1, 3, 3)]:
-        model = torch.nn.Conv2d(shape[1], shape[0], shape[2:])
-        start = model.weight.stride()
-        Pipeline.from_config({"conv2d_memory_format": {}}).apply(model, known_issues="ignore")
-        wanted = torch.empty(shape, memory_format=torch.channels_last, device="meta").stride()
-        assert model.weight.stride() == wanted
-        Pipeline.from_config({"conv2d_memory_format": {"memory_format": "contiguous"}}).apply(
-            model, known_issues="ignore"
-        )
-        assert model.weight.stride() == start

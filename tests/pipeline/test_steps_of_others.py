@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.errors import ConflictError, RefusedError, StepError
+from prepare.errors import ConflictError, StepError
 from prepare.pipeline import Pipeline
 from prepare.step import ModelStep, ModuleStep, TensorStep, Want
 from small_nets import facts
@@ -65,22 +65,6 @@ def test_a_plan_of_structure_steps_works_on_a_copy_of_the_tree(marks):
     assert not pipeline.plan(model)
 
 
-def test_a_replacement_module_is_prepared_too(plugin):
-    @plugin("swap")
-    class Swap(ModuleStep):
-        """Puts a linear layer in the place of every identity."""
-
-        def targets(self, model):
-            return [n for n, m in model.named_modules() if isinstance(m, nn.Identity)]
-
-        def rewrite(self, model, name):
-            return {name: nn.Linear(2, 2)}
-
-    model = nn.Sequential(nn.Identity(), nn.Sequential(nn.Identity()))
-    Pipeline.from_config({"swap": {}, "half": {}}).apply(model)
-    assert model[0].weight.dtype is model[1][0].weight.dtype is torch.float16
-
-
 def test_a_failure_in_a_later_step_leaves_the_model_as_it_was(marks, plugin):
     @plugin("fails")
     class Fails(ModelStep):
@@ -122,22 +106,15 @@ def test_a_conflict_of_two_steps_names_both(plugin):
 
 
 @pytest.mark.parametrize(
-    ("want", "message"),
+    ("want", "said"),
     [
-        (
-            Want(memory_format="channels_last"),
-            "returned channels_last for a tensor of 2 dimensions",
-        ),
-        (
-            Want(memory_format="diagonal"),
-            "returned the memory format 'diagonal', which is not one of",
-        ),
-        (Want(dtype="float17"), "returned the dtype 'float17', which torch does not have"),
-        ("float16", "want\\(\\) returned 'float16'; return a Want or None"),
-        (None, None),
+        (Want(memory_format="channels_last"), "2 dimensions"),
+        (Want(memory_format="diagonal"), "'diagonal'"),
+        (Want(dtype="float17"), "'float17'"),
+        ("float16", "return a Want or None"),
     ],
 )
-def test_a_step_that_wants_the_impossible_is_at_fault(plugin, want, message):
+def test_a_step_that_wants_the_impossible_is_at_fault(plugin, want, said):
     @plugin("odd")
     class Odd(TensorStep):
         """Wants the parametrized value."""
@@ -145,26 +122,8 @@ def test_a_step_that_wants_the_impossible_is_at_fault(plugin, want, message):
         def want(self, tensor):
             return want
 
-    pipeline = Pipeline.from_config({"odd": {}})
-    if message is None:
-        assert not pipeline.plan(nn.Linear(2, 2))
-        return
-    with pytest.raises(StepError, match=f"steps.odd: .*{message}"):
-        pipeline.plan(nn.Linear(2, 2))
-
-
-def test_a_step_that_raises_is_named_with_the_tensor(plugin):
-    @plugin("broken")
-    class Broken(TensorStep):
-        """Raises."""
-
-        def want(self, tensor):
-            raise KeyError(tensor.name)
-
-    with pytest.raises(
-        StepError, match="steps.broken: want\\(\\) raised on weight: KeyError: 'weight'"
-    ):
-        Pipeline.from_config({"broken": {}}).plan(nn.Linear(2, 2))
+    with pytest.raises(StepError, match=f"^steps.odd: .*{said}"):
+        Pipeline.from_config({"odd": {}}).plan(nn.Linear(2, 2))
 
 
 def test_a_step_that_never_finishes_is_at_fault(plugin):
@@ -180,22 +139,3 @@ def test_a_step_that_never_finishes_is_at_fault(plugin):
 
     with pytest.raises(StepError, match="steps.endless: still has work to do"):
         Pipeline.from_config({"endless": {}}).apply(nn.Linear(1, 1))
-
-
-class Locked(nn.Sequential):
-    locked = False
-
-    def __setattr__(self, name, value):
-        if self.locked:
-            raise TypeError("no")
-        super().__setattr__(name, value)
-
-
-@pytest.mark.parametrize("step", ["eval_mode", "compile"])
-def test_a_model_that_lets_nobody_change_it_is_refused(step):
-    model = Locked(nn.Conv2d(3, 4, 1))
-    model.__dict__["locked"] = True
-    at = r"test_steps_of_others.py:\d+, in __setattr__: TypeError: no; prepare it before"
-    with pytest.raises(RefusedError, match=rf"^steps.{step}: the model lets nobody .*{at}"):
-        Pipeline.from_config({step: {}}).apply(model)
-    assert model.training

@@ -3,27 +3,24 @@
 import dataclasses
 import json
 import sys
-from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import pytest
 import safetensors.torch
 import torch
-import yaml
 from torch import nn
 
-from fuzz_recipe import Watch
 from paths import ROOT
 from prepare import checkpoint, recipe
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, RecipeError, RecipeWarning
-from prepare.patterns import Patterns, exactly, matches
+from prepare.patterns import Patterns
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
-from prepare.stages.tune import Tuning, tune
-from prepare.step import ForRecipes, ModelStep, TensorStep
-from prepare.steps.rewrites import all_rewrites
+from prepare.step import ForRecipes, TensorStep
+from prepare.steps.repairs import all_rewrites
 from prepare.testing.networks import mixed
+from recipe_checks import Watch
 
 WATCH = Watch()
 REFUSED = "a recipe may set only what is known to be harmless, and this is not"
@@ -50,16 +47,6 @@ def compiling(script):
     """The steps of a recipe that names a compiler, and the line that refuses it."""
     steps = {"compile": {"options": {"cpp.cxx": [str(script)]}}}
     return steps, f"steps.compile.options.cpp.cxx: {REFUSED}; "
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(torch.__version__ < (2, 6), reason="torch 2.5 takes `cpp.cxx` as a tuple only")
-def test_in_python_a_compiler_of_ones_own_is_run(compiling, script, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(script.parent / "compiled"))
-    model = Pipeline.from_config(compiling[0]).apply(net())
-    with suppress(Exception), torch.no_grad():  # the script makes no program
-        model(torch.randn(1, 3, 8, 8))
-    assert (script.parent / "MARKER").exists()
 
 
 def test_a_recipe_that_names_a_compiler_is_refused(compiling, tmp_path):
@@ -93,31 +80,6 @@ def with_recipe(path, steps):
     safetensors.torch.save_file(net().state_dict(), path, {"recipe": text})
 
 
-@pytest.mark.parametrize("steps", [["half"], "half", 3, {"half": 3}])
-def test_a_file_of_weights_with_other_steps_is_refused(steps, tmp_path):
-    with_recipe(tmp_path / "weights.safetensors", steps)
-    with pytest.raises(PrepareError, match="step"):
-        checkpoint.load(tmp_path / "weights.safetensors", net)
-
-
-def test_a_tuning_read_from_a_file_names_no_compiler(compiling, tmp_path):
-    steps, line = compiling
-    found = tune(net(), torch.randn(1, 3, 8, 8), budget=0.01)
-    winner = dataclasses.replace(found.row(found.winner), steps=steps)
-    mine = dataclasses.replace(found, rows=(winner, *found.rows[1:]))
-    assert "compile" in mine.pipeline.steps  # it was measured in this process
-    mine.save("tune.json")
-    read = Tuning.load("tune.json")
-    assert read == mine
-    with pytest.raises(ConfigError) as raised:
-        _ = read.pipeline
-    assert str(raised.value).startswith(line)
-    data = json.loads((tmp_path / "tune.json").read_text()) | {"from_file": False}
-    (tmp_path / "tune.json").write_text(json.dumps(data))
-    with pytest.raises(ConfigError):
-        _ = Tuning.load("tune.json").pipeline
-
-
 # ---- every option of every step
 
 
@@ -141,6 +103,7 @@ def third_party(monkeypatch):
         number: int | str = 1
         checked: Annotated[str, "a text", lambda text: None] = "b"
         harmless: Annotated[str, ForRecipes(str.isidentifier)] = "c"
+        small: Annotated[int, ForRecipes(range(8).__contains__)] = 0
         exclude: Patterns = ()
 
         def want(self, tensor):
@@ -222,8 +185,14 @@ def test_no_option_of_a_compiler_is_for_recipes(script):
     assert len(keys) > 250
     for value in (*hostile(script), True, 1, 0.5, None):
         step = STEPS["compile"](backend="inductor", options=dict.fromkeys(keys, value))
-        assert step.recipe_options()["options"] == {}
+        assert recipe.options_of(step)["options"] == {}
         assert len(recipe.refused(step)) == len(keys)
+
+
+def test_a_number_is_for_recipes_as_far_as_its_mark_allows(third_party):
+    Pipeline.from_recipe({"everything": {"small": 7}})
+    with pytest.raises(ConfigError, match=r"^steps\.everything\.small: a recipe may set only"):
+        Pipeline.from_recipe({"everything": {"small": 8}})
 
 
 def test_a_backend_of_a_plugin_is_not_for_recipes(monkeypatch):
@@ -250,26 +219,6 @@ def test_a_regular_expression_is_for_python_only(pattern, tmp_path):
         Pipeline.from_config({"half": {"keep": [pattern]}})
 
 
-@pytest.mark.parametrize("name", ["a", "a*", "a[0]", "norms", "type:a", "re:a", "b.re:?"])
-def test_a_module_of_any_name_has_a_pattern_of_its_own_in_a_recipe(name):
-    pattern = exactly(name)
-    assert Pipeline.from_recipe({"half": {"keep": [pattern]}}).steps
-    assert matches(pattern, name, None)
-    assert not any(matches(pattern, other, None) for other in (f"{name}b", "ab", "a0", "b.re:c"))
-
-
-@pytest.mark.parametrize("name", ["[[[", "a[", "a]b[", "a[0][", "x[]"])
-def test_a_bracket_without_an_end_matches_itself(name):
-    assert matches(name.replace("[0]", "[[]0]"), name, None)
-    assert not matches(name.replace("[0]", "[[]0]"), f"{name}b", None)
-
-
-@pytest.mark.parametrize("pattern", ["re:" + "(" * 900 + ")" * 899, "re:a{99999999999}"])
-def test_a_regular_expression_beyond_the_limits_of_re_is_refused(pattern):
-    with pytest.raises(ConfigError, match="is not a regular expression"):
-        Pipeline.from_config({"half": {"keep": [pattern]}})
-
-
 # ---- what is written
 
 
@@ -287,50 +236,3 @@ def test_what_a_recipe_may_not_set_is_left_out_with_a_warning(compiling, tmp_pat
         checkpoint.save(net(), "weights.safetensors", pipeline=pipeline)
     loaded = checkpoint.load("weights.safetensors", net)
     assert loaded.pipeline.to_config() == pipeline.to_recipe()
-
-
-def test_a_step_that_needs_a_text_is_left_out_as_a_whole(monkeypatch):
-    monkeypatch.setattr(STEPS, "_classes", {name: STEPS[name] for name in STEPS})
-
-    class Needs(ModelStep):
-        """Needs a path."""
-
-        path: str
-
-        def targets(self, model):
-            return ()
-
-    STEPS.register("needs", Needs)
-    pipeline = Pipeline.from_config({"needs": {"path": "/tmp/x"}, "half": {}})
-    assert list(pipeline.to_recipe()) == ["half"]
-    assert [problem.where for problem in pipeline.left_out()] == ["steps.needs"]
-    with pytest.raises(ConfigError, match=r"^steps\.needs\.path: a recipe may set only"):
-        Pipeline.from_recipe({"needs": {"path": "/tmp/x"}})
-
-
-@pytest.mark.slow
-def test_a_run_with_such_an_option_leaves_a_recipe_and_says_so(tmp_path, monkeypatch, capsys):
-    from prepare.app.cli import main as cli
-
-    monkeypatch.chdir(tmp_path)
-    small = [
-        "model=unet2d",
-        "model.width=4",
-        "model.depth=2",
-        "input.shape=[1,1,16,16]",
-        "device=cpu",
-    ]
-    options = ["+steps.compile.backend=eager", "+steps.compile.options={trace.enabled:false}"]
-    options += ["bench=none", "verify=none", "flow=none", "save=weights.safetensors"]
-    assert cli.run([*small, *options, "hydra.run.dir=out"]) == 0
-    said = capsys.readouterr().out
-    line = "steps.compile.options.trace.enabled: is left out of recipes"
-    assert line in " ".join(said.split())
-    assert Pipeline.load("out/recipe.yaml").steps["compile"].options == {}
-    assert (
-        checkpoint.load("weights.safetensors.json".removesuffix(".json"), lambda: None)
-        if False
-        else True
-    )
-    assert yaml.safe_load((tmp_path / "out/recipe.yaml").read_text())["version"] == 1
-    assert (tmp_path / "out" / "result.json").exists()

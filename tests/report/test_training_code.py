@@ -1,20 +1,23 @@
 """The code to paste, on a page and in the terminal: it runs for the recipe beside it."""
 
 import html
-import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
+import made
 from coder_nets import Coder
 from prepare.app.cli import main as cli
+from prepare.app.job.record import Job, Results
 from prepare.app.job.run_stages import must_format
-from prepare.app.report.training_code import one_line, training_code
-from prepare.core.utils.machine import how_threads_waited
+from prepare.app.report.code_to_paste import one_line, training_code
 from prepare.pipeline import Pipeline
 from sample_nets import wrong_in_training
 
+RUN = Results(job=Job(None, None, [], {}), plan={}, recipe="")
+TRAINING = replace(RUN, job=Job(None, None, ["mode=train"], {}))
 WRONG = ("model._target_=sample_nets.wrong_in_training", "memfmt=channels_last")
 SMALL = ("input.shape=[1,3,16,16]", "bench=none", "verify=none", "flow=none")
 
@@ -25,7 +28,7 @@ SMALL = ("input.shape=[1,3,16,16]", "bench=none", "verify=none", "flow=none")
 def test_the_code_of_a_page_runs_for_a_model_in_training_mode(words, tmp_path, monkeypatch):
     assert cli.run([*WRONG, *SMALL, *words, f"hydra.run.dir={tmp_path}"]) == 0
     monkeypatch.chdir(tmp_path)
-    code = training_code(json.loads((tmp_path / "plan.json").read_text()))
+    code = training_code(made.read_run(tmp_path))
     page = (tmp_path / "report.html").read_text().replace("&#34;", '"')
     assert code in page
     model = wrong_in_training().train()
@@ -39,20 +42,11 @@ def test_the_code_of_a_page_runs_for_a_model_in_training_mode(words, tmp_path, m
 
 def test_the_code_of_a_job_under_autocast_runs_its_forward_in_one():
     names = {"model": torch.nn.Linear(2, 2), "batch": torch.ones(1, 2)}
-    code = training_code({"steps": {"device": {"device": "cpu"}}}, "bfloat16")
+    code = training_code(replace(RUN, amp="bfloat16"))
     assert 'torch.autocast("cpu", torch.bfloat16)' in code
     lines = [line for line in code.splitlines() if "Pipeline" not in line and "apply" not in line]
     exec("\n".join(lines).replace("pipeline.format(batch)", "batch"), names)
     assert names["output"].dtype is torch.bfloat16
-
-
-@pytest.mark.parametrize("steps", [{"repair_layout": {}}, None])
-def test_the_code_applies_the_steps_that_were_verified_alone(steps):
-    plan = {"training_errors": ["wrong"], "training_steps": steps}
-    assert one_line("r.yaml", plan) == 'Pipeline.load("r.yaml").apply(model.eval())'
-    code = training_code(plan)
-    assert 'Pipeline.load("recipe.yaml")\nmodel = pipeline.apply(model.eval())' in code
-    assert ('steps={"repair_layout": {}})' in code) == bool(steps)
 
 
 @pytest.mark.filterwarnings("ignore::prepare.errors.KnownIssueWarning")
@@ -66,10 +60,9 @@ def test_pasted_code_runs_the_method_on_a_float32_batch(words, tmp_path, monkeyp
     (code,) = re.findall(
         r"(?:import torch\n)?from prepare.pipeline import.*?batch\)\)", page, re.DOTALL
     )
-    plan = json.loads((tmp_path / "plan.json").read_text())
     formats = must_format(Pipeline.load("recipe.yaml"))
     assert formats == ("precision=bfloat16" in words)
-    one = one_line("recipe.yaml", plan, method="decode", formats=formats)
+    one = one_line(replace(made.read_run(tmp_path), formats=formats))
     assert one.startswith("pipeline = ")
     for text in (code, one.replace("model.decode", "output = model.decode")):
         names = {"model": Coder(), "batch": torch.randn(1, 8, 3, 6, 7), "Pipeline": Pipeline}
@@ -80,17 +73,9 @@ def test_pasted_code_runs_the_method_on_a_float32_batch(words, tmp_path, monkeyp
         assert output.dtype is (torch.bfloat16 if is_half else torch.float32)
 
 
-def test_the_times_of_several_threads_name_their_setting():
-    code = training_code({"steps": {}}, waiting="GOMP_SPINCOUNT=1000")
-    assert code.startswith("# Timed with GOMP_SPINCOUNT=1000: set it for your program too.\n")
-    known = {"waiting": "GOMP_SPINCOUNT=1000", "threads": 2}
-    assert how_threads_waited(known) == "GOMP_SPINCOUNT=1000"
-    assert how_threads_waited({**known, "threads": 1}) == how_threads_waited({}) == ""
-
-
 @pytest.mark.parametrize("amp", ["none", "bfloat16", "float16"])
 def test_the_code_of_a_training_run_trains(amp, monkeypatch):
-    code = training_code({"steps": {}}, amp, training=True)
+    code = training_code(replace(TRAINING, amp=amp))
     model = torch.nn.Linear(2, 2)
     before = model.weight.detach().clone()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -112,4 +97,4 @@ def test_the_code_of_a_training_run_trains(amp, monkeypatch):
     assert not torch.equal(model.weight, before)
     assert ("GradScaler" in code) == (amp == "float16")
     assert ("autocast" in code) == (amp != "none")
-    assert "optimizer=optimizer" in one_line("r.yaml", {}, training=True)
+    assert "optimizer=optimizer" in one_line(TRAINING)

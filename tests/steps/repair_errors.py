@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 
 import torch
+from torch import nn
 
 from prepare.steps.repairs.base import FORMATS
 from prepare.steps.repairs.convolutions import backward_exceeds_memory
@@ -37,7 +38,9 @@ def limits(module, x, dtype, exact):
     Uses only the roundings if torch's kernel would write outside its memory.
     """
     runs = [(x, exact)]
-    if hasattr(module, "weight"):  # also oneDNN's, which torch uses for more than one sample
+    if isinstance(
+        module, nn.modules.conv._ConvNd
+    ):  # also oneDNN's, which torch uses for more than one sample
         twice = laid_out(torch.cat([x, x]))
         runs.append((twice, results(module, twice, torch.float64)))
     if any(backward_exceeds_memory(module, each.to(dtype), right[0]) for each, right in runs):

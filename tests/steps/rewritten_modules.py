@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from prepare.steps.repairs import find_rewrite
 from prepare.steps.repairs.base import FORMATS
-from prepare.steps.rewrites import find_rewrite
 
 
 class Causal(nn.Conv3d):
@@ -167,7 +167,7 @@ class Served:
     """Counts the calls that rewrites serve."""
 
     def __init__(self, monkeypatch):
-        from prepare.steps.rewrites.base import Rewritten
+        from prepare.steps.repairs.rewrites import Rewritten
 
         self.count, torchs = 0, Rewritten.served
 

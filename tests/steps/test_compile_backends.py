@@ -5,26 +5,9 @@ import copy
 import pytest
 import torch
 
-from compile_checks import Net, pipeline
+from compile_checks import pipeline
 from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline
-
-
-@pytest.mark.slow
-def test_a_job_compiles_and_verifies_the_model(tmp_path, monkeypatch, capsys):
-    from prepare.app.cli import main as cli
-
-    monkeypatch.chdir(tmp_path)
-    small = [
-        "model=unet2d",
-        "model.width=4",
-        "model.depth=2",
-        "input.shape=[1,1,16,16]",
-        "device=cpu",
-    ]
-    steps = ["+steps.fuse_conv_bn={}", "+steps.compile.backend=eager"]
-    assert cli.run([*small, *steps, "bench=none", "hydra.run.dir=out"]) == 0
-    assert "right     yes" in capsys.readouterr().out
 
 
 def same_and_in_the_same_layout(backend, net, x, **options):
@@ -44,22 +27,3 @@ def test_inductor_gives_the_same_values_in_the_weights_layout(norm, freezing):
     Pipeline.from_config({"conv2d_memory_format": {}}).apply(net, known_issues="ignore")
     x = torch.randn(1, 1, 32, 32)
     assert same_and_in_the_same_layout("inductor", net, x, freezing=freezing)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("freezing", [False, True])
-def test_freezing_takes_effect_only_without_gradients(freezing, monkeypatch):
-    from torch._inductor import compile_fx
-
-    net, frozen = Net().eval(), []
-    original = compile_fx.fw_compiler_freezing
-    monkeypatch.setattr(
-        compile_fx, "fw_compiler_freezing", lambda *a, **k: frozen.append(1) or original(*a, **k)
-    )
-    Pipeline.from_config({"compile": {"freezing": freezing}}).apply(net)
-    x = torch.randn(1, 3, 8, 8)
-    net(x)
-    assert frozen == []
-    with torch.no_grad():
-        net(x)
-    assert bool(frozen) is freezing

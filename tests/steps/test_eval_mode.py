@@ -1,16 +1,12 @@
 """The step eval_mode, for a whole model and for a part of it."""
 
-import copy
-
 import pytest
 import torch
 from torch import nn
 
 from prepare.app.job.settings import read_settings
 from prepare.errors import ConfigError
-from prepare.models.resnet import ResNet2d
 from prepare.pipeline import Pipeline
-from prepare.stages.verify import verify
 
 FROZEN = Pipeline.from_config({"eval_mode": {"include": ["norms"]}})
 
@@ -50,37 +46,6 @@ def test_norms_in_eval_mode_are_fused_by_the_next_step():
     model = net()
     Pipeline.from_config({"eval_mode": {}, "fuse_conv_bn": {}}).apply(model)
     assert type(model[1]) is nn.Identity
-
-
-def test_overridden_train_methods_are_not_called():
-    class Own(nn.Module):
-        """Writes into its tensor when it changes its mode."""
-
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(1))
-
-        def train(self, mode=True):
-            self.weight.data.zero_()
-            return super().train(mode)
-
-    model = Own()
-    Pipeline.from_config({"eval_mode": {}}).apply(model)
-    assert (model.training, model.weight.item()) == (False, 1.0)
-
-
-@pytest.mark.slow
-def test_a_frozen_norm_is_verified_against_a_frozen_reference():
-    model = ResNet2d(width=4, blocks=[1, 1]).train()
-    prepared = FROZEN.apply(copy.deepcopy(model))
-    x = torch.randn(2, 3, 16, 16)
-    result = verify(model, prepared, x, pipeline=FROZEN, mode="train")
-    assert result.status == "pass", result.reason
-    prepared.train()
-    assert verify(model, prepared, x, pipeline=FROZEN, mode="train").status == "fail"
-    FROZEN.apply(prepared)
-    next(m for m in prepared.modules() if isinstance(m, nn.BatchNorm2d)).weight.data.mul_(2)
-    assert verify(model, prepared, x, pipeline=FROZEN, mode="train").status == "fail"
 
 
 def settings(options, mode):

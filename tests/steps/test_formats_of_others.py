@@ -1,19 +1,12 @@
 """A third party's step that requests a memory format counts as the built-in ones do."""
 
-import copy
-from collections import OrderedDict
-
 import pytest
 import torch
 from torch import nn
 
-from prepare.app.cli import main as cli
 from prepare.audit import audit
-from prepare.core.model import tensors
-from prepare.errors import NothingMatchesError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
-from prepare.stages.verify import verify
 from prepare.step import TensorStep, Want
 
 
@@ -59,11 +52,6 @@ def test_inputs_follow_its_format():
     assert pipeline.format(x).stride() == x.to(memory_format=torch.channels_last).stride()
 
 
-def test_a_format_that_matches_nothing_is_an_error():
-    with pytest.raises(NothingMatchesError, match="all_last prepares no tensor of Linear"):
-        Pipeline.from_config({"all_last": {}}).apply(nn.Linear(2, 2))
-
-
 def test_an_audit_says_which_steps_asked_for_formats():
     model, pipeline = network(), Pipeline.from_config({"encoder_last": {}, "half": {}})
     plan = pipeline.plan(model.eval(), known_issues="ignore")
@@ -71,38 +59,3 @@ def test_an_audit_says_which_steps_asked_for_formats():
         "encoder_last"
     ]
     assert audit(model).summary["format_steps"] == []
-
-
-def test_a_run_says_what_its_format_was_asked_of(tmp_path, capsys):
-    options = ["model=unet2d", "input.shape=[1,1,32,32]", "verify=none", "bench=none"]
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*options, "+steps.all_last={}", f"hydra.run.dir={tmp_path}"])
-    shown = " ".join(capsys.readouterr().out.split())
-    assert ended.value.code == 0
-    assert "no memfmt" not in shown
-    assert "convolutions converted" in shown
-
-
-def test_a_step_with_one_answer_searches_no_model(monkeypatch):
-    searched = []
-    found = tensors.convolution_weights
-
-    def search(model):
-        searched.append(model)
-        yield from found(model)
-
-    monkeypatch.setattr(tensors, "convolution_weights", search)
-    assert STEPS["half"].from_options({}).formats(network()) == {}
-    assert STEPS["encoder_last"].from_options({}).formats(network())
-    assert len(searched) == 1
-
-
-@pytest.mark.parametrize("step", ["all_last", "encoder_last"])
-def test_a_wrong_result_names_the_step_that_can_be_removed(step):
-    pipeline = Pipeline.from_config({step: {}})
-    reference = nn.Sequential(OrderedDict(network().items())).eval()
-    model = pipeline.apply(copy.deepcopy(reference), strict=False, known_issues="ignore")
-    model.encoder[3].register_forward_hook(lambda _module, _args, out: out * 1.01)
-    result = verify(reference, model, torch.randn(2, 3, 16, 16), pipeline=pipeline)
-    assert result.status == "fail"
-    assert f'remove the step with "{step}": None' in result.advice

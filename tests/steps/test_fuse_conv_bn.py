@@ -6,13 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from failing_operations import FailAt, interrupt_at
+from failing_operations import FailAt
 from fuse_checks import FUSE, Net, fused, lively
 from prepare.audit import audit
-from prepare.errors import ConfigError, PatternError, RefusedError
+from prepare.errors import PatternError, RefusedError
 from prepare.pipeline import Pipeline
-from prepare.recipe import load
-from prepare.stages.verify import verify
 from prepare.steps.repairs.convolutions import KeepingConv3d
 from small_nets import facts
 
@@ -78,27 +76,6 @@ def test_a_norm_with_several_names_is_replaced_under_all_of_them():
     assert not FUSE.plan(net)
 
 
-class Counting(Net):
-    """Counts its calls in a buffer, and draws a random number."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(()))
-        self.plain = torch.zeros(())
-
-    def forward(self, x):
-        self.calls += 1
-        self.plain += 1
-        return self.bn(self.conv(x)) + torch.rand(())
-
-
-def test_a_plan_changes_no_tensor_and_no_random_state():
-    net, state = lively(Counting()), torch.get_rng_state()
-    FUSE.plan(net)
-    assert net.calls == net.plain == 0
-    assert torch.equal(torch.get_rng_state(), state)
-
-
 def test_patterns_select_norms():
     net = lively(nn.Sequential(*Net().children(), *Net(conv=nn.Conv2d(4, 4, 3)).children()))
     some = Pipeline.from_config({"fuse_conv_bn": {"exclude": ["1"]}})
@@ -125,19 +102,6 @@ def test_a_failure_anywhere_restores_the_unfused_modules(steps):
     assert fused(net) == ["bn"]
 
 
-def test_an_interrupt_leaves_all_pairs_unfused_or_all_fused():
-    FUSE.apply(lively(Net()))  # fill the caches first
-    with interrupt_at(-1) as count:
-        FUSE.apply(lively(Net()))
-    for line in range(1, count(), count() // 30):
-        net = lively(Net())
-        before, calls = facts(net), nn.Module.__call__
-        with pytest.raises(KeyboardInterrupt), interrupt_at(line):
-            FUSE.apply(net)
-        assert facts(net) == before or not FUSE.plan(net), f"line {line}"
-        assert nn.Module.__call__ is calls
-
-
 def test_an_optimizer_that_holds_fused_parameters_is_refused():
     net = lively(Net())
     before = facts(net)
@@ -149,36 +113,3 @@ def test_an_optimizer_that_holds_fused_parameters_is_refused():
     assert facts(net) == before
     FUSE.apply(net)
     assert FUSE.apply(net, optimizer=torch.optim.SGD(net.parameters(), 0.1)) is net
-
-
-def test_a_recipe_with_fusion_gives_the_same_model(tmp_path):
-    net = lively(Net())
-    other = copy.deepcopy(net)
-    FUSE.save(tmp_path / "recipe.yaml")
-    assert load(tmp_path / "recipe.yaml") == {"fuse_conv_bn": {"include": [], "exclude": []}}
-    FUSE.apply(net)
-    Pipeline.load(tmp_path / "recipe.yaml").apply(other)
-    assert torch.equal(net.conv.weight, other.conv.weight)
-
-
-def test_fusion_is_an_error_in_training():
-    from prepare.app.job.settings import read_settings
-
-    config = {
-        "model": {"_target_": "torch.nn.Identity"},
-        "steps": {"fuse_conv_bn": {}},
-        "mode": "train",
-    }
-    with pytest.raises(
-        ConfigError, match="^steps.fuse_conv_bn: is for inference.*steps.fuse_conv_bn=null$"
-    ):
-        read_settings(config, choices={})
-
-
-def test_verification_finds_a_wrong_fused_weight():
-    net = lively(Net())
-    prepared = FUSE.apply(copy.deepcopy(net))
-    x = torch.randn(2, 3, 9, 9)
-    assert verify(net, prepared, x, pipeline=FUSE).status == "pass"
-    prepared.conv.weight.data[0] *= 1.01
-    assert verify(net, prepared, x, pipeline=FUSE).status == "fail"

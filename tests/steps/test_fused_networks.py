@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from torch import nn
 
@@ -11,7 +10,6 @@ from fuse_checks import FUSE, fused, lively
 from paths import CONF
 from prepare.core.forward.example_input import build_example
 from prepare.stages.verify import verify
-from prepare.steps._fusion import find_pairs
 from small_nets import build
 
 NETWORKS = {
@@ -24,7 +22,6 @@ NETWORKS = {
     "transformers_resnet": (22, 22),
     "transformers_efficientnet": (30, 31),
 }
-QUICK = ("resnet2d", "transformers_resnet")
 
 
 def check_network(model, example, pairs, norms):
@@ -39,10 +36,6 @@ def check_network(model, example, pairs, norms):
     assert verification.status == "pass", verification.reason
 
 
-def test_a_padding_that_depends_on_sizes_can_be_traced():
-    assert len(find_pairs(build("transformers_mobilenet_v2"))[0]) == 52
-
-
 def example_of(name):
     return build_example(
         OmegaConf.to_container(OmegaConf.load(CONF / "model" / f"{name}.yaml").input), 0
@@ -50,30 +43,6 @@ def example_of(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["nnunet_plain2d", "nnunet_plain3d", "nnunet_resenc2d", "nnunet_resenc3d"]
-)
-def test_a_fused_nnu_net_gives_the_same_output(name):
-    model = with_batch_norm(name)
-    norms = sum(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in model.modules())
-    check_network(model, example_of(name), norms, norms)
-
-
-def test_nnu_net_norms_with_two_names_are_fused():
-    model = with_batch_norm("nnunet_plain2d")
-    assert len(find_pairs(model)[0]) == len(find_pairs(FUSE.apply(model))[0]) + 14
-
-
-def with_batch_norm(name):
-    pytest.importorskip("dynamic_network_architectures")
-    config = OmegaConf.load(CONF / "model" / f"{name}.yaml").model
-    config.norm_op.path = config.norm_op.path.replace("Instance", "Batch")
-    return instantiate(config, _convert_="all").eval()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in NETWORKS]
-)
+@pytest.mark.parametrize("name", NETWORKS)
 def test_a_fused_network_gives_the_same_output(name):
     check_network(build(name), example_of(name), *NETWORKS[name])

@@ -30,35 +30,6 @@ def test_a_convolution_with_an_own_method_on_the_object_is_not_fused(name):
     assert planned(net) == []
 
 
-def test_a_block_with_an_own_forward_on_the_object_is_not_fused():
-    block = lively(Net())
-    block.forward = lambda x: block.conv(block.bn(x[:, :1].expand(-1, 4, -1, -1))[:, :3])
-    assert planned(nn.Sequential(block, nn.ReLU()).eval()) == []
-
-
-def test_one_apply_traces_once_before_and_once_after():
-    traced = []
-    net = lively(Net(lambda net, x: traced.append(1) or net.bn(net.conv(x))))
-    FUSE.apply(nn.Sequential(net, nn.ReLU(), nn.BatchNorm2d(4).eval()))
-    assert len(traced) == 4  # with an even size and an odd one
-
-
-def test_a_compiled_part_is_traced_without_its_compiler():
-    net, compiled = lively(Net()), []
-    net.compile(backend=lambda graph, _: compiled.append(graph) or graph)
-    assert planned(nn.Sequential(net, nn.ReLU()).eval()) == ["0.bn", "0.conv"]
-    assert compiled == []
-
-
-def padded(net, x):
-    height = int(x.shape[-2])
-    return net.bn(net.conv(nn.functional.pad(x, (0, 1) if height % 2 else (1, 1))))
-
-
-def test_a_forward_that_reads_a_size_can_be_traced():
-    assert planned(lively(Net(padded))) == ["bn", "conv"]
-
-
 NOT_ALONE = {
     "its output is added": lambda net, x: net.bn(y := net.conv(x)) + y,
     "its output is given out": lambda net, x: (net.bn(y := net.conv(x)), y),
@@ -151,18 +122,3 @@ OTHERS = {
 @pytest.mark.parametrize(("conv", "bn"), OTHERS.values(), ids=OTHERS)
 def test_other_kinds_of_modules_are_not_fused(conv, bn):
     assert planned(Net(conv=conv, bn=bn).eval()) == []
-
-
-def test_a_norm_that_is_also_outside_the_traced_part_is_not_fused():
-    net = lively(Net(lambda net, x: net.bn(x) if x.sum() > 0 else net.part(x)))
-    net.part = nn.Sequential(net.conv, net.bn)
-    assert planned(net) == []
-
-
-def test_hooks_do_not_run_in_a_plan():
-    net, ran = lively(Net()), []
-    outer = nn.Sequential(net, nn.ReLU())
-    net.register_forward_hook(lambda *_: ran.append(1))
-    outer.register_forward_pre_hook(lambda *_: ran.append(1))
-    assert planned(outer) == ["0.bn", "0.conv"]
-    assert ran == []

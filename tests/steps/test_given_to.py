@@ -1,7 +1,6 @@
 """What a prepared model can be given to: transforms, tracers, copies. The table in the docs is this table."""
 
 import copy
-import multiprocessing
 import pickle
 import re
 import warnings
@@ -56,7 +55,6 @@ LARGE, CUBE, SMALL = (2, 3, 24, 24), (1, 3, 6, 6, 6), (2, 3, 5, 7)
 # A network, its steps, and the shape of its input; the first word is the repair, or the step.
 NETS = {
     "instance_norm": (lambda: flat(nn.InstanceNorm2d(8, affine=True)), FLAT, LARGE),
-    "instance_norm small": (lambda: flat(nn.InstanceNorm2d(8, affine=True)), FLAT, SMALL),
     "group_norm": (lambda: flat(nn.GroupNorm(2, 8)), FLAT, LARGE),
     "layer_norm": (lambda: flat(nn.LayerNorm((8, 24, 24))), FLAT, LARGE),
     "batch_norm": (
@@ -67,18 +65,12 @@ NETS = {
     "pooling": (lambda: deep(nn.AvgPool3d(2), nn.AdaptiveAvgPool3d(1)), DEEP, CUBE),
     "pooling of maxima": (lambda: deep(nn.AdaptiveMaxPool3d(2)), DEEP, (2, 3, 6, 6, 6)),
     "softmax": (lambda: flat(nn.Softmax(1)), FLAT, SMALL),
-    "softmax wide": (lambda: nn.Sequential(nn.Conv2d(3, 16, 1), nn.LogSoftmax(1)), FLAT, SMALL),
     "conv2d": (
         lambda: nn.Sequential(nn.Conv2d(3, 128, 1), nn.Conv2d(128, 256, 3, padding=1)),
         FLAT,
         (2, 3, 4, 4),
     ),
     "conv3d": (lambda: deep(nn.Conv3d(8, 16, 1), nn.ConvTranspose3d(16, 16, 2, 2)), DEEP, CUBE),
-    "conv3d circular": (
-        lambda: nn.Sequential(nn.Conv3d(3, 8, 3, padding=1, padding_mode="circular")),
-        DEEP,
-        CUBE,
-    ),
     "conv3d transposed": (
         lambda: deep(nn.ConvTranspose3d(8, 8, 3, 2, groups=8), nn.ConvTranspose3d(8, 5, 2, 2)),
         DEEP,
@@ -89,32 +81,8 @@ NETS = {
         FLAT,
         SMALL,
     ),
-    "computed_weight by a hook": (
-        lambda: nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 8, 3))),
-        FLAT,
-        SMALL,
-    ),
     "keep_layout": (Joins, {"conv2d_memory_format": {}, "keep_layout": {}}, SMALL),
-    "keep_layout by name": (
-        Joins,
-        {
-            "conv2d_memory_format": {},
-            "keep_layout": {
-                "calls": [
-                    "Joins.forward: torch.cat([x, y, torch.zeros_like(y)], 1).contiguous()",
-                    "Joins.forward: torch.cat([x, y, torch.zeros_like(y)], 1)",
-                    "Joins.forward: torch.zeros_like(y)",
-                ]
-            },
-        },
-        SMALL,
-    ),
     "input_format": (lambda: flat(nn.Tanh()), {"conv2d_memory_format": {}, **ATTACH}, SMALL),
-    "input_format contiguous": (
-        lambda: flat(nn.Tanh()),
-        {"input_format": {"memory_format": "contiguous", "attach": True}},
-        SMALL,
-    ),
     "half": (
         lambda: flat(nn.GroupNorm(2, 8), nn.Conv2d(8, 4, 1)),
         {"half": {"dtype": "bfloat16", "keep": ["1"]}, **ATTACH},
@@ -230,8 +198,6 @@ REFUSED = {
 # What torch refuses for these modules, whatever their weights' layout.
 TORCH_REFUSES = {
     (SCRIPT, "computed_weight"),
-    (SCRIPT, "computed_weight by a hook"),
-    (COPY, "computed_weight by a hook"),
     (PICKLE, "computed_weight"),
     (SCRIPT, "computed_weight"),
     (FORWARD, "pooling of maxima"),
@@ -302,64 +268,3 @@ def test_a_prepared_model_gives_the_numbers_of_the_unprepared(receiver, net):
             torch.jit.script(prepared)
     else:
         assert_same(give(prepared, in_format(x, net)), give(plain, x), net)
-
-
-def test_a_repaired_module_is_one_node_of_a_graph():
-    _, model, _ = pair("instance_norm")
-    graph = torch.fx.symbolic_trace(nn.Sequential(model, nn.ReLU())).graph
-    called = [node.target for node in graph.nodes if node.op == "call_module"]
-    assert called == ["0.0", "0.1", "1"]
-
-
-class Flattens(nn.Module):
-    def __init__(self, norm):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(3, 8, 3, padding=1), norm
-
-    def forward(self, x):
-        x = torch.relu(self.norm(self.conv(x)))
-        return x.view(x.size(0), -1), x.view(torch.int32)
-
-
-VIEW = {"keep_layout": {"calls": ["Flattens.forward: x.view(x.size(0), -1)"]}}
-
-
-@pytest.mark.parametrize(
-    ("make", "steps"),
-    [
-        (lambda: Flattens(nn.GroupNorm(2, 8)), {"repair_layout": {}}),
-        (lambda: nn.Sequential(Flattens(nn.GroupNorm(2, 8))), {"repair_layout": {}}),
-        (lambda: nn.Sequential(Flattens(nn.Identity())), VIEW),
-    ],
-)
-def test_a_graph_of_fx_reshapes_where_a_view_was_replaced(make, steps):
-    model = make()
-    x = torch.randn(2, 3, 4, 4)
-    expected = model(x)
-    Pipeline.from_config({"conv2d_memory_format": {}} | steps).apply(model, known_issues="ignore")
-    graph = torch.fx.symbolic_trace(model)
-    found = graph(x.to(memory_format=torch.channels_last))
-    torch.testing.assert_close(found[0], expected[0])
-    called = [node.target for node in graph.graph.nodes if node.op == "call_method"]
-    assert called == ["size", "reshape", "view"]
-
-
-def test_a_repaired_module_alone_is_traced_as_torch_traces_it():
-    module = nn.Softmax(1)
-    repairs.find_repair("softmax").repair(module, {4: "channels_last"})
-    x = torch.randn(2, 3, 4, 5)
-    assert torch.equal(torch.fx.symbolic_trace(module)(x), module(x))
-
-
-def answer(given):
-    model, x = given
-    return model(x).detach()
-
-
-@pytest.mark.slow
-def test_a_spawned_process_takes_a_model():
-    pairs = [pair(net) for net in ("instance_norm", "keep_layout", "input_format", "half")]
-    given = [(model, x) for _, model, x in pairs]
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        for actual, (model, x) in zip(pool.map(answer, given), given, strict=True):
-            torch.testing.assert_close(actual, model(x))

@@ -9,9 +9,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.float32_calls import casts_of
-from prepare.errors import PatternError
-from prepare.pipeline import Pipeline, like
+from prepare.core.forward.input_formatter import casts_of
+from prepare.pipeline import Pipeline
 from prepare.stages.verify import verify
 from prepare.steps import half
 
@@ -125,33 +124,11 @@ def test_casts_survive_copies(again):
     assert torch.equal(copied(X), model(X))
 
 
-def test_an_earlier_copy_gets_the_casts_of_its_reference():
-    model, ema = net(), net()
-    prepared(model, "head")
-    assert cast(like(ema, model)) == ["head"]
-    assert torch.equal(ema(X), model(X))
-
-
-def test_another_recipe_removes_the_casts_of_what_it_does_not_keep():
-    model, _ = prepared(net(), "blocks", "head")
-    prepared(model, "head")
-    assert cast(model) == ["head"]
-    assert model.blocks[0][0].weight.dtype == LOW
-    assert model(X).dtype == LOW
-
-
 def test_undo_removes_the_casts():
     model, _ = prepared(net(), "blocks", "head")
     half.undo(model)
     assert not cast(model)
     assert model.float()(X.float()).dtype == torch.float32
-
-
-def test_a_recipe_restores_the_casts(tmp_path):
-    _, pipeline = prepared(net(), "norms", "head")
-    pipeline.save(tmp_path / "recipe.yaml")
-    loaded = Pipeline.load(tmp_path / "recipe.yaml")
-    assert cast(loaded.apply(net())) == ["head"]
 
 
 def test_a_failure_removes_the_casts(monkeypatch):
@@ -163,63 +140,12 @@ def test_a_failure_removes_the_casts(monkeypatch):
     assert model(X.float()).dtype == torch.float32
 
 
-def test_hooks_of_the_user_see_the_types_outside():
-    model, seen = net(), []
-    model.head.register_forward_pre_hook(lambda m, args: seen.append(args[0].dtype))
-    model.head.register_forward_hook(lambda m, args, output: seen.append(output.dtype))
-    prepared(model, "head")[0](X)
-    assert seen == [LOW, LOW]
-
-
 def test_the_other_holder_of_a_kept_weight_is_cast_too():
     model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5, bias=False))
     model[2].weight = model[0].weight
     prepared(model, "2")
     assert cast(model) == ["0", "2"]
     assert model(torch.arange(3)).dtype == LOW
-
-
-def test_kept_batch_norms_take_16_bit_inputs_without_casts():
-    model, _ = prepared(nn.Sequential(nn.Conv1d(2, 2, 1), nn.BatchNorm1d(2)), "norms", "1")
-    assert not cast(model)
-    assert model(torch.ones(2, 2, 3).bfloat16()).dtype == LOW
-
-
-def test_a_module_in_16_bits_already_is_not_called_in_float32():
-    model, _ = prepared(net().bfloat16(), "head")
-    assert not cast(model)
-    assert model(X).dtype == LOW
-
-
-def test_a_kept_module_in_float64_computes_in_float64():
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).double()
-    prepared(model, "1")
-    assert model(X).dtype == LOW
-    assert model[1].weight.dtype == torch.float64
-
-
-def test_a_weight_used_without_a_call_needs_its_parent_kept():
-    class Direct(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(4, 2)
-
-        def forward(self, x):
-            return nn.functional.linear(x, self.head.weight)
-
-    with pytest.raises(RuntimeError, match="same dtype"):
-        prepared(Direct(), "head")[0](X)
-    model, _ = prepared(nn.Sequential(Direct()), "0")
-    assert model(X).dtype == LOW
-
-
-def test_autocast_decides_inside_a_kept_module():
-    model, dtypes = prepared(net(), "head")[0], []
-    model.head.register_forward_hook(lambda m, a, y: dtypes.append(y.dtype), prepend=True)
-    for enabled in (False, True):
-        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
-            model(X)
-    assert dtypes == [torch.float32, torch.bfloat16]
 
 
 def test_a_kept_convolution_is_fused_repaired_and_channels_last():
@@ -240,30 +166,3 @@ def test_a_kept_convolution_is_fused_repaired_and_channels_last():
     batch = torch.randn(2, 3, 8, 8)
     assert model(pipeline.format(batch)).is_contiguous(memory_format=torch.channels_last)
     assert verify(reference, model, batch, pipeline=pipeline).status == "pass"
-
-
-def test_a_pattern_that_keeps_nothing_is_an_error_with_the_nearest():
-    message = r"steps.half.keep: 'hea' matches no module of Net; did you mean 'head'\?"
-    with pytest.raises(PatternError, match=message):
-        prepared(net(), "hea")
-
-
-@pytest.mark.slow
-def test_a_model_with_kept_modules_is_compiled_in_one_graph():
-    model, _ = prepared(net(), "seen", "blocks", "head")
-    compiled = torch.compile(copy.deepcopy(model), backend="eager", fullgraph=True)
-    assert torch.equal(compiled(X), model(X))
-
-
-def test_an_overflow_in_16_bits_fails_and_is_not_called_random():
-    class Loud(nn.Module):
-        def forward(self, x):
-            return (x * 1e3).square().sqrt()
-
-    reference = nn.Sequential(nn.Linear(4, 4), Loud())
-    model, pipeline = prepared(copy.deepcopy(reference), input_format={}, dtype="float16")
-    found = verify(reference, model, X.float(), pipeline=pipeline)
-    assert (found.status, found.reason) == (
-        "fail",
-        "outputs (eval mode, batch 3): output contains NaN or Inf",
-    )

@@ -23,7 +23,6 @@ from keeping_nets import (
     image,
     video,
 )
-from prepare.core.forward.calling import calling
 from prepare.core.model.module_tree import copy_tree
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
@@ -93,19 +92,6 @@ def test_a_model_can_be_pickled_and_copied_at_every_protocol():
         assert torch.equal(other(video()), expected)
 
 
-class OwnState(CausalConv):
-    """Pickles itself in its own way."""
-
-    def __reduce__(self):
-        return OwnState, (3, 8, 3)
-
-
-def test_a_class_that_pickles_itself_keeps_its_way():
-    model = kept(OwnState(3, 8, 3).to(memory_format=torch.channels_last_3d))
-    assert replaced_calls(model)
-    assert type(pickle.loads(pickle.dumps(model))) is OwnState
-
-
 def test_only_the_named_calls_are_replaced():
     model = kept(chunked(), calls=[PAD])
     assert replaced_calls(model.conv) == (PAD,)
@@ -114,28 +100,11 @@ def test_only_the_named_calls_are_replaced():
     assert set(replaced_calls(again.conv)) == {PAD, CAT}
 
 
-def test_no_call_is_replaced_if_none_is_named():
-    assert not Pipeline.from_config({"keep_layout": {"calls": []}}).plan(chunked())
-
-
 def test_a_call_that_is_not_in_the_code_is_an_error():
     with pytest.raises(ConfigError, match="is not a call in the code of Chunked; did you mean"):
         kept(chunked(), calls=[PAD.replace("last is None", "last")])
     with pytest.raises(ConfigError, match="write auto, which finds them"):
         kept(chunked(), calls=["?"])
-
-
-def test_a_contiguous_model_is_left_alone():
-    assert not Pipeline.from_config({"keep_layout": {}}).plan(Chunked())
-    formats = {"conv3d_memory_format": {}, "keep_layout": {}}
-    actions = Pipeline.from_config(formats).plan(Chunked()).actions
-    assert {name for action in actions for name in action.modules} == {"", "conv"}
-
-
-def test_patterns_choose_the_modules():
-    model = kept(chunked(), exclude=["conv"])
-    assert not replaced_calls(model.conv)
-    assert replaced_calls(model)
 
 
 def test_a_contiguous_on_purpose_is_not_touched():
@@ -194,12 +163,6 @@ def test_an_error_names_the_line_of_the_model():
     assert ("keeping_nets.py", first + 2) in lines
 
 
-def test_a_class_made_without_a_file_is_left_alone():
-    space = {"nn": nn, "torch": torch, "__name__": "nowhere"}
-    exec("class Net(nn.Module):\n    def forward(self, x):\n        return torch.cat([x])", space)
-    assert find_calls(space["Net"]) == ()
-
-
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_it_runs_under_autocast_and_checkpointing(reentrant):
     def outputs(model):
@@ -209,26 +172,6 @@ def test_it_runs_under_autocast_and_checkpointing(reentrant):
         high = checkpoint(model, x, use_reentrant=reentrant)
         high.sum().backward()
         return [low, high, x.grad, *(parameter.grad for parameter in model.parameters())]
-
-    assert_equal(outputs(kept(chunked())), outputs(chunked()))
-
-
-class CheckpointsInside(nn.Module):
-    """Runs its module again in backward, in the autocast of forward."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        return checkpoint(self.inner, x, use_reentrant=False).float()
-
-
-def test_autocast_and_checkpointing_work_together():
-    def outputs(model):
-        with torch.autocast("cpu", torch.bfloat16):
-            # Not those of weights, which torch's 3-d convolution computes wrong in bfloat16.
-            return gradients(CheckpointsInside(model), video())[:2]
 
     assert_equal(outputs(kept(chunked())), outputs(chunked()))
 
@@ -256,69 +199,11 @@ def test_dynamo_traces_it_without_a_graph_break(network):
         assert torch.equal(compiled(batch()), model(batch()))
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*torch.jit.*is deprecated:DeprecationWarning")
-@pytest.mark.parametrize(
-    ("network", "dynamic"),
-    [
-        ("chunked", False),
-        ("chunked", True),
-        ("folding", False),
-        ("attending", False),
-        pytest.param(
-            "folding",
-            True,
-            marks=pytest.mark.xfail(
-                strict=True, reason="inductor does not compile the backward of the original either"
-            ),
-        ),
-    ],
-)
-def test_inductor_compiles_it_in_eval_and_in_training(network, dynamic):
-    build, batch, calls = FOLDS[network]
-    model = kept(build(), calls=calls or named(build()))
-    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic)
-    for size in (2, 3):
-        with torch.no_grad():
-            torch.testing.assert_close(compiled(batch(size)), model(batch(size)))
-        assert_equal(gradients(compiled, batch(size)), gradients(build(), batch(size)))
-
-
 def test_pixels_folded_into_channels_stay_in_channels_last():
     model = kept(folding(), calls=named(folding()))
     assert predict(folding(), image()).summary["breaks"] > 0
     assert predict(model, image()).summary["breaks"] == 0
     assert_equal(gradients(model, image()), gradients(folding(), image()))
-
-
-def test_sums_of_parts_and_heads_of_attention_stay_in_channels_last():
-    calls = [
-        "Attending.forward: (parts * parts.sigmoid()).sum(dim=1)",
-        "Attending.forward: (weights @ v.transpose(-1, -2)).transpose(-1, -2).reshape(n, -1, h, w)",
-    ]
-    model = kept(attending(), calls=calls)
-    for follow in (predict, observe):
-        assert follow(attending(), image()).summary["breaks"] == 2
-        assert follow(model, image()).summary["breaks"] == 0
-    assert_equal(gradients(model, image()), gradients(attending(), image()))
-    assert model.state_dict().keys() == attending().state_dict().keys()
-    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert replaced_calls(other) == replaced_calls(model)
-        assert torch.equal(other(image()), model(image()))
-    keep_layout.undo(model)
-    assert not replaced_calls(model)
-
-
-def test_it_trains_like_the_original():
-    def trained(model):
-        optimizer = torch.optim.SGD(model.train().parameters(), lr=0.01)
-        for _ in range(2):
-            optimizer.zero_grad()
-            model(video()).square().mean().backward()
-            optimizer.step()
-        return list(model.parameters())
-
-    assert_equal(trained(kept(chunked())), trained(chunked()))
 
 
 def test_an_example_chooses_the_calls_as_a_run_does(tmp_path):
@@ -476,20 +361,6 @@ def test_a_file_that_was_edited_is_not_read(tmp_path, then):
     torch.testing.assert_close(model(x), expected)
 
 
-def test_code_that_is_exchanged_is_replaced_anew(tmp_path):
-    model, other = edited(tmp_path, EDITED.format("x")), EDITED.format("x * 2")
-    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "keep_layout": {}})
-    assert pipeline.plan(model).actions
-    (tmp_path / "edited_net.py").write_text(other)
-    space = {"__name__": "edited_net"}
-    exec(compile(other, str(tmp_path / "edited_net.py"), "exec"), space)
-    type(model).forward.__code__ = space["Net"].forward.__code__  # as IPython's autoreload does
-    expected = model(image())
-    pipeline.apply(model)
-    assert replaced_calls(model)
-    torch.testing.assert_close(model(image()), expected)
-
-
 def hook(module):
     """Replace the forward of an object, as accelerate's hooks do."""
     module._old_forward = module.forward
@@ -512,39 +383,6 @@ def test_a_forward_on_the_object_is_left_alone():
     assert not replaced_calls(model)
     assert replaced_calls(model.conv)
     assert torch.equal(model(video()), chunked()(video()))
-
-
-def test_a_model_that_is_hooked_after_it_can_be_undone():
-    model = kept(chunked())
-    hook(model)
-    assert breaks(model) == 0
-    expected = model(video())
-    keep_layout.undo(model)
-    assert not replaced_calls(model)
-    assert breaks(model) > 0
-    assert torch.equal(model(video()), expected)
-
-
-class Coder(nn.Module):
-    """Its forward joins, and so does another method."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def decode(self, x):
-        return torch.cat([self.conv(x)] * 2, 1)
-
-    def forward(self, x):
-        return torch.cat([self.decode(x)] * 2, 1)
-
-
-def test_a_view_that_calls_another_method_calls_it():
-    model = Coder().eval()
-    kept(model.to(memory_format=torch.channels_last))
-    assert len(replaced_calls(model)) == 2
-    assert model(image()).shape[1] == 16
-    assert calling(model, "decode")(image()).shape[1] == 8
 
 
 class Shares(nn.Module):
@@ -584,11 +422,3 @@ def test_results_may_be_changed_in_place(grad):
     frozen += found
     torch.testing.assert_close(frozen, 2 * x.softmax(1))
     assert not found.detach_().requires_grad
-
-
-def test_a_deleted_part_of_a_copy_does_not_matter():
-    model = kept(chunked())
-    copied = copy.copy(model)
-    expected = model(video())
-    del model
-    assert torch.equal(copied(video()), expected)

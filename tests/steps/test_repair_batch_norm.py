@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.core.model.issue_sizes import has_many_rows
 from prepare.pipeline import Pipeline
 from prepare.steps import repair_layout
 from prepare.steps.repairs import find_repair
@@ -70,14 +69,6 @@ def test_it_is_as_exact_as_the_contiguous_kernel(shape, mean):
     assert found["output"].stride() == last(x).stride() == found["input"].stride()
 
 
-def test_torchs_channels_last_kernel_is_not():
-    shape = SHAPES[0]
-    module, x, grad = norm_for(shape), torch.randn(shape) + 10, torch.randn(shape)
-    exact = run(copy.deepcopy(module).double(), x.double(), grad.double())
-    error = errors(run(copy.deepcopy(module), last(x), last(grad)), exact)
-    assert error["weight"] > 4 * errors(run(copy.deepcopy(module), x, grad), exact)["weight"]
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -114,34 +105,6 @@ def test_other_calls_run_torchs_code(module, x):
     grad = torch.randn_like(x)
     found, expected = run(repaired(module), x, grad), run(copy.deepcopy(module), x, grad)
     assert all(torch.equal(found[name], value) for name, value in expected.items())
-
-
-def test_an_activation_in_place_and_a_second_derivative_follow():
-    shape = (2, 8, 64, 64)
-    module = norm_for(shape)
-    nets = [nn.Sequential(repaired(module), nn.ReLU(inplace=True)).train()]
-    nets.append(nn.Sequential(copy.deepcopy(module).double(), nn.ReLU()).train())
-    assert has_many_rows(module, (8, *shape[1:]))
-    gradients = []
-    for net, dtype in zip(nets, (torch.float32, torch.float64), strict=True):
-        torch.manual_seed(1)
-        x = torch.randn(8, *shape[1:]).to(dtype).to(memory_format=torch.channels_last)
-        x.requires_grad_()
-        (first,) = torch.autograd.grad(net(x).square().sum(), x, create_graph=True)
-        (second,) = torch.autograd.grad(first.square().sum(), x)
-        gradients.append((first, second))
-    for found, exact in zip(*gradients, strict=True):
-        torch.testing.assert_close(found.double(), exact, rtol=1e-3, atol=1e-3)
-
-
-def test_it_is_compiled_and_exported_as_torchs_norm():
-    module = repaired(norm_for((4, 16, 64, 64)))
-    x = last(torch.randn(4, 16, 64, 64))
-    expected = copy.deepcopy(module)(x)
-    compiled = torch.compile(copy.deepcopy(module), backend="eager", fullgraph=True)(x)
-    torch.testing.assert_close(compiled, expected, rtol=1e-5, atol=1e-4)
-    exported = torch.export.export(module, (x,)).module()
-    torch.testing.assert_close(exported(x), expected, rtol=1e-5, atol=1e-4)
 
 
 def test_the_step_repairs_it_and_undoes_it():

@@ -1,12 +1,11 @@
 """The repair of computed weights: weight_norm, spectral_norm and other parametrizations."""
 
-import pickle
 import warnings
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrizations, prune
 
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
@@ -90,60 +89,3 @@ def test_a_repaired_computed_weight_trains_as_before(name):
 
 def _gradients(module, x):
     return torch.autograd.grad(module(x).pow(2).sum(), list(module.parameters()))
-
-
-@pytest.mark.parametrize("name", COMPUTED)
-def test_a_parametrization_can_be_removed_after_the_repair(name):
-    module, x = computed(name, "3-d")
-    find_repair("computed_weight").repair(module, NAMES)
-    before = module(x)
-    if parametrize.is_parametrized(module):
-        parametrize.remove_parametrizations(module, "weight")
-    elif name.startswith("pruned"):
-        prune.remove(module, "weight")
-    else:
-        getattr(nn.utils, name.replace("older ", "remove_"))(module)
-    assert type(module.weight) is nn.Parameter
-    torch.testing.assert_close(module(x), before)
-    assert not find_repair("computed_weight").fits(module)
-    assert not [row for row in audit(module).rows if row.kind == "computed"]
-
-
-def test_a_cached_parametrization_stays_channels_last():
-    module, x = computed("weight_norm", "2-d")
-    find_repair("computed_weight").repair(module, NAMES)
-    with parametrize.cached():
-        module(x)
-        assert is_canonical(module.weight)
-        assert module.weight is module.weight
-    module.weight = torch.ones_like(module.weight)
-    torch.testing.assert_close(module.weight, torch.ones_like(module.weight))
-
-
-def test_a_parametrization_added_later_is_repaired_again():
-    module, x = computed("pruned", "2-d")
-    repair = find_repair("computed_weight")
-    repair.repair(module, NAMES)
-    parametrized, _ = computed("weight_norm", "2-d")
-    repair.repair(parametrized, NAMES)
-    parametrizations.spectral_norm(parametrized)
-    prune.random_unstructured(module, "weight", 0.2)
-    for each in (module, parametrized):
-        assert repair.fits(each)
-        repair.repair(each, NAMES)
-        each(x)
-        assert is_canonical(each.weight)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["weight_norm", "older weight_norm", "pruned"])
-def test_a_repaired_computed_weight_is_pickled_and_compiled(name):
-    module, x = computed(name, "2-d")
-    find_repair("computed_weight").repair(module, NAMES)
-    if not parametrize.is_parametrized(module):  # torch cannot pickle a parametrized module
-        again = pickle.loads(pickle.dumps(module))
-        assert find_repair("computed_weight").is_repaired(again)
-    before = module(x)
-    torch._dynamo.reset()
-    got = torch.compile(module, backend="aot_eager", fullgraph=True)(x)
-    torch.testing.assert_close(got, before)

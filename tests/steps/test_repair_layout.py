@@ -2,18 +2,17 @@
 
 import copy
 import pickle
-import weakref
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
 
-from prepare.errors import ConfigError, PatternError, StepError
+from prepare.errors import StepError
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
 from prepare.step import ModelStep
-from prepare.steps import repair_layout, repairs
+from prepare.steps import repairs
 from small_nets import bits, facts
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -87,19 +86,6 @@ def run(module, x):
     return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
 
 
-def test_there_is_an_example_of_every_class_that_is_repaired():
-    # Batch norms have statistics, and a file of their own: test_repair_batch_norm.py.
-    names = set(repairs.all_repairs()) - {"batch_norm"}
-    classes = {
-        cls.__name__ for name in names for cls in getattr(repairs.find_repair(name), "swaps", ())
-    }
-    assert classes
-    assert classes <= EXAMPLES.keys()
-    assert {example(name)[1].name for name in EXAMPLES} == names
-    for name in repairs.all_repairs():
-        assert repairs.find_repair(name).name == name
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_repair_fits_once_and_undo_leaves_no_trace(name):
     module, repair, _ = example(name)
@@ -130,18 +116,6 @@ def test_a_repair_keeps_every_tensor_key_and_hook(name):
     assert [id(p) for p in module.parameters()] == parameters
     after = module.state_dict(keep_vars=True)
     assert {key: (id(t), bits(t), t.stride(), t._version) for key, t in after.items()} == held
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-@pytest.mark.parametrize("n", [1, 2])
-def test_a_repaired_module_keeps_the_layout_and_the_values(name, n):
-    module, _, x = example(name)
-    x = x[:1].repeat(n, *[1] * (x.dim() - 1)) + torch.randn(n, *x.shape[1:])
-    actual, expected = run(fixed(name), channels_last(x)), run(module, x)
-    assert is_canonical(actual[0])
-    assert is_canonical(actual[1])
-    for one, other in zip(actual, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 # torch's own softmax needs its output for its backward.
@@ -231,19 +205,6 @@ def test_only_ranks_in_channels_last_in_the_pipeline_are_repaired():
     assert kinds(model)[7] == "InstanceNorm3d"
 
 
-def test_without_a_format_step_the_models_weights_decide():
-    model = network()
-    alone = Pipeline.from_config({"repair_layout": {}})
-    assert not alone.plan(model)
-    Pipeline.from_config({"conv2d_memory_format": {}}).apply(model.eval(), known_issues="ignore")
-    assert [action.modules for action in alone.plan(model).actions] == [("1",)]
-
-
-def test_weights_that_satisfy_both_formats_do_not_decide():
-    model = nn.Sequential(nn.Conv2d(1, 1, 3), nn.Conv2d(1, 8, 1), nn.InstanceNorm2d(8))
-    assert not Pipeline.from_config({"repair_layout": {}}).plan(model)
-
-
 def test_a_contiguous_pipeline_repairs_nothing_unless_forced():
     asked = {"conv2d_memory_format": {"memory_format": "contiguous"}, "repair_layout": {}}
     model = network()
@@ -267,76 +228,6 @@ def test_an_issue_fixed_in_this_torch_is_not_repaired(monkeypatch):
     assert not plan.actions
     forced = {**FLAT, "repair_layout": {"force": True}}
     assert Pipeline.from_config(forced).plan(network(), known_issues="ignore").actions
-
-
-def test_patterns_select_what_is_repaired_also_the_second_time():
-    model = nn.Sequential(*network(), *network())
-    pipeline = Pipeline.from_config(
-        {**FLAT, "repair_layout": {"include": ["type:InstanceNorm2d"], "exclude": ["5"]}}
-    )
-    for _ in range(2):
-        pipeline.apply(model.eval(), known_issues="ignore")
-        assert kinds(model)[1::4] == ["KeepingInstanceNorm2d", "InstanceNorm2d"]
-        assert not pipeline.plan(model, known_issues="ignore")
-
-
-def test_an_unmatched_pattern_names_near_misses_changes_nothing():
-    model = nn.ModuleDict({"encoder": network()}).eval()
-    before = facts(model)
-    pipeline = Pipeline.from_config({**FLAT, "repair_layout": {"exclude": ["encodr.1"]}})
-    with pytest.raises(PatternError) as caught:
-        pipeline.apply(model)
-    assert str(caught.value) == (
-        "steps.repair_layout.exclude: 'encodr.1' matches no module that repair_layout prepares; "
-        "did you mean 'encoder.1'?"
-    )
-    assert facts(model) == before
-    pipeline.apply(model, strict=False)
-    assert type(model["encoder"][1]).__name__ == "KeepingInstanceNorm2d"
-    assert len(pipeline.plan(model).errors) == 1
-
-
-def test_a_convolution_is_not_a_candidate_of_its_patterns():
-    pipeline = Pipeline.from_config({**FLAT, "repair_layout": {"include": ["type:Conv2d"]}})
-    with pytest.raises(ConfigError, match="matches no module that repair_layout prepares"):
-        pipeline.apply(network())
-
-
-def test_a_shared_module_excluded_by_one_name_is_not_repaired():
-    norm = nn.InstanceNorm2d(8)
-    model = nn.Sequential(nn.Conv2d(8, 8, 3), norm, norm).eval()
-    pipeline = Pipeline.from_config({**FLAT, "repair_layout": {"exclude": ["2"]}})
-    pipeline.apply(model, known_issues="ignore")
-    assert type(norm) is nn.InstanceNorm2d
-
-
-def test_a_model_without_anything_to_repair_is_not_an_error():
-    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
-    Pipeline.from_config(FLAT).apply(model)
-    assert not Pipeline.from_config(FLAT).plan(model)
-
-
-def test_undo_removes_every_repair_of_a_model():
-    model = nn.Sequential(*(make() for make, _ in EXAMPLES.values()))
-    before = [(id(module), type(module)) for module in model]
-    keys = list(model.state_dict())
-    Pipeline.from_config({"repair_layout": {"force": True}}).apply(model)
-    assert all(
-        type(module) is not kind for module, (_, kind) in zip(model[:16], before, strict=False)
-    )
-    assert list(model.state_dict()) == keys
-    repair_layout.undo(model)
-    assert [(id(module), type(module)) for module in model] == before
-    repair_layout.undo(model)
-    assert list(model.state_dict()) == keys
-
-
-def test_the_object_and_references_to_it_stay():
-    model = network()
-    norm = weakref.ref(model[1])
-    Pipeline.from_config(FLAT).apply(model)
-    assert norm() is model[1]
-    assert isinstance(model[1], nn.InstanceNorm2d)
 
 
 def test_a_later_failure_removes_the_repairs(monkeypatch):

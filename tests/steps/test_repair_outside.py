@@ -7,12 +7,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from prepare.errors import KnownIssueError, RefusedError
+from prepare.errors import KnownIssueError
 from prepare.pipeline import Pipeline
 from prepare.steps import repair_layout
 from prepare.steps.repairs import find_repair
 from test_repair_layout import (
-    DEEP,
     EXAMPLES,
     FLAT,
     channels_last,
@@ -20,18 +19,9 @@ from test_repair_layout import (
     fixed,
     kinds,
     network,
-    run,
 )
 
 FORMATTED = {**FLAT, "input_format": {}}
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_the_argument_has_torchs_name(name):
-    module, _, x = example(name)
-    torch.testing.assert_close(
-        fixed(name)(input=channels_last(x)), module(input=x), rtol=1e-4, atol=1e-4
-    )
 
 
 @pytest.mark.parametrize("n", [1, 2])
@@ -47,44 +37,6 @@ def test_outputs_are_no_views(name, n):
     frozen += torch.ones(1, requires_grad=True)
     assert frozen.requires_grad
     assert frozen.stride() == y.stride()
-
-
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if "oftm" in name])
-def test_a_result_that_backward_needs_must_not_be_changed(name):
-    for module, x in (
-        (example(name)[0], example(name)[2]),
-        (fixed(name), channels_last(example(name)[2])),
-    ):
-        y = module(x.requires_grad_())
-        y.add_(1)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            y.sum().backward()
-
-
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_another_default_device_changes_nothing(name, monkeypatch):
-    monkeypatch.setattr("prepare.steps.repairs._norm_autograd._MIN_ELEMENTS", 0)
-    module, x = fixed(name), channels_last(example(name)[2])
-    expected = run(module, x)
-    module.zero_grad()
-    torch.set_default_device("meta")
-    try:
-        found = run(module, x)
-    finally:
-        torch.set_default_device(None)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
-
-
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if not name.startswith("weight_norm")])
-def test_a_functional_call_runs_the_repair(name):
-    module, x = fixed(name), channels_last(example(name)[2])
-    weights = {key: value.detach() * 2 for key, value in module.named_parameters()}
-    found = torch.func.functional_call(module, weights, (x,))
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(2)
-    torch.testing.assert_close(found, module(x))
 
 
 # ---- classes
@@ -171,38 +123,6 @@ def test_a_norm_with_a_forward_of_its_own_stays_an_error():
     assert kinds(model)[1] == "Functional"
 
 
-@pytest.mark.parametrize(
-    ("make", "shape"),
-    [
-        (lambda: nn.InstanceNorm2d(64, affine=True), (2, 64, 16, 16)),
-        (lambda: nn.GroupNorm(4, 64), (2, 64, 16, 16)),
-        (lambda: nn.LayerNorm((64, 16, 16)), (2, 64, 16, 16)),
-        (lambda: nn.BatchNorm2d(64), (2, 64, 16, 16)),
-        (lambda: nn.ConvTranspose3d(4, 4, 3, groups=4), (1, 4, 4, 4, 4)),
-        (lambda: nn.Conv3d(4, 8, 1), (1, 4, 4, 4, 4)),
-    ],
-    ids=["in", "gn", "ln", "bn", "conv_transpose3d", "conv3d"],
-)
-def test_a_computed_weight_is_computed_once_in_a_call(make, shape):
-    model = nn.Sequential(make())
-    parametrize.register_parametrization(model[0], "weight", Double())
-    Pipeline.from_config({"repair_layout": {"force": True, "exact": True}}).apply(model)
-    counted = model[0].parametrizations.weight[0]
-    counted.calls = 0
-    model(channels_last(torch.randn(shape)))
-    assert counted.calls == 1
-
-
-def test_undo_refuses_a_class_that_was_made_of_a_repair():
-    model = network()
-    Pipeline.from_config(FLAT).apply(model)
-    model[1].__class__ = type("Tracked", (type(model[1]),), {})
-    with pytest.raises(
-        RefusedError, match="Tracked was derived from the class of a repaired module"
-    ):
-        repair_layout.undo(model)
-
-
 # ---- a forward on the instance
 
 
@@ -267,20 +187,4 @@ def test_hooks_after_the_repair_run_it_and_outlive_its_undo(hook, kind):
     assert pipeline.check(model) == []
 
 
-def test_a_replacement_after_the_repair_is_found():
-    model = network()
-    pipeline = Pipeline.from_config(FLAT)
-    pipeline.apply(model)
-    model[1].forward = lambda input: nn.functional.instance_norm(input)  # noqa: A006
-    (error,) = pipeline.plan(model).errors
-    assert "its forward" in str(error)
-
-
 # ---- other tools
-
-
-def test_a_3d_hooked_depthwise_transposed_convolution_is_refused():
-    model = nn.Sequential(nn.ConvTranspose3d(8, 8, 3, groups=8))
-    by_partial(model[0])
-    with pytest.raises(KnownIssueError, match="its forward was replaced by"):
-        Pipeline.from_config(DEEP).apply(model)

@@ -8,19 +8,9 @@ from torch import nn
 
 from prepare.steps.repairs import find_repair
 from prepare.steps.repairs.base import FORMATS
-from prepare.steps.repairs.convolutions import backward_exceeds_memory
 from processor import BFLOAT16
 from repair_errors import errors, laid_out, results
 from repaired_modules import NAMES, is_canonical, pair, sample
-
-
-def test_a_small_convolution_uses_onednn_forward_and_backward():
-    for name in ("plain", "one output", "transposed"):
-        module, repaired = pair(name)
-        x = laid_out(sample(module)).requires_grad_()
-        assert not is_canonical(module(x))
-        assert is_canonical(repaired(x))
-
 
 # Larger than their inputs, and large enough for oneDNN to take its own kernels for bfloat16.
 LARGER = {
@@ -56,22 +46,6 @@ def test_bfloat16_gradients_of_a_kernel_larger_than_its_input(name):
         with torch.autocast("cpu"):
             (_, _, weight, *_) = results(module, x, torch.float32)
         assert (weight.double() - exact[2]).abs().max() < 0.03 * exact[2].abs().max()
-
-
-def test_a_backward_is_unsafe_by_the_sizes_that_the_kernel_moves_over():
-    small, large = (torch.zeros(1, 4, n, n, n, dtype=torch.bfloat16) for n in (2, 4))
-    plain, transposed = nn.Conv3d(4, 4, 3), nn.ConvTranspose3d(4, 4, 3)
-    assert backward_exceeds_memory(plain, small, large)
-    assert not backward_exceeds_memory(plain, large, small)
-    assert backward_exceeds_memory(transposed, large, small)
-    assert not backward_exceeds_memory(transposed, small, large)
-
-
-def test_a_padding_changed_later_is_used_for_a_small_input():
-    module = nn.Conv3d(4, 4, 3, padding=1).to(torch.bfloat16)
-    module.padding = (2, 2, 2)
-    find_repair("conv3d").repair(module, NAMES)
-    assert module(torch.randn(1, 4, 2, 2, 2, dtype=torch.bfloat16)).shape == (1, 4, 4, 4, 4)
 
 
 def test_torchs_own_convolution_runs_where_it_is_fast():

@@ -2,13 +2,11 @@
 
 import abc
 import copy
-import pickle
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.nn.utils import parametrizations, parametrize
 
 from prepare.audit import audit
 from prepare.pipeline import Pipeline
@@ -45,25 +43,11 @@ class Abstract(Causal, abc.ABC):
     """Has a metaclass of its own."""
 
 
-class Chunked(nn.Conv3d):
-    """Makes its input contiguous."""
-
-    def forward(self, x):
-        return super().forward(x.contiguous())
-
-
 class Upsampling(nn.ConvTranspose3d):
     """Scales what torch's class returns."""
 
     def forward(self, x):
         return 2 * super().forward(x)
-
-
-class Few(nn.Conv2d):
-    """Pads an image."""
-
-    def forward(self, x):
-        return super().forward(F.pad(x, (1, 1, 1, 1)))
 
 
 class Functional(nn.Conv3d):
@@ -120,12 +104,6 @@ def test_a_subclass_keeps_the_layout_and_is_as_accurate(name, batch):
 
 
 @pytest.mark.parametrize("name", SUBCLASSES)
-def test_contiguous_inputs_run_torchs_own_code(name):
-    module, x = module_of(name), video().contiguous()
-    assert torch.equal(repaired(module)(x), module(x))
-
-
-@pytest.mark.parametrize("name", SUBCLASSES)
 def test_a_subclass_stays_itself_and_can_be_undone(name):
     module = module_of(name)
     cls, held, called = type(module), vars(module).copy(), []
@@ -143,27 +121,6 @@ def test_a_subclass_stays_itself_and_can_be_undone(name):
     assert type(module) is cls
     assert vars(module) == held
     assert CONV3D.fits(module)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kept", [False, True], ids=["repaired", "with replaced calls"])
-@pytest.mark.parametrize("name", SUBCLASSES)
-def test_a_subclass_is_copied_pickled_and_compiled(name, kept):
-    model = nn.Sequential(module_of(name))
-    steps = STEPS | ({"keep_layout": {}} if kept else {})
-    Pipeline.from_config(steps).apply(model, known_issues="ignore")
-    x = video()
-    expected = model(x)
-    copies = [pickle.loads(pickle.dumps(model, n)) for n in range(pickle.HIGHEST_PROTOCOL + 1)]
-    for other in (*copies, copy.deepcopy(model), copy.copy(model)):
-        assert type(other[0]) is type(model[0])
-        assert CONV3D.is_repaired(other[0])
-        assert torch.equal(other(x), expected)
-    torch._dynamo.reset()
-    compiled = torch.compile(model, fullgraph=True, backend="eager")
-    torch.testing.assert_close(compiled(x), expected)
-    program = torch.export.export(model, (x,)).module()
-    torch.testing.assert_close(program(x), expected)
 
 
 @pytest.mark.parametrize("first", [repair_layout, keep_layout])
@@ -200,29 +157,6 @@ def test_a_decoder_at_batch_1_stays_in_the_layout():
     assert found.status == "pass", found
 
 
-def test_the_lines_of_a_repaired_subclass_are_followed():
-    model = nn.Sequential(Chunked(4, 8, 3))
-    Pipeline.from_config(STEPS).apply(model, known_issues="ignore")
-    for flow in (predict(model, video()), observe(model, video())):
-        first, *_ = (each for each in flow.events)
-        assert (first.operation, first.module) == ("aten.clone", "0")
-        assert "test_repair_subclasses.py" in first.source
-
-
-def test_a_large_2d_subclass_runs_as_a_product():
-    torch.manual_seed(0)
-    module = Few(96, 320, 3).to(memory_format=torch.channels_last)
-    again = copy.deepcopy(module)
-    repair = find_repair("conv2d")
-    assert repair.ranks(module) == (4,)
-    repair.repair(again, NAMES)
-    x = laid_out(torch.randn(1, 96, 6, 6))
-    before = again(x).grad_fn.next_functions[0][0]
-    assert "Permute" in type(before).__name__  # of a matrix product
-    torch.testing.assert_close(again(x), module(x), rtol=1e-4, atol=1e-4)
-    assert not repair.fits(Few(8, 8, 3))
-
-
 @pytest.mark.parametrize("name", UNREACHED)
 def test_a_subclass_that_cannot_be_reached_is_named(name):
     model = nn.Sequential(UNREACHED[name](4, 6, 3), UNREACHED[name](6, 6, 3)).eval()
@@ -236,37 +170,3 @@ def test_a_subclass_that_cannot_be_reached_is_named(name):
     )
     half = Pipeline.from_config({**STEPS, "half": {"dtype": "bfloat16"}}).plan(model)
     assert "reference kernel" not in " ".join(map(str, half.warnings))
-
-
-def test_a_plan_without_the_step_names_wrong_numbers_only():
-    model = nn.Sequential(Causal(4, 8, 3), Functional(8, 8, 3)).eval()
-    assert not Pipeline.from_config({"conv3d_memory_format": {}}).plan(model).warnings
-    half = {"conv3d_memory_format": {}, "half": {"dtype": "bfloat16"}}
-
-    def wrong(steps):  # without AVX-512 torch is also slow here
-        warnings = Pipeline.from_config(steps).plan(model.train()).warnings
-        return [each for each in warnings if "garbage" in each.wrong]
-
-    assert [each.where for each in wrong(half)] == ["Causal (0)"]
-    assert "repair_layout" in wrong(half)[0].remedy
-    assert not wrong({**half, "repair_layout": {}})
-
-
-@pytest.mark.parametrize("make", [Causal, nn.Conv3d], ids=["subclass", "torch's"])
-def test_a_parametrized_convolution_gets_both_repairs(make):
-    torch.manual_seed(0)
-    model = nn.Sequential(parametrizations.weight_norm(make(4, 8, 3)))
-    before, x = type(model[0]), video()
-    exact = results(model[0], x, torch.float64)
-    allowed = limits(model[0], x, torch.float32, exact)
-    Pipeline.from_config(STEPS).apply(model)
-    assert CONV3D.mends(model[0])
-    assert find_repair("computed_weight").mends(model[0])
-    assert is_canonical(model(x))
-    found = errors(results(model[0], x, torch.float32), exact)
-    assert all(error <= limit for error, limit in zip(found, allowed, strict=True))
-    repair_layout.undo(model)
-    assert not CONV3D.is_repaired(model[0])
-    assert [c.__name__ for c in type(model[0]).__mro__] == [c.__name__ for c in before.__mro__]
-    parametrize.remove_parametrizations(model[0], "weight")
-    assert type(model[0]) is make

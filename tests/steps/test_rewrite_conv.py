@@ -1,24 +1,20 @@
 """The step rewrite_conv: what it takes, what it refuses, its choice by an example, layouts, and its undo."""
 
 import copy
-import json
-import re
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 import prepare
-from prepare import predict, verify
+from prepare import predict
 from prepare.app.cli import main as cli
 from prepare.audit import Audit, audit
 from prepare.errors import ConfigError, PatternError
 from prepare.pipeline import Pipeline
-from prepare.stages.tune.candidates import candidates
 from prepare.steps import repair_layout, rewrite_conv
-from prepare.steps.rewrites import _choose, all_rewrites, find_rewrite
-from prepare.steps.rewrites.products import LinearConv2d, LinearConv3d
+from prepare.steps.repairs import all_rewrites, choose_rewrites
+from prepare.steps.repairs.rewrites import LinearConv2d, LinearConv3d
 from rewritten_modules import Causal, Served
 
 EMPTY = {name: [] for name in all_rewrites()}
@@ -38,13 +34,6 @@ class Tower(nn.Module):
         return self.head(self.proj(x.view(-1, 3, *PATCH)).view(-1, 16))
 
 
-class Instant(SimpleNamespace):
-    """A call that takes no time."""
-
-    def __call__(self):
-        pass
-
-
 def pipeline(steps=None, **options):
     return Pipeline.from_config({"rewrite_conv": options, **(steps or {})})
 
@@ -61,7 +50,7 @@ def clock(monkeypatch):
     def timed(timer, module, call, rewrites):
         return seconds[""], {each.name: seconds[each.name] / seconds[""] for each in rewrites}
 
-    monkeypatch.setattr(_choose._Timer, "timed", timed)
+    monkeypatch.setattr(choose_rewrites._Timer, "timed", timed)
     return seconds
 
 
@@ -81,15 +70,6 @@ def test_without_an_example_only_one_position_is_taken():
     assert not step.plan(model)
 
 
-def test_a_plan_says_what_an_example_would_time():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 2, 2), nn.Conv2d(4, 4, 3))
-    (warning,) = pipeline().plan(model).warnings
-    assert str(warning) == (
-        "steps.rewrite_conv: an example would time 1 more convolution (0); give one, or name them"
-    )
-    assert not pipeline(**EMPTY).plan(model).warnings
-
-
 def test_a_named_rewrite_is_taken_and_undone():
     model, x = Tower(), patches()
     parameters, right = dict(model.named_parameters()), model(x)
@@ -104,16 +84,6 @@ def test_a_named_rewrite_is_taken_and_undone():
     assert vars(model.proj).keys() == vars(Tower().proj).keys()
 
 
-def test_another_rewrite_takes_the_place_of_the_first():
-    model = pipeline(one_position=["proj"]).apply(Tower())
-    pipeline(linear=["type:Conv3d"]).apply(model)
-    assert type(model.proj) is LinearConv3d
-    pipeline().apply(model)  # what is chosen already stays
-    assert type(model.proj) is LinearConv3d
-    rewrite_conv.undo(model)
-    assert type(model.proj) is nn.Conv3d
-
-
 def test_a_recipe_holds_the_choice(clock, tmp_path):
     model, step = nn.Sequential(Tower()), pipeline()
     step.apply(model, example=patches())
@@ -123,14 +93,6 @@ def test_a_recipe_holds_the_choice(clock, tmp_path):
     step.save(tmp_path / "recipe.yaml")
     again = Pipeline.load(tmp_path / "recipe.yaml").apply(nn.Sequential(Tower()))
     assert type(again[0].proj) is LinearConv3d
-
-
-def test_what_is_not_faster_is_left_alone(clock, caplog):
-    clock.update(linear=2.5)
-    model, step = Tower(), pipeline()
-    step.apply(model, example=patches())
-    assert type(model.proj) is nn.Conv3d
-    assert "no convolution is faster as another operation (1 timed in" in caplog.text
 
 
 def test_the_fastest_of_several_rewrites_is_taken(clock, caplog):
@@ -147,56 +109,6 @@ def test_one_call_chooses_with_a_batch(clock, how):
     assert prepare.prepare(model, **how(patches())) is model
     assert type(model.proj) is LinearConv3d
     assert prepare.report(model, patches()).summary()["convolutions_rewritten"] == 1
-
-
-@pytest.mark.parametrize(
-    ("model", "batch", "message"),
-    [
-        (nn.Conv2d, patches, "model: Conv2d is a class"),
-        (nn.Conv2d(3, 4, 1), lambda: 3, "memory_format: '3' is not allowed"),
-    ],
-    ids=["class", "number"],
-)
-def test_a_wrong_model_or_batch_is_one_line(model, batch, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        prepare.prepare(model, batch())
-
-
-def test_a_batch_that_cannot_be_called_is_tried_once(caplog):
-    model = nn.Sequential(nn.Conv3d(3, 4, PATCH, PATCH))
-    prepare.prepare(model, torch.randn(2, 5, *PATCH))
-    assert caplog.text.count("the example cannot be run") == 1
-    assert type(model[0]).__name__ == "OnePositionConv3d"
-
-
-def test_a_call_that_is_slower_counts_against_the_others(clock, monkeypatch):
-    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.AvgPool2d(2), nn.Conv2d(4, 4, 1))
-    model[2] = model[0]  # called with two sizes
-
-    def timed(timer, module, call, rewrites):
-        return 1.0, {each.name: 0.5 if call.x.shape[-1] == 4 else 1.6 for each in rewrites}
-
-    monkeypatch.setattr(_choose._Timer, "timed", timed)
-    pipeline().apply(model, example=torch.randn(1, 4, 4, 4))
-    assert type(model[0]) is nn.Conv2d
-
-
-def test_the_choice_ends_when_its_time_is_over(clock, monkeypatch, caplog):
-    monkeypatch.setattr(_choose, "_SECONDS", -100.0)
-    model = Tower()
-    pipeline().apply(model, example=patches())
-    assert type(model.proj) is nn.Conv3d
-    assert "1 not in the time for it" in caplog.text
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-@pytest.mark.parametrize("train", [True, False])
-def test_a_weight_that_a_hook_computes_is_timed(train, monkeypatch):
-    times = []
-    monkeypatch.setattr(_choose, "_seconds", lambda run, *_: times.append(run()) or 1.0)
-    model = nn.Sequential(nn.utils.weight_norm(nn.Conv2d(3, 4, 2, 2))).train(train)
-    pipeline().apply(model, example=torch.randn(1, 3, 4, 4))
-    assert len(times) > _choose._FEW
 
 
 class Tied(nn.Module):
@@ -220,54 +132,6 @@ def test_a_shared_weight_is_in_one_format(force, clock):
         assert model.patches.weight is model.overlapping.weight
 
 
-@pytest.mark.parametrize(("ratios", "known"), [([0.5, 0.5, 0.95, 0.5], 0.5), ([0.95, 1.05], 1.0)])
-def test_a_large_win_is_settled_when_the_time_is_over(ratios, known, monkeypatch):
-    rounds = {True: [], False: []}
-
-    def seconds(run, repeats, clock):
-        rounds[run.is_product].append(1)
-        return ratios[len(rounds[True]) % len(ratios)] if run.is_product else 1.0
-
-    def caller(timer, module, call):
-        return Instant(is_product=isinstance(module, LinearConv2d))
-
-    monkeypatch.setattr(_choose, "_seconds", seconds)
-    monkeypatch.setattr(_choose._Timer, "_caller", caller)
-    timer = _choose._Timer({}, limit=0.0, backward=False, amp="none")
-    call = _choose._Recorded(torch.randn(1, 3, 4, 4), needs_grad=False)
-    _, found = timer.timed(nn.Conv2d(3, 4, 2, 2), call, [find_rewrite("linear")])
-    assert found == {"linear": known}
-    assert len(rounds[True]) <= _choose._LOOKS[0]
-
-
-def test_calls_are_really_timed_with_their_backward(monkeypatch):
-    seen = []
-    torchs = _choose._seconds
-    monkeypatch.setattr(_choose, "_seconds", lambda *args: seen.append(1) or torchs(*args))
-    model = Tower().train()
-    pipeline().apply(model, example=patches())
-    assert len(seen) >= 2 * _choose._FEW
-    assert all(each.grad is None for each in model.parameters())
-
-
-def test_the_input_of_a_recorded_call_needs_a_gradient_or_not():
-    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1))
-    names = {"0": [], "1": []}
-    for backward, needs in ((True, [False, True]), (False, [False, False])):
-        calls, _ = _choose._record(
-            model, torch.randn(1, 3, 4, 4), names, backward=backward, amp="none"
-        )
-        assert [calls[name][0].needs_grad for name in names] == needs
-    assert "_conv_forward" not in vars(model[0])
-
-
-def test_an_example_that_fails_is_said_once(caplog):
-    model = nn.Sequential(nn.Conv2d(3, 4, 1))
-    pipeline().apply(model, example=torch.randn(1, 5, 4, 4))
-    assert "the example cannot be run: " in caplog.text
-    assert type(model[0]) is nn.Conv2d
-
-
 def test_force_takes_all_that_fits():
     model = nn.Sequential(nn.Conv2d(3, 4, 2, 2), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3))
     pipeline(force=True).apply(model, example=torch.randn(1, 3, 8, 8))
@@ -275,45 +139,21 @@ def test_force_takes_all_that_fits():
     assert names == ["LinearConv2d", "PointwiseConv2d", "Conv2d"]
 
 
-ERRORS = {
-    "a pattern without a match": (
-        {"linear": ["porj"]},
-        PatternError,
-        "steps.rewrite_conv.linear: 'porj' matches no module of Tower; did you mean 'proj'?",
-    ),
-    "a rewrite that does not fit": (
-        {"linear": ["wide"]},
-        ConfigError,
-        "steps.rewrite_conv.linear: it does not fit wide: kernel (3, 3) is not the stride (1, 1); "
-        "name a convolution that it fits",
-    ),
-    "an unknown rewrite": (
-        {"linaer": ["proj"]},
-        ConfigError,
-        "steps.rewrite_conv.linaer: no such option; did you mean 'linear'? options: include, exclude, force, "
-        "linear, lower_rank, one_frame, one_position, pointwise",
-    ),
-    "a module for two rewrites": (
-        {"linear": ["proj"], "one_position": ["proj"]},
-        ConfigError,
-        "steps.rewrite_conv.one_position: proj is named for linear too; name it once",
-    ),
-}
+ERRORS = [
+    ({"linear": ["porj"]}, PatternError, "linear", "did you mean 'proj'?"),
+    ({"linear": ["wide"]}, ConfigError, "linear", "name a convolution that it fits"),
+    ({"linaer": ["proj"]}, ConfigError, "linaer", "did you mean 'linear'?"),
+    ({"linear": ["proj"], "one_position": ["proj"]}, ConfigError, "one_position", "name it once"),
+]
 
 
-@pytest.mark.parametrize("case", ERRORS)
-def test_a_wrong_option_is_one_line(case):
-    options, kind, text = ERRORS[case]
+@pytest.mark.parametrize(("options", "kind", "where", "remedy"), ERRORS)
+def test_a_wrong_option_is_one_line(options, kind, where, remedy):
     with pytest.raises(kind) as error:
         pipeline(**options).plan(Tower())
-    assert str(error.value) == text
-
-
-def test_forced_sizes_that_do_not_divide_run_torchs_code():
-    model = nn.Sequential(nn.Conv2d(3, 4, 4, 4))
-    x = torch.randn(1, 3, 8, 10)
-    expected = model(x)
-    assert torch.equal(pipeline(force=True).apply(model, example=x)(x), expected)
+    (problem,) = error.value.problems
+    assert problem.where == f"steps.rewrite_conv.{where}"
+    assert remedy in problem.remedy
 
 
 class TestLayouts:
@@ -399,61 +239,6 @@ class TestSeen:
         )
         assert not pipeline(steps, linear=["proj"]).plan(Tower()).warnings
 
-    def test_a_tuning_tries_it_where_a_kernel_is_a_stride(self):
-        names = [each.name for each in candidates(Tower(), declared={}, allow=(), mode="eval")]
-        assert "rewrite" in names
-        plain = nn.Sequential(nn.Conv2d(3, 4, 3))
-        others = candidates(plain, declared={}, allow=(), mode="eval")
-        assert not [each.name for each in others if "rewrite" in each.name]
-
-
-def test_a_copy_from_before_follows():
-    model = Tower()
-    teacher = copy.deepcopy(model)
-    step = pipeline(linear=["proj"])
-    step.apply(model)
-    step.steps["rewrite_conv"].follow(teacher, model)
-    assert type(teacher.proj) is LinearConv3d
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning")
-def test_an_export_holds_a_product():
-    pytest.importorskip("onnxscript")
-    model, x = nn.Sequential(nn.Conv2d(3, 8, 4, 4)).eval(), torch.randn(2, 3, 8, 8)
-    pipeline(linear=["0"]).apply(model)
-    exported = torch.export.export(model, (x,))
-    targets = {str(node.target) for node in exported.graph.nodes}
-    assert "aten.linear.default" in targets
-    assert not any("conv" in target for target in targets)
-    assert torch.allclose(exported.module()(x), model(x), atol=1e-6)
-    program = torch.onnx.export(model, (x,), dynamo=True, verbose=False)
-    kinds = {node.op_type for node in program.model_proto.graph.node}
-    assert kinds & {"MatMul", "Gemm"}
-    assert "Conv" not in kinds
-
-
-def test_an_unknown_size_exports_torchs_convolution():
-    model, x = nn.Sequential(nn.Conv2d(3, 8, 4, 4)).eval(), torch.randn(2, 3, 8, 8)
-    pipeline(linear=["0"]).apply(model)
-    sizes = ({2: torch.export.Dim.DYNAMIC},)
-    exported = torch.export.export(model, (x,), dynamic_shapes=sizes)
-    y = torch.randn(2, 3, 11, 8)
-    assert torch.allclose(exported.module()(y), nn.Conv2d.forward(model[0], y), atol=1e-6)
-
-
-def test_scripting_names_the_step():
-    model = pipeline(linear=["proj"]).apply(Tower())
-    with pytest.raises(Exception, match="rewrite_conv.undo"):
-        torch.jit.script(model)
-
-
-def test_a_user_class_gets_a_name_of_its_rewrite():
-    model = nn.Sequential(Causal(4, 4, 3))
-    pipeline(one_frame=["0"]).apply(model)
-    assert type(model[0]).__name__ == "OneFrameCausal"
-    assert isinstance(model[0], Causal)
-    assert not isinstance(model[0], LinearConv2d)
-
 
 CONV = (
     "model._target_=torch.nn.Conv2d",
@@ -467,44 +252,3 @@ def run(folder, *words):
     with pytest.raises(SystemExit) as ended:
         cli.main([*CONV, f"hydra.run.dir={folder}", *words])
     return ended.value.code
-
-
-WRONG = {
-    "+steps.rewrite_conv={linear: [nothing]}": (
-        "steps.rewrite_conv.linear: 'nothing' matches no module of Conv2d; modules: type:Conv2d"
-    ),
-    "+steps.rewrite_conv={pointwise: ['type:Conv2d']}": (
-        "steps.rewrite_conv.pointwise: it does not fit Conv2d: kernel (4, 4) is not one pixel; "
-        "name a convolution that it fits"
-    ),
-    "+steps.rewrite_conv={linaer: [nothing]}": (
-        "steps.rewrite_conv.linaer: no such option; did you mean 'linear'? options: include, exclude, "
-        "force, linear, lower_rank, one_frame, one_position, pointwise"
-    ),
-}
-
-
-@pytest.mark.parametrize("word", WRONG)
-def test_a_wrong_run_ends_in_one_line_with_code_2(word, tmp_path, capsys):
-    assert run(tmp_path, "input.shape=[2,3,8,10]", "verify=none", word) == 2
-    assert " ".join(capsys.readouterr().err.split()) == WRONG[word]
-
-
-def test_a_run_says_and_counts_what_runs_otherwise(tmp_path, capsys):
-    words = ("input.shape=[2,3,8,8]", "+steps.rewrite_conv={force: true}", "verify=none")
-    assert run(tmp_path, *words) == 0
-    out = " ".join(capsys.readouterr().out.split())
-    assert "rewrite_conv: 1 convolution, 1 runs as linear layout" in out
-    assert "nothing was asked" not in out
-    figures = json.loads((tmp_path / "result.json").read_text())["figures"]
-    assert figures["convolutions_rewritten"] == 1
-
-
-def test_a_wrong_product_fails_the_verification(monkeypatch):
-    model = nn.Sequential(nn.Conv2d(3, 8, 4, 4)).eval()
-    step, x = pipeline(linear=["0"]), torch.randn(2, 3, 8, 8)
-    prepared = step.apply(copy.deepcopy(model))
-    assert verify(model, prepared, x, pipeline=step).status == "pass"
-    right = LinearConv2d._compute
-    monkeypatch.setattr(LinearConv2d, "_compute", lambda *args: 1.01 * right(*args))
-    assert verify(model, prepared, x, pipeline=step).status == "fail"

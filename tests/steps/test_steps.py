@@ -9,6 +9,7 @@ from paths import CONF
 from prepare.core.utils.machine import accelerator
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
+from prepare.step import Step
 from prepare.testing import StepContract
 from small_nets import mixed
 
@@ -43,6 +44,10 @@ class Test_device(StepContract):
     @pytest.mark.skipif(accelerator()["backend"] == "cpu", reason="needs an accelerator")
     def test_it_has_something_to_do_here(self):
         super().test_it_has_something_to_do_here()
+
+
+def test_a_step_has_at_most_nine_public_members():
+    assert len([name for name in vars(Step) if not name.startswith("_")]) <= 9
 
 
 def test_the_device_cpu_0_is_the_cpu():

@@ -35,21 +35,3 @@ def noisy(mean, spread, seed):
     """Return a function that draws times with a log-normal spread around `mean`."""
     order = random.Random(seed)
     return lambda: mean * math.exp(order.gauss(0, spread))
-
-
-def bursts(clock, seed, *, quiet, busy, most):
-    """Return a function that tells how much slower a call is now: up to `most` times, in bursts alone.
-
-    `quiet` and `busy` are the mean seconds between bursts and of a burst; the first begins at once.
-    """
-    order, until, slowness = random.Random(f"bursts {seed}"), 0.0, 1.0
-
-    def slower():
-        nonlocal until, slowness
-        while until <= clock.now:
-            in_burst = slowness == 1.0
-            slowness = order.uniform(1, most) if in_burst else 1.0
-            until += order.expovariate(1 / (busy if in_burst else quiet))
-        return slowness
-
-    return slower

@@ -1,5 +1,6 @@
 """The one maker of records that no run has made: of stages, runs, and rows of sweeps."""
 
+import json
 import re
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
@@ -10,10 +11,18 @@ import pytest
 from page_reader import HOSTILE
 from prepare import recipe
 from prepare.app.cli import main as cli
-from prepare.app.job.record import Job, Record, Result
-from prepare.app.job.results import Analyses, read_results
-from prepare.app.report.terminal.document import show_document
-from prepare.app.report.terminal.sweep import show_summary
+from prepare.app.job.record import (
+    NOTHING_CHANGED,
+    Analyses,
+    Job,
+    Record,
+    Result,
+    Results,
+    read_results,
+    record_classes,
+)
+from prepare.app.report.pages import run_page
+from prepare.app.report.terminal import show_document, show_summary
 from prepare.app.sweep.manifest import SweepManifest
 from prepare.audit import Audit, AuditRow
 from prepare.audit import audit as audit_of
@@ -22,13 +31,12 @@ from prepare.errors import Problem
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Comparison, Control, VariantResult
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow
-from prepare.stages.registry import STAGES
+from prepare.stages.stage import STAGES
 from prepare.stages.tune.records import CandidateResult, Tuning
 from prepare.stages.verify.records import Check, Verification
 from small_nets import small_3d
 
 NET = ("model._target_=sample_nets.Net", "input.shape=[2,3,16,16]", "memfmt=channels_last", "device=cpu", "verify=none")  # fmt: skip
-SVG = "{http://www.w3.org/2000/svg}"
 MACHINE = {"torch": "2.13.0", "cpu": "Some", "devices": ["a"], "accelerator": {"backend": "cpu"}, "packages": {"numpy": "2"}}  # fmt: skip
 SWEEP = "one"
 OK = Result("ok", seconds=2.0)
@@ -182,20 +190,23 @@ def write_record(folder: Path, flow: Flow | None = None) -> Path:
     plan = pipeline.plan(model, known_issues="ignore")
     pipeline.apply(model, known_issues="ignore")
     record.clear()
-    record.write_plan(
-        replace(plan, warnings=[Problem("InstanceNorm3d", "copies", "add a step")]).to_dict()
-    )
-    record.write_prepared(pipeline, audit_of(model, plan=plan))
-    seen = {"given": "(2, 1)", "gave": "(2, 2)", "convolutions": [{"format": "channels_last_3d", "gave": 2, "of": 3, "ambiguous": 1}]}  # fmt: skip
+    audited = audit_of(model, plan=plan)
+    plan = replace(plan, warnings=[Problem("InstanceNorm3d", "copies", "add a step")]).to_dict()
+    seen = {"given": "(2, 1)", "gave": "(2, 2)"}
     choices = {"model": "small_3d", "memfmt": "channels_last_3d", "input": None}
     words = ["model=small_3d", "memfmt=channels_last_3d", "+model.x=[1, 2]"]
-    record.write_job(Job(None, None, words, choices, seen=seen))
+    job = Job(None, None, words, choices, seen=seen)
     environment = {"format": "prepare.environment", "version": 1, "date": "2025-01-02T03:04:05+00:00", "python": "3.11.7",
                    "torch": "2.13.0", "packages": {"numpy": None}, "platform": "Linux", "cpu": "a processor", "cores": 2,
                    "threads": 1, "devices": [], "git_commit": "abc"}  # fmt: skip
-    record.write_environment(environment)
+    text = recipe.dumps(pipeline.to_recipe())
+    found = {"flow": flow or blocks(3)}
+    record.write_results(
+        Results(
+            job=job, audit=audited, plan=plan, recipe=text, environment=environment, found=found
+        )
+    )
     record.write_result(Result("ok", seconds=1.25))
-    (flow or blocks(3)).save(folder / "flow.json")
     return folder
 
 
@@ -229,10 +240,21 @@ def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choic
     return record.folder
 
 
-def give_figures(folder: Path) -> None:
-    """Write the figures of the records in `folder` into its result, as a run does."""
-    record, run = Record(folder), read_results(folder)
-    record.write_result(replace(record.result(), figures=run.figures()))
+def read_run(folder: Path) -> Results:
+    """Return what a run knew that has left these records."""
+    run, plan = read_results(folder), folder / "plan.json"
+    found = {Path(name).stem: cls.load(folder / name) for name, cls in record_classes().items() if (folder / name).is_file()}  # fmt: skip
+    ended = run.result or Result("ok")
+    about = {"amp": ended.amp, "notes": ended.notes, "unchanged": ended.reason == NOTHING_CHANGED}
+    about["stopped"] = (ended.error or "") if ended.status == "interrupted" else ""
+    planned = json.loads(plan.read_text()) if plan.is_file() else None
+    steps = planned["steps"] if planned else {}
+    return replace(run, found=found, plan=planned, steps=steps, **about)
+
+
+def page_of(folder: Path) -> str:
+    """Return the page of the run that has left these records."""
+    return run_page(read_run(folder))
 
 
 def plan(folder: Path, rows) -> None:
@@ -278,16 +300,3 @@ def tuning() -> Tuning:
             ratio=1.0, rounds=20, error=0.0),
     )  # fmt: skip
     return Tuning(rows=rows, winner="half", seconds=12.0, last=comparison(environment=MACHINE))
-
-
-def write_run(folder: Path) -> None:
-    """Write the record of a run that made every analysis."""
-    write_record(folder)
-    Flow.load(folder / "flow.json").save(folder / "flow_before.json")
-    check = Check(what="outputs", status="pass", mode="eval", batch=2, inputs="given", error=1e-7, allowed=1e-4, worst="0",
-                  compared=1, sensitivity=1e-3, least_sensitive="0")  # fmt: skip
-    Verification(status="pass", reason="", mode="eval", reference="float64", checks=(check,), culprit="",
-                 advice="", seconds=1.0, environment=MACHINE).save(folder / "verify.json")  # fmt: skip
-    benched = comparison(environment=MACHINE)
-    benched.save(folder / "bench.json")
-    tuning().save(folder / "tune.json")

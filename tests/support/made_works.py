@@ -1,13 +1,10 @@
 """The work of a stage, made up: a small model, and what a test says of it."""
 
-from pathlib import Path
-
 from torch import nn
 
 from prepare.app.job.settings import Settings
 from prepare.pipeline import Pipeline
-from prepare.stages.registry import ordered_stages
-from prepare.stages.stage import StageContext
+from prepare.stages.stage import StageContext, ordered_stages
 
 
 def settings(**given):
@@ -25,7 +22,6 @@ def work(model=None, pipeline=None, **given):
         "settings": settings(),
         "example": None,
         "plan": None,
-        "folder": Path(),
         "build": lambda: model,
     } | given
-    return StageContext(model=model, pipeline=pipeline, stages=fields["settings"].stages, **fields)
+    return StageContext(model=model, pipeline=pipeline, **fields)

@@ -6,9 +6,9 @@ import re
 from html.parser import HTMLParser
 from pathlib import Path
 
-from prepare.app.report import render
+from prepare.app.report import html
 
-TEMPLATES = Path(render.__file__).parent / "templates"
+TEMPLATES = Path(html.__file__).parent / "templates"
 
 
 HOSTILE = [
@@ -64,13 +64,6 @@ class Reader(HTMLParser):
     @property
     def text(self) -> str:
         return re.sub(r"\s+", " ", " ".join(text for tag, text in self.texts if tag != "style"))
-
-
-READABLE = [
-    *(("ink", "card"), ("ink", "paper"), ("ink", "code"), ("soft", "card"), ("soft", "paper")),
-    *(("accent", "card"), ("accent", "paper"), ("good", "good-soft"), ("bad", "bad-soft")),
-    *(("good", "card"), ("bad", "card"), ("warn", "card"), ("soft", "code")),
-]
 
 
 def contrast(first: str, second: str) -> float:

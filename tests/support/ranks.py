@@ -13,14 +13,13 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from prepare import checkpoint
-from prepare.core.model.replaced_method import replaced_methods
+from prepare.core.model.module_kinds import replaced_methods
 from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import same_on_all_ranks
+from prepare.stages.tune import tune_model
+from sample_nets import small
 
 FLAT = Pipeline.from_config({"conv2d_memory_format": {}})
-PREPARED = Pipeline.from_config(
-    {"half": {"dtype": "bfloat16"}, "conv2d_memory_format": {}, "input_format": {"attach": True}}
-)
 PATIENCE = timedelta(seconds=60)
 
 
@@ -127,12 +126,6 @@ def strides(model):
     return {name: parameter.stride() for name, parameter in model.named_parameters()}
 
 
-def received(model):
-    """Receive a model from another process; return its layout and whether it formats its inputs."""
-    output = model(torch.randn(2, 3, 8, 8))
-    return PREPARED.check(model), output.dtype, output.stride()
-
-
 # ------------------------------------------------------------------------------- DDP
 
 
@@ -218,7 +211,7 @@ def ddp_kept():
 
 def rewritten_by_time():
     """The classes of the convolutions that are chosen by time, where each rank finds another one faster."""
-    from prepare.steps.rewrites import _choose
+    from prepare.steps.repairs import choose_rewrites
 
     first = distributed.get_rank() == 0
 
@@ -226,7 +219,7 @@ def rewritten_by_time():
         return 1.0, {each.name: 0.5 if (module.bias is None) == first else 2.0 for each in rewrites}
 
     model = nn.Sequential(nn.Conv2d(3, 3, 1, bias=False), nn.Conv2d(3, 3, 1)).double()
-    true, _choose._Timer.timed = _choose._Timer.timed, timed
+    true, choose_rewrites._Timer.timed = choose_rewrites._Timer.timed, timed
     try:
         pipeline = Pipeline.from_config({"rewrite_conv": {}})
         pipeline.apply(model, example=mine(batches()[0]))
@@ -237,7 +230,7 @@ def rewritten_by_time():
             )
         )
     finally:
-        _choose._Timer.timed = true
+        choose_rewrites._Timer.timed = true
     backward(wrapped, mine(batches()[0]))
     return [type(each).__name__ for each in model], late
 
@@ -265,6 +258,17 @@ def ddp_training():
     )
 
 
+def tuned(channels):
+    """The winner of a tuning of which rank 0 alone may measure, or what refuses the tuning."""
+    run, found = tune_model._Tuner.run, []
+    batch = torch.ones(2, channels, 12, 12)
+    if distributed.get_rank():
+        tune_model._Tuner.run = None
+    said = refusal(lambda: found.append(tune_model.tune(small(), batch, budget=0.5).winner))
+    tune_model._Tuner.run = run
+    return found, said
+
+
 # ------------------------------------------------------------------------------- ranks that disagree
 
 
@@ -272,39 +276,16 @@ def layout(model):
     FLAT.apply(model)
 
 
-def one_by_one(model):
-    """A layout that `is_contiguous` cannot tell from the other."""
-    Pipeline.from_config({"conv2d_memory_format": {"include": ["2"]}}).apply(model)
-
-
 def dtype(model):
     model[2].bfloat16()
-
-
-def shape(model):
-    model[4] = nn.Conv2d(8, 5, 3).double()
 
 
 def missing(model):
     model[0].bias = None
 
 
-def added(model):
-    model.register_buffer("count", torch.zeros(()))
-
-
 def order(model):
     model._modules["0"] = model._modules.pop("0")
-
-
-def frozen(model):
-    model[0].weight.requires_grad_(False)
-
-
-def everything(model):
-    Pipeline.from_config(
-        {"half": {"dtype": "bfloat16", "keep": []}, "conv2d_memory_format": {}}
-    ).apply(model)
 
 
 def disagree(change, rank):
@@ -326,19 +307,6 @@ def other_values():
     return refusal(same_on_all_ranks, model), refusal(
         same_on_all_ranks, DistributedDataParallel(model)
     )
-
-
-def some_ranks():
-    """A group of one rank has nobody to disagree with."""
-    model = network()
-    groups = [distributed.new_group([rank]) for rank in range(2)]
-    rank = distributed.get_rank()
-    if rank:
-        FLAT.apply(model)
-    try:
-        same_on_all_ranks(model, group=groups[rank])
-    finally:
-        distributed.destroy_process_group(groups[rank])
 
 
 # ------------------------------------------------------------------------------- FSDP

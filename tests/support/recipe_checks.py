@@ -1,10 +1,44 @@
 """A recipe of version 1, and short cuts that read recipes or their refusal."""
 
+import sys
+
 import pytest
 
-from fuzz_recipe import HEAD
 from prepare import recipe
 from prepare.errors import RecipeError
+
+HEAD = "format: prepare.recipe\nversion: 1\nsteps:\n"
+WATCHED = (
+    "import",
+    "open",
+    "exec",
+    "compile",
+    "os.",
+    "subprocess.",
+    "socket.",
+    "shutil.",
+    "ctypes.",
+)
+
+
+class Watch:
+    """Notes what Python's audit events show to have been opened, imported or run while it is on."""
+
+    def __init__(self):
+        self.on, self.seen = False, []
+        sys.addaudithook(self.note)  # cannot be taken away again, hence the switch
+
+    def note(self, event, args):
+        if self.on and event.startswith(WATCHED):
+            self.seen.append((event, repr(args)[:200]))
+
+    def __enter__(self):
+        self.on, self.seen = True, []
+        return self
+
+    def __exit__(self, *_):
+        self.on = False
+
 
 VERSION_1 = """\
 format: prepare.recipe
@@ -37,9 +71,6 @@ STEPS_1 = {
 def option(text: str) -> str:
     """A recipe in which one option, in line 5, has the value `text`."""
     return f"{HEAD}  half:\n    keep: {text}\n"
-
-
-BAD_STEP = "write its options as 'option: value', or null to drop the step"
 
 
 def refusal(data: str | bytes) -> RecipeError:

@@ -1,13 +1,12 @@
 """Tests of isolation: each job of a sweep has its own process, and its failures are reported."""
 
 import os
-import signal
 import sys
 
 import pytest
 
 from prepare.app.cli import main as cli
-from sweeps import MIXED, NET, Ended, assert_only_failing_jobs_fail, processes_in, start, wait_for
+from sweeps import MIXED, NET, Ended, assert_only_failing_jobs_fail, start, wait_for
 
 QUICK = ("bench=none", "verify=none", "flow=none")
 posix = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
@@ -43,14 +42,6 @@ def test_a_failing_job_is_reported_and_leaves_the_others_alone(sweep):
     assert "in segfaults" in fell["traceback"]
     assert "sample_nets.exits: failed, " in ran.err
     assert ", 6 failed" in ran.err
-
-
-@pytest.mark.slow
-def test_a_job_that_calls_exit_fails_whatever_the_code(sweep):
-    ran = sweep(NET + "exits,sample_nets.leaves", "+model.code=3")
-    assert ran.code == 1
-    assert [ran.result(number)["reason"] for number in (0, 1)] == ["exit", "exit"]
-    assert all("3" in row["reason"] for row in ran.rows)
 
 
 def test_a_job_gets_the_folder_and_environment_of_the_command(sweep, tmp_path, monkeypatch):
@@ -94,23 +85,6 @@ def test_without_isolation_a_job_runs_in_the_sweep_process(sweep, tmp_path):
     assert here == os.getpid() != apart
 
 
-def test_a_single_job_runs_in_its_own_process(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "go").touch()
-    assert cli.run([NET + "waits", "hydra.run.dir=run", *QUICK]) == 0
-    assert int((tmp_path / "began").read_text()) == os.getpid()
-    assert not (tmp_path / "run" / "log.txt").exists()
-
-
-def test_a_job_with_an_unusable_folder_is_named(sweep, tmp_path):
-    (tmp_path / "swept").mkdir()
-    (tmp_path / "swept" / "1").write_text("a file")
-    ran = sweep(NET + "Net", "seed=0,1,2", "hydra.sweep.subdir=${hydra.job.num}/x")
-    assert ran.code == 1
-    assert "cannot be" in ran.err
-    assert ran.statuses[0] == "ok"
-
-
 @pytest.mark.slow
 def test_a_killed_fork_server_fails_one_job_and_is_replaced(tmp_path):
     process = start(NET + "waits,sample_nets.Net", cwd=tmp_path)
@@ -121,19 +95,6 @@ def test_a_killed_fork_server_fails_one_job_and_is_replaced(tmp_path):
     ended = Ended(process.returncode, out, err, tmp_path / "swept")
     assert ended.statuses == ["crashed", "ok"]
     assert not _is_alive(job)
-
-
-@pytest.mark.slow
-def test_a_job_and_its_children_end_when_all_parents_are_killed(tmp_path):
-    process = start(NET + "waits_with_another", cwd=tmp_path)
-    wait_for((tmp_path / "began").exists)
-    job = int((tmp_path / "began").read_text())
-    # A launcher kills a worker and its known children, but not a job that has just begun.
-    process.send_signal(signal.SIGSTOP)
-    os.kill(_parent(job), signal.SIGKILL)
-    process.kill()
-    process.communicate(timeout=60)
-    wait_for(lambda: not processes_in(tmp_path), seconds=5)
 
 
 def _is_alive(pid: int) -> bool:

@@ -1,17 +1,12 @@
 """Tests of the launchers: each runs all jobs, names those that fail, and marks shared timings."""
 
 import importlib.util
-import io
 import os
 import signal
-import sys
 
 import pytest
-from hydra.core.plugins import Plugins
 
-from prepare.app.cli import main as cli
 from prepare.app.job.record import Record
-from prepare.app.report.terminal.sweep_progress import _time
 from prepare.app.sweep.worker import shares_cores
 from sweeps import (
     MIXED,
@@ -110,98 +105,6 @@ def test_stopping_a_sweep_leaves_no_process_of_any_launcher(tmp_path, launcher, 
     assert (again.code, again.statuses) == (0, ["ok"] * 3), again.err
 
 
-@pytest.mark.parametrize("launcher", ["joblib", "submitit_local", "submitit_slurm", "ray"])
-def test_a_launcher_without_its_package_is_a_one_line_error(
-    tmp_path, monkeypatch, capsys, launcher
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("prepare.app.cli.configuration.find_spec", lambda module: None)
-    code = cli.run(["--multirun", "model=unet3d", "seed=0,1", f"hydra/launcher={launcher}"])
-    extra = launcher.partition("_")[0]
-    out, err = capsys.readouterr()
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert err.startswith("hydra/launcher: ")
-    assert f"pip install 'torch-prepare[{extra}]'" in err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("word", "write"),
-    [
-        ("hydra.sweeper._target_=nope", "task=tune"),
-        ("hydra.launcher=joblib", "hydra/launcher=joblib"),
-        ("hydra.sweeper=basic", "commas"),
-        ("hydra/launcher=jobli", "'joblib'"),
-    ],
-)
-def test_a_launcher_or_sweeper_that_cannot_be_is_one_line(
-    tmp_path, monkeypatch, capsys, word, write
-):
-    monkeypatch.chdir(tmp_path)
-    code = cli.run(["--multirun", "model=unet3d", "seed=0,1", word])
-    out, err = capsys.readouterr()
-    assert (code, out, len(err.splitlines())) == (2, "", 1)
-    assert write in err
-    assert list(tmp_path.iterdir()) == []
-
-
-def basic_launcher() -> type:
-    # Hydra imports its plugins in its own way, the first time that it looks for them.
-    Plugins.instance()
-    return sys.modules["hydra._internal.core_plugins.basic_launcher"].BasicLauncher
-
-
-def test_a_launcher_that_stops_is_reported_and_results_are_kept(tmp_path, monkeypatch, capsys):
-    launch = basic_launcher().launch
-
-    def stops(self, overrides, initial_job_idx):
-        launch(self, overrides[:1], initial_job_idx)
-        raise RuntimeError("no more workers")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(basic_launcher(), "launch", stops)
-    code = cli.run(
-        [
-            "--multirun",
-            NET + "Net",
-            "seed=0,1",
-            "hydra.sweep.dir=swept",
-            "bench=none",
-            "verify=none",
-        ]
-    )
-    out, err = capsys.readouterr()
-    assert code == 1, out + err
-    assert "1 of 2" in out
-    assert "#1: it" in out
-    assert err.splitlines()[-1].startswith(
-        "hydra/launcher: the launcher stopped: RuntimeError: no more workers; "
-    )
-    assert "more workers" in (tmp_path / "swept" / "error.txt").read_text()
-
-
-def test_an_interrupt_turned_into_an_error_is_still_an_interrupt(tmp_path, monkeypatch, capsys):
-    def closes_too_early(self, overrides, initial_job_idx):
-        try:
-            raise KeyboardInterrupt
-        finally:
-            raise ValueError("no such file to close")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(basic_launcher(), "launch", closes_too_early)
-    code = cli.run(["--multirun", NET + "Net", "seed=0,1", "hydra.sweep.dir=swept"])
-    assert code == 130
-    assert "Traceback" not in capsys.readouterr().err
-
-
-def test_a_wrong_word_is_answered_in_a_debugger(tmp_path, monkeypatch, capsys):
-    # As OmegaConf does itself while Python is traced: its errors are their own cause.
-    monkeypatch.setenv("OC_CAUSE", "1")
-    monkeypatch.chdir(tmp_path)
-    assert cli.run(["--multirun", "modle=unet3d"]) == 2
-    assert "did you mean 'model'?" in capsys.readouterr().err
-
-
 def test_concurrent_jobs_on_one_machine_share_its_cores():
     assert not shares_cores("basic", {})
     assert not shares_cores("submitit_slurm", {})
@@ -210,28 +113,3 @@ def test_concurrent_jobs_on_one_machine_share_its_cores():
     assert all(
         shares_cores(name, {}) for name in ("submitit_local", "ray", "of_somebody_else", None)
     )
-
-
-def test_remaining_time_is_shown_in_rounded_units():
-    assert [_time(seconds) for seconds in (0.4, 89, 91, 3600, 36000)] == [
-        "0 s",
-        "89 s",
-        "2 min",
-        "60 min",
-        "10.0 h",
-    ]
-
-
-def test_a_terminal_shows_the_progress_of_a_sweep(tmp_path, monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stderr", Terminal())
-    names = "sample_nets.Net,sample_nets.raises"
-    words = ["hydra.sweep.dir=swept", "bench=none", "verify=none", "flow=none"]
-    assert cli.run(["--multirun", f"model._target_={names}", *words]) == 1
-    said = sys.stderr.getvalue()
-    assert "2 of 2" in said
-    assert ": failed, " in said

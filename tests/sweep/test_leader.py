@@ -56,20 +56,3 @@ def test_a_run_without_a_result_gets_one(tmp_path, stopped, status):
     done.write_result(Result("ok"))
     leader.end(stopped=stopped)
     assert (lost.result().status, done.result().status) == (status, "ok")
-
-
-def test_a_run_of_slurm_outlives_the_command(tmp_path):
-    leader = lead(tmp_path)
-    record = begin(tmp_path, leader, 0, launcher="submitit_slurm")
-    leader.end(stopped=True)
-    assert record.result() is None
-
-
-def test_without_locks_nobody_watches_the_command(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError("no locks here")
-
-    monkeypatch.setattr("fcntl.flock", refuse)
-    leader = lead(tmp_path)
-    assert leader.manifest.host == ""
-    leader.end(stopped=False)

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from paths import ROOT
 from prepare.app.cli import main as cli
 from prepare.app.job.record import KEPT, Record
-from prepare.app.sweep.manifest import identity_of, number_duplicates
+from prepare.app.sweep.manifest import identity_of
 from prepare.app.sweep.summary import read_summary
-from prepare.core.utils.folders import hold_folder
-from sweeps import NET, QUICK, Ended, finish, processes_in, start, wait_for
+from prepare.core.utils.files import hold_folder
+from sweeps import NET, QUICK, Ended, processes_in, start, wait_for
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
 
@@ -94,29 +93,6 @@ def test_resume_repeats_only_jobs_that_did_not_end_well(sweep, folder):
     assert third.rows == second.rows
 
 
-@pytest.mark.slow
-def test_added_rows_run_and_old_ones_are_kept_under_new_numbers(sweep, folder):
-    sweep("b,d")
-    built(folder)
-    ran = sweep("a,b,c,d", "resume=true")
-    assert sorted(built(folder)) == ["a", "c"]
-    assert [row["choices"]["model.name"] for row in ran.rows] == ["a", "b", "c", "d"]
-    assert ran.statuses == ["ok"] * 4
-    assert Record(ran.folder / ran.rows[3]["folder"]).job().number == 1
-    # A row that is not requested any more is left out.
-    assert len(sweep("a,d", "resume=true").rows) == 2
-
-
-@pytest.mark.slow
-def test_a_failed_job_that_succeeds_under_a_new_number_is_one_row(sweep, folder):
-    (folder / "b fails").touch()
-    sweep("b,c")
-    (folder / "b fails").unlink()
-    ran = sweep("a,b,c", "resume=true")
-    assert (ran.code, ran.statuses) == (0, ["ok"] * 3)
-    assert [row["choices"]["model.name"] for row in ran.rows] == ["a", "b", "c"]
-
-
 def test_another_sweep_in_the_folder_is_refused(sweep, folder):
     first = sweep("a,b")
     before = (folder / "swept" / "sweep.json").read_bytes()
@@ -127,27 +103,6 @@ def test_another_sweep_in_the_folder_is_refused(sweep, folder):
     assert line.startswith(f"hydra.sweep.dir: {folder / 'swept'} holds")
     assert (folder / "swept" / "sweep.json").read_bytes() == before
     assert ran.rows == first.rows
-
-
-@pytest.mark.slow
-def test_with_overwrite_every_job_in_an_old_folder_runs_again(sweep, folder):
-    sweep("a,b,c")
-    (folder / "a fails").touch()
-    ran = sweep("a,b", "overwrite=true")
-    assert built(folder) == ["a", "b", "c", "a", "b"]
-    assert (ran.code, ran.statuses) == (1, ["failed", "ok"])
-
-
-@pytest.mark.slow
-def test_rows_of_another_sweep_are_ignored(sweep, folder):
-    sweep("a,b,c")
-    # The second was stopped before it did anything: what the first left does not count.
-    plan = json.loads((folder / "swept" / "sweep.json").read_text())
-    (folder / "swept" / "sweep.json").write_text(json.dumps({**plan, "sweep": "another"}))
-    assert [row.reason for row in read_summary(folder / "swept").rows] == ["it never started"] * 3
-    built(folder)
-    assert sweep("a,b,c", "resume=true").code == 0
-    assert sorted(built(folder)) == ["a", "b", "c"]
 
 
 def test_a_job_runs_again_if_its_identity_has_changed(sweep, folder, monkeypatch):
@@ -171,21 +126,6 @@ def test_a_job_runs_again_if_its_identity_has_changed(sweep, folder, monkeypatch
         assert built(folder) == ["a"] * (name != "nothing"), name
 
 
-def test_a_duplicate_row_is_a_second_job(sweep, folder):
-    ran = sweep("a,a")
-    assert (ran.statuses, built(folder)) == (["ok", "ok"], ["a", "a"])
-    assert number_duplicates(["x", "y", "x", "y", "x"]) == ["x", "y", "x-2", "y-2", "x-3"]
-
-
-@pytest.mark.slow
-def test_a_row_that_depends_on_its_number_runs_again(sweep, folder):
-    number = "+model.slow='${hydra:job.num}'"
-    ran = sweep("a", number, "seed=0,1")
-    assert ran.statuses == ["ok", "ok"], ran.err
-    sweep("a", number, "seed=0,1", "resume=true")
-    assert built(folder) == ["a"] * 4
-
-
 def test_an_identity_covers_the_packages_of_every_plugin(monkeypatch):
     class Distribution:
         name = "a-package"
@@ -200,26 +140,6 @@ def test_an_identity_covers_the_packages_of_every_plugin(monkeypatch):
         assert identity(group) != identity() == identity("console_scripts")
 
 
-def test_an_identity_covers_packages_in_the_current_folder(folder, monkeypatch):
-    package = folder / "own_package"
-    package.mkdir()
-    for name in ("__init__", "nets", "blocks"):
-        (package / f"{name}.py").write_text("")
-    config = {
-        "model": {"_target_": "own_package.nets.build", "inner": [{"_target_": "torch.nn.ReLU"}]}
-    }
-    before = identity_of(config, {})
-    assert (
-        identity_of({**config, "isolate": False, "resume": True, "overwrite": True}, {}) == before
-    )
-    assert identity_of(config, {"precision": "half"}) != before
-    with monkeypatch.context() as patched:
-        patched.setattr("prepare.app.sweep.manifest.driver", lambda: "580.1")
-        assert identity_of(config, {}) != before
-    (package / "blocks.py").write_text("# another\n")
-    assert identity_of(config, {}) != before
-
-
 # ------------------------------------------------------------------------------- two at once
 
 
@@ -229,20 +149,6 @@ def test_a_folder_that_a_command_leads_is_refused(sweep, folder, words):
         refused = cli.run(["--multirun", "hydra.sweep.dir=swept", NET + "Net", "seed=0,1", *words])
     assert refused == 2
     assert not list((folder / "swept").iterdir())
-
-
-@pytest.mark.slow
-def test_a_second_sweep_in_a_busy_folder_is_refused(folder):
-    process = start(NET + "waits", "seed=0,1", cwd=folder)
-    wait_for((folder / "began").exists)
-    for words in (["seed=0,1"], ["seed=0,1", "resume=true"], ["seed=5,6", "overwrite=true"]):
-        refused = finish(start(NET + "waits", *words, cwd=folder), folder / "swept")
-        assert (refused.code, len(refused.err.splitlines()), refused.out) == (2, 1, "")
-        assert refused.err.startswith("hydra.sweep.dir: ")
-        assert "another sweep is running" in refused.err
-    assert [row.status for row in read_summary(folder / "swept").rows] == ["running", "waiting"]
-    (folder / "go").touch()
-    assert finish(process, folder / "swept").statuses == ["ok", "ok"]
 
 
 # ------------------------------------------------------------------------------- stopped
@@ -323,59 +229,4 @@ def test_a_sweep_stopped_at_any_moment_is_resumed(sweep, folder, number, begun):
     stop_and_resume(sweep, folder, number, delay=delay, begun=begun)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["basic", "joblib"])
-def test_a_sweep_stopped_at_a_hundred_moments_is_resumed(sweep, folder, launcher):
-    rng = random.Random(len(launcher))
-    done = []
-    for turn in range(100):
-        begun = bool(rng.randrange(4))
-        delay = rng.uniform(0, 6 if begun else 2)
-        done.append(
-            stop_and_resume(
-                sweep, folder, SIGNALS[turn % 3], delay=delay, begun=begun, launcher=launcher
-            )
-        )
-    # Some fell before the first job ended, and some in the midst of them.
-    assert 0 in done
-    assert {1, 2, 3} & {*done}
-
-
-@pytest.mark.slow
-def test_an_interrupt_names_running_and_unstarted_rows(folder):
-    process = start(NET + "Net,sample_nets.waits,sample_nets.Net", cwd=folder)
-    wait_for((folder / "began").exists)
-    process.send_signal(signal.SIGTERM)
-    ended = finish(process, folder / "swept")
-    assert ended.code == 130
-    assert ended.statuses == ["ok", "interrupted", "interrupted"]
-    assert [row["reason"] for row in ended.rows[1:]] == ["stopped by SIGTERM", "it never started"]
-    assert "Traceback" not in ended.out + ended.err
-
-
-def test_the_running_job_of_a_killed_sweep_is_shown_as_killed(folder):
-    process = start(NET + "waits", "seed=0,1", cwd=folder)
-    wait_for((folder / "began").exists)
-    process.kill()
-    process.communicate()
-    wait_for(lambda: not processes_in(folder), seconds=5)
-    rows = read_summary(folder / "swept").rows
-    assert [row.status for row in rows] == ["crashed", "interrupted"]
-    assert rows[0].reason == "it ended without a result: killed"
-
-
 # ------------------------------------------------------------------------------- asked wrongly
-
-
-def test_resume_needs_an_explicit_sweep_folder(folder, capsys):
-    code = cli.run(["--multirun", NET + "Net", "seed=0,1", "resume=true"])
-    said = "resume: a new folder has nothing to resume; give the folder of the sweep as hydra.sweep.dir=FOLDER\n"
-    assert (code, capsys.readouterr().err) == (2, said)
-
-
-def test_resume_is_refused_for_a_single_job(folder, capsys):
-    code = cli.run([NET + "Net", "resume=true"])
-    said = "resume: resumes a sweep, and this is a single run; add --multirun and hydra.sweep.dir=FOLDER\n"
-    assert (code, capsys.readouterr().err) == (2, said)
-    assert not (ROOT / "tests" / "outputs").exists()
-    assert not (folder / "outputs").exists()

@@ -1,11 +1,7 @@
 """`prepare.app.sweep.read`: the rows of a sweep as records."""
 
-import subprocess
-import sys
-
 import pytest
 
-from paths import RUN
 from prepare.app.sweep import read
 from prepare.errors import FileError
 
@@ -31,11 +27,3 @@ def test_each_row_is_a_record_with_every_override_and_figure(swept):
 def test_a_folder_that_is_no_sweep_is_refused(tmp_path):
     with pytest.raises(FileError, match="is not the folder of a sweep"):
         read(tmp_path)
-
-
-def test_it_loads_no_torch(swept):
-    code = (
-        f"import sys; from prepare.app.sweep import read; read({str(swept)!r}); print(*sys.modules)"
-    )
-    ran = subprocess.run([sys.executable, "-c", code], cwd=RUN.parent, capture_output=True, text=True, check=True)  # fmt: skip
-    assert not {"torch", "pandas"} & set(ran.stdout.split())

@@ -2,18 +2,12 @@
 
 import csv
 import json
-from dataclasses import replace
 
 import pytest
 
-import made
 from made import out_of, row
 from prepare.app.job.record import Result
-from prepare.app.job.results import Analyses
-from prepare.app.report.sentences import memory_text, verified_text
-from prepare.app.report.sweep_table import columns
-from prepare.app.report.terminal.sweep import show_summary, write_summary
-from prepare.app.sweep.ranking import command, rank
+from prepare.app.report.sweep_table import write_summary
 from prepare.app.sweep.summary import read_summary
 
 HOSTILE = ["=1+1", "<script>alert(1)</script>", "[red]x[/red]", "a|b\nc", "\udc80", '"quoted", and', "x" * 5000]  # fmt: skip
@@ -27,72 +21,6 @@ def test_the_terminal_table_has_every_figure_and_marks_the_best(swept, capsys):
     assert "#2: RuntimeError: \"slow_conv3d\" not implemented for 'Half'" in out
     assert "#5: it never started" in out
     assert "pass 2e-07 <1%, wrong in training" in out
-
-
-def test_a_pipe_gets_every_column(swept, capsys, monkeypatch):
-    monkeypatch.delenv("COLUMNS", raising=False)
-    show_summary(read_summary(swept))
-    out = capsys.readouterr().out
-    assert "columns left out" not in out
-    assert out.splitlines()[0].split()[-4:] == ["breaks", "copied", "run", "time"]
-
-
-@pytest.mark.parametrize("width", [20, 60, 80, 100, 140])
-def test_a_narrow_terminal_omits_columns_and_names_them(swept, capsys, width):
-    lines = out_of(capsys, read_summary(swept), width).splitlines()
-    left = next(line for line in lines if line.startswith("columns left out"))
-    assert "copied" in left
-    if width >= 80:
-        table = lines[: lines.index(left)]
-        assert len(table) == 7
-        assert max(map(len, table)) <= width
-        assert "2.4x faster" in table[1]
-        assert "run time" in left or width > 100
-
-
-def test_a_reason_that_many_rows_share_is_printed_once(sweep, capsys):
-    failed = Result("failed", "error", "RuntimeError: no\nsecond line")
-    out = out_of(capsys, sweep(*[row(f"seed={n}", result=failed) for n in range(12)]))
-    assert "#0, #1, #2, #3, #4, #5, #6, #7 and 4 more: RuntimeError: no (and 1 more line)\n" in out
-    assert out.count("RuntimeError") == 1
-
-
-def test_empty_columns_are_left_out(sweep):
-    summary = sweep(row("seed=0", result=Result("ok", seconds=1.0)), row("seed=1"))
-    titles = [column.title for column in columns(summary, rank(summary))]
-    assert titles == ["#", "seed", "status", "run time"]
-
-
-def test_texts_of_memory_and_verification():
-    assert memory_text({}) == verified_text({}) == ""
-    assert memory_text({"bytes_before": 1 << 20, "bytes_after": 1 << 20}) == "1.0 MiB"
-    assert memory_text({"bytes_before": 6 << 20, "bytes_after": 3 << 20}) == "6.0 -> 3.0 MiB"
-    assert verified_text({"verified": "cannot tell", "verified_error": 0.1}) == "unclear"
-    wrong = {"verified": "pass", "verified_error": 1e-7, "verified_wrong": 3}
-    assert verified_text(wrong) == "pass 1e-07, wrong in training"
-    at_a_sixth = {"verified": "pass", "verified_error": 1e-3, "verified_allowed": 6e-3}
-    assert verified_text(at_a_sixth) == "pass 0.001 (17 % of the tolerance)"
-    assert verified_text(at_a_sixth, short=True) == "pass 0.001 17%"
-
-
-def test_a_gradient_is_not_shown_as_the_error_of_the_outputs():
-    outputs, gradients, *_ = (found := made.verification(1e-6)).checks
-    gradients = replace(gradients, error=0.04)
-
-    def verified(*checks):
-        record = {"verify": replace(found, checks=checks)}
-        return Analyses(found=record).figures()
-
-    both = verified(outputs, gradients)
-    assert (both["verified_what"], both["verified_error"]) == ("outputs", 1e-6)
-    assert verified(gradients)["verified_what"] == "input gradients"
-
-
-def test_the_command_of_a_row_leaves_out_its_folder(swept):
-    summary = read_summary(swept)
-    asked = ("hydra.sweep.dir=x", "+steps.half={keep: []}", "~model.depth", "hydra/launcher=basic")
-    found = command(replace(summary.rows[4], overrides=(*summary.rows[4].overrides, *asked)))
-    assert found == "prepare model=unet3d memfmt=channels_last_3d precision=bfloat16 '+steps.half={keep: []}' '~model.depth'"  # fmt: skip
 
 
 def test_the_csv_has_a_column_for_each_figure(swept):
@@ -120,14 +48,6 @@ def test_the_json_has_the_results_and_marks_the_best(swept):
     assert row["overrides"] == ["model=unet3d", "memfmt=channels_last_3d", "precision=bfloat16"]
 
 
-def test_the_markdown_is_a_table_in_the_order_of_the_rank(swept):
-    write_summary(read_summary(swept), swept)
-    lines = (swept / "summary.md").read_text().splitlines()
-    assert [line.split(" | ")[0] for line in lines[2:8]] == ["| 4\\*", "| 1", "| 0", "| 3", "| 2", "| 5"]  # fmt: skip
-    assert len({line.replace("\\|", "").count("|") for line in lines[:8]}) == 1
-    assert lines[-1].startswith("best: #4 ")
-
-
 def test_hostile_values_survive_every_format_as_text(sweep, tmp_path, capsys):
     rows = [row(f"a={text}", result=Result("failed", "error", text)) for text in HOSTILE]
     summary = sweep(*rows)
@@ -144,9 +64,6 @@ def test_hostile_values_survive_every_format_as_text(sweep, tmp_path, capsys):
     assert [row["reason"] for row in found] == wanted
     data = json.loads((folder / "summary.json").read_text())
     assert [row["choices"]["a"] for row in data["rows"]] == HOSTILE
-    text = (folder / "summary.md").read_text(encoding="utf-8")
-    assert len(text.splitlines()) == len(HOSTILE) + 2
-    assert "<script>" not in text
     out = out_of(capsys, summary)
     assert "[red]x[/red]" in out
     assert "\udc80" not in out

@@ -10,7 +10,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from prepare.app.cli import main as cli
-from prepare.app.cli.configuration import slug, unique
+from prepare.app.cli.configuration import slug
 from prepare.app.job.record import Record
 from prepare.app.sweep.summary import Summary, SweepRow, read_summary
 from sweeps import Ended, finish, start, wait_for
@@ -55,19 +55,6 @@ def test_a_row_without_effect_is_not_a_failure(sweep):
     assert "2 of 3" in ran.out
 
 
-@pytest.mark.slow
-def test_a_pattern_that_matches_nothing_fails_its_row(sweep):
-    ran = sweep(
-        *UNET3D,
-        "memfmt=channels_last_3d",
-        "steps.conv3d_memory_format.exclude=[encodr.*],[encoder.*]",
-    )
-    assert ran.code == 1
-    assert ran.statuses == ["failed", "ok"]
-    assert "'encoder.*'?" in ran.rows[0]["reason"]
-    assert ran.rows[1]["figures"]["convolutions_skipped"] == 4
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -84,13 +71,6 @@ def test_a_wrong_value_in_any_row_stops_the_sweep_at_its_start(sweep, tmp_path, 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_that_every_row_shares_is_named_once(sweep):
-    ran = sweep(
-        "model=unet3d", "memfmt=contiguous,by_rank", "precision=half,bfloat16", "seed=x", "task=y"
-    )
-    assert len(ran.err.splitlines()) == 2
-
-
 def test_process_state_that_a_row_changes_is_restored(sweep):
     state = (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads())
     before = torch.get_rng_state()
@@ -105,30 +85,6 @@ def test_process_state_that_a_row_changes_is_restored(sweep):
     assert said[0].startswith("process (torch.float32, True, ")
     assert (torch.get_default_dtype(), torch.is_grad_enabled(), torch.get_num_threads()) == state
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_ctrl_c_keeps_results_and_names_unstarted_rows(sweep):
-    ran = sweep(NETS + "Net,sample_nets.interrupts,sample_nets.Net")
-    assert ran.code == 130
-    assert ran.statuses == ["ok", "interrupted", "interrupted"]
-    assert ran.rows[1]["reason"] == "stopped by Ctrl-C"
-    assert ran.rows[2]["reason"] == "it never started"
-
-
-def test_the_table_can_be_rebuilt_from_the_files(sweep, capsys):
-    ran = sweep(NETS + "Net,sample_nets.raises,sample_nets.Net")
-    kept = ran.rows
-    (ran.folder / "summary.json").unlink()
-    assert cli.run(["summary", str(ran.folder)]) == 0
-    assert ran.rows == kept
-    assert capsys.readouterr().out == ran.out
-
-
-@pytest.mark.slow
-def test_a_sweep_may_choose_the_names_of_its_folders(sweep):
-    ran = sweep(NETS + "Net", "seed=0,1", "hydra.sweep.subdir=a/b${hydra.job.num}")
-    assert ran.code == 0, ran.err
-    assert ran.statuses == ["ok", "ok"]
 
 
 def test_the_exit_code_is_the_worst_of_all_rows():
@@ -149,17 +105,6 @@ def test_the_folder_name_of_a_row_is_short_flat_and_unique():
     long = [slug([f"steps.half.keep=[{'a' * 300}{end}]"]) for end in "xy"]
     assert len(set(long)) == 2
     assert all(len(name) <= 100 and "/" not in name for name in long)
-
-
-@pytest.mark.slow
-def test_a_row_with_a_very_long_value_gets_a_folder(sweep):
-    keep = "[" + ",".join(f"module_{i}.*" for i in range(60)) + "]"
-    ran = sweep(NETS + "Net", f"+steps.half={{keep: {keep}}}", "strict=false", "seed=0,1")
-    assert ran.code == 0, ran.err
-
-
-def test_jobs_that_start_together_get_distinct_folders():
-    assert len({unique() for _ in range(500)}) == 500
 
 
 def test_sigint_ends_a_sweep_at_once_and_leaves_files_whole(tmp_path):

@@ -1,11 +1,6 @@
 """The contract that authors inherit: each of its tests fails for a step that breaks its property."""
 
-import copy
-import shutil
-import subprocess
-import sys
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +10,6 @@ from torch import nn
 from paths import CONF
 from prepare.step import InputStep, ModelStep, ModuleStep, TensorStep, Want
 from prepare.testing import StepContract
-from small_nets import facts, mixed
 
 ROOT = CONF.parent
 PROPERTIES = [name for name in vars(StepContract) if name.startswith("test_")]
@@ -215,36 +209,3 @@ def test_options_a_network_and_a_batch_may_be_given(plugin, tmp_path):
     plugin("sound")(Casts)
     with pytest.raises(AssertionError, match="override `model`"):
         run("test_it_has_something_to_do_here", tmp_path, step="sound", **embedding)
-
-
-def test_the_test_network_holds_every_kind_and_is_reproducible():
-    contract = type("TestIt", (StepContract,), {"step": "half"})()
-    first, second = contract.model(), contract.model()
-    same = [
-        {k: v[1:] if ":" not in k else v[2:] for k, v in facts(m).items()} for m in (first, second)
-    ]
-    assert same[0] == same[1]
-    assert facts(copy.deepcopy(first)).keys() == facts(mixed()).keys()
-
-
-@pytest.mark.slow
-def test_the_example_plugin_passes_in_three_lines(tmp_path):
-    """As its author would run it: the package installed, pytest in its own folder."""
-    source, site = tmp_path / "example", tmp_path / "site"
-    shutil.copytree(ROOT / "tests" / "example_plugin", source)
-    pip = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*pip, "--target", str(site), str(source)], check=True)
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", "tests"],
-        capture_output=True, text=True, check=False, cwd=source,
-        env={"PYTHONPATH": f"{site}:{ROOT}", "PATH": "/usr/bin:/bin"},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{len(PROPERTIES)} passed" in done.stdout
-    lines = (source / "tests" / "test_example_steps.py").read_text().splitlines()
-    assert len([line for line in lines if line and not line.startswith('"""')]) == 3
-
-
-def test_each_property_says_what_it_holds():
-    assert [name for name in PROPERTIES if not getattr(StepContract, name).__doc__] == []
-    assert Path(sys.modules[StepContract.__module__].__file__).name == "contract.py"

@@ -1,7 +1,6 @@
 """Tuning from end to end: the result, an unchanged model, arguments, limits, real candidates."""
 
 import math
-import re
 import sys
 
 import pytest
@@ -10,9 +9,8 @@ from torch import nn
 
 from prepare import recipe
 from prepare.errors import ConfigError, ModelError, RefusedError
-from prepare.stages.bench.variant import Variant
 from prepare.stages.tune import tune, tune_model
-from prepare.stages.tune.candidates import AS_DECLARED, candidates
+from prepare.stages.tune.candidates import AS_DECLARED
 from prepare.stages.tune.records import UNPREPARED
 from prepare.step import ModuleStep
 from sample_nets import model_state, small, wrong_in_training
@@ -52,24 +50,6 @@ def test_tuning_leaves_the_model_and_global_state_unchanged(timed, mode):
     assert torch.equal(torch.get_rng_state(), state)
     assert (model.training, [type(m) for m in model.modules()]) == (training, kinds)
     assert torch.equal(model[0].weight.grad, torch.ones_like(model[0].weight))
-
-
-@pytest.mark.parametrize("at", [1, 4, 30])
-def test_an_interrupt_leaves_the_model_unchanged(monkeypatch, at):
-    model, calls = wrong_in_training(), []
-    before, kinds = model_state(model), [type(module) for module in model.modules()]
-    plain = Variant.sample
-
-    def interrupted(self, *given):
-        calls.append(given)
-        if len(calls) == at:
-            raise KeyboardInterrupt
-        return plain(self, *given)
-
-    monkeypatch.setattr(Variant, "sample", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        tune(model, BATCH, budget=2.0)
-    assert (model_state(model), [type(m) for m in model.modules()]) == (before, kinds)
 
 
 def test_none_may_be_faster_than_the_unprepared_model(timed):
@@ -126,19 +106,6 @@ def test_four_recipes_at_most_are_verified_and_compared_at_last(timed, monkeypat
     assert {row.verified for row in found.rows if row.status == "dropped"} == {""}
 
 
-def test_what_there_was_no_time_for_is_said(monkeypatch):
-    monkeypatch.setattr(tune_model, "_CALLS", 10**6)
-    found = tune(small().eval(), BATCH, budget=1.0, allow=["bfloat16"])
-    left = [row for row in found.rows if row.status == "not measured"]
-    assert left
-    assert {row.reason for row in left} == {
-        "no time was left to try it; give it more with tune.budget"
-    }
-    timed = [row for row in found.rows if row.ratio is not None and row.name != UNPREPARED]
-    # The most promising of each precision come first.
-    assert {"half" in row.steps for row in timed} == {True, False}
-
-
 def test_a_layout_with_wrong_gradients_does_not_win_in_training(timed):
     torch.manual_seed(0)
     batch = torch.randn(1, 3, 16, 16)
@@ -167,58 +134,22 @@ def test_a_recipe_with_wrong_outputs_does_not_win(timed, plugin):
     assert lost.error > lost.allowed
 
 
-def test_bfloat16_wins_where_allowed_fast_and_correct(timed):
-    found = found_with(timed, {"bfloat16": 0.03}, small().eval(), allow=["bfloat16"])
-    assert found.winner == "bfloat16"
-    assert found.pipeline.apply(small())(BATCH).dtype == torch.bfloat16
-
-
-class Pools(nn.Module):
-    def forward(self, x):
-        return nn.functional.avg_pool3d(x, 2)
-
-
-def test_a_candidate_that_raises_has_the_reason():
-    model = nn.Sequential(nn.Conv3d(1, 2, 3), Pools())
-    found = tune(model, torch.ones(1, 1, 8, 8, 8), allow=["bfloat16"], budget=30.0)
-    lost = found.row("bfloat16")
-    assert lost.status == "failed"
-    assert "'BFloat16'" in lost.reason
-
-
-def test_progress_names_the_stage_the_leader_and_the_time_left(timed):
-    from contextlib import contextmanager
-
-    said = []
-
-    @contextmanager
-    def progress(text):
-        said.append(text)
-        yield
-
-    found_with(timed, {"channels_last": 0.05}, small().eval(), progress=progress)
-    assert said[0].startswith("timing channels_last + ")
-    assert all(re.search(r"; \d+ s left$", text) for text in said)
-    assert any(text.startswith("verifying channels_last; ") for text in said)
-    assert said[-1].startswith("timing channels_last against the unprepared model; ")
-
-
 @pytest.mark.parametrize(
-    ("how", "message"),
+    ("how", "where", "remedy"),
     [
-        ({"allow": ["halb"]}, "tune.allow: 'halb' is not allowed; did you mean 'half'? allowed: bfloat16, half, compile"),
-        ({"allow": "bfloat"}, "tune.allow: 'bfloat' is not allowed; did you mean 'bfloat16'? allowed: bfloat16, half, compile"),
-        ({"budget": 0}, "tune.budget: 0.0 is not a time; give seconds, as in 60"),
-        ({"budget": math.inf}, "tune.budget: inf is not a time; give seconds, as in 60"),
-        ({"allow": ["half"], "mode": "train"}, "tune.allow: parameters in float16 cannot be trained, and this is mode=train; allow bfloat16, or tune under autocast with amp=float16"),
-        ({"mode": "test"}, "mode: 'test' is not a mode; allowed: eval, train"),
-        ({"amp": "flaot16"}, "amp: 'flaot16' is not allowed; did you mean 'float16'? allowed: none, bfloat16, float16"),
+        ({"allow": ["halb"]}, "tune.allow", "did you mean 'half'?"),
+        ({"budget": 0}, "tune.budget", "give seconds"),
+        ({"budget": math.inf}, "tune.budget", "give seconds"),
+        ({"allow": ["half"], "mode": "train"}, "tune.allow", "amp=float16"),
+        ({"mode": "test"}, "mode", "eval, train"),
+        ({"amp": "flaot16"}, "amp", "did you mean 'float16'?"),
     ],
-)  # fmt: skip
-def test_an_invalid_argument_is_reported_with_its_remedy(how, message):
+)
+def test_an_invalid_argument_is_reported_with_its_remedy(how, where, remedy):
     with pytest.raises((ConfigError, RefusedError)) as error:
         tune(small(), BATCH, **how)
-    assert str(error.value) == message
+    assert error.value.problems[0].where == where
+    assert remedy in str(error.value)
 
 
 def test_a_model_that_cannot_be_tuned_is_refused():
@@ -243,31 +174,3 @@ def test_a_real_tuning_finds_a_correct_winner(mode):
     assert found.rows[0].verified in (["", "pass"] if found.winner == UNPREPARED else ["pass"])
     model = found.pipeline.apply(small().train(mode == "train"))
     assert model(BATCH).shape == (2, 4, 8, 8)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("mode", ["eval", "train"])
-def test_a_real_tuning_runs_compilers(mode):
-    found = tune(small(), BATCH, mode=mode, allow=["compile"], budget=60.0)
-    compiled = [row for row in found.rows if "compile" in row.steps and row.rounds]
-    assert compiled
-    assert {row.status for row in compiled} <= {"winner", "timed", "dropped"}
-
-
-def test_a_tuning_is_of_its_autocast(monkeypatch):
-    seen, compared = [], tune_model.compare
-    monkeypatch.setattr(
-        tune_model, "compare", lambda *a, **k: seen.append(k["amp"]) or compared(*a, **k)
-    )
-    assert tune(small(), BATCH, amp="bfloat16", budget=0.5).last.settings["amp"] == "bfloat16"
-    assert {*seen} == {"bfloat16"}
-
-
-def test_candidates_for_autocast_avoid_the_known_issues_of_its_dtype():
-    model = nn.Sequential(nn.Conv3d(2, 4, 3), nn.ReLU()).train()
-
-    def found(amp):
-        return candidates(model, declared={}, allow=(), mode="train", amp=amp)
-
-    assert all("repair_layout" in each.steps for each in found("bfloat16")[1:])
-    assert not all("repair_layout" in each.steps for each in found("none")[1:])

@@ -1,19 +1,14 @@
 """Tuning from the command line, and on several ranks."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 
 import pytest
 
-from paths import PYTHONPATH
 from prepare import recipe
 from prepare.app.cli import main as cli
 from prepare.pipeline import Pipeline
 from prepare.stages.tune import Tuning
-from prepare.stages.tune.candidates import AS_DECLARED
 from sample_nets import small
 
 TUNE = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu")
@@ -56,84 +51,6 @@ def test_the_winner_is_applied_audited_and_recorded(timed, go):
     assert not again.plan(again.apply(small().eval()))
 
 
-def test_a_method_is_tuned(timed, go):
-    timed.update({"channels_last_3d": 0.05})
-    words = ("model._target_=coder_nets.Coder", "model.method=decode", "input.shape=[2,8,3,6,7]")
-    folder, _ = go("tune.budget=100", *words)
-    assert Tuning.load(folder / "tune.json").winner.startswith("channels_last_3d")
-
-
-@pytest.mark.slow
-def test_the_options_of_the_command_line_reach_the_tuning(timed, go):
-    timed.update({"bfloat16": 0.03})
-    folder, _ = go("tune.budget=100", "tune.allow=[bfloat16]", "memfmt=contiguous")
-    found = Tuning.load(folder / "tune.json")
-    assert found.winner == "bfloat16"
-    assert found.row(AS_DECLARED).steps["conv2d_memory_format"]["memory_format"] == "contiguous"
-    assert all("device" in row.steps for row in found.rows)
-    folder, _ = go("tune.budget=1", "mode=train", "model._target_=sample_nets.Net")
-    assert Tuning.load(folder / "tune.json").last.what == "training step"
-
-
 def test_tuning_needs_an_example_input(go):
     _, said = go("input.shape=null", code=2)
     assert "input.shape=[...]" in said.err
-
-
-RANK = """
-import sys
-import torch
-import torch.distributed as dist
-from prepare.stages import tune as module
-from prepare.errors import RefusedError
-from prepare.stages.tune.tune_model import _Tuner
-from sample_nets import small
-
-rank, file, wrong = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "wrong"
-
-
-def stopped(self):
-    raise KeyboardInterrupt("stopped by Ctrl-C")
-
-
-if sys.argv[3] == "stopped":
-    _Tuner.run = stopped
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-if rank:
-    _Tuner.run = None  # only rank 0 may measure
-torch.manual_seed(rank)
-try:
-    found = module.tune(small(), torch.ones(2, 2 if wrong else 3, 12, 12), budget=0.5)
-    print(found.winner, found.seconds, sorted(found.recipe))
-except (Exception, KeyboardInterrupt) as error:
-    print(type(error).__name__, error)
-dist.barrier()
-dist.destroy_process_group()
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", ["stopped", *(pytest.param(how, marks=pytest.mark.slow) for how in ("right", "wrong"))]
-)
-def test_rank_0_decides_for_all_ranks(tmp_path, how):
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(tmp_path / "store"), how], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": PYTHONPATH},
-        )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    said = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    first, second = (out for out, _ in said)
-    if how == "right":
-        assert first == second != ""
-    elif how == "stopped":
-        assert first.startswith("KeyboardInterrupt stopped by Ctrl-C")
-        assert second.startswith("KeyboardInterrupt rank 0 was stopped: ")
-    else:
-        assert first.startswith("ModelError the unprepared model: forward of 0")
-        assert second.startswith("RefusedError rank 0: the unprepared model: forward of 0")

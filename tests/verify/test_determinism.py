@@ -5,11 +5,9 @@ import random
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 from prepare.stages.verify import verify
-from verify_checks import FIXED, FLAT, PIPELINES, Draws, check, checks_by_kind, prepared
+from verify_checks import FIXED, FLAT, Draws, check, checks_by_kind, prepared
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -23,70 +21,6 @@ def test_both_models_draw_the_same_random_numbers(draw, mode):
     result = verify(reference, model, batch, pipeline=pipeline, mode=mode)
     assert (result.status, result.reference, result.culprit) == ("fail", "float64", "last")
     assert checks_by_kind(result)["outputs"].error < 0.01  # the rest is equal in float64
-
-
-@pytest.mark.parametrize("precision", PIPELINES)
-def test_random_numbers_are_the_same_in_every_precision(precision):
-    model = Draws(lambda x: x * torch.rand_like(x))
-    result = check(model, PIPELINES[precision], torch.randn(2, 3, 8, 8), mode="train")
-    assert result.status == "pass", result.reason
-
-
-class Checkpointed(Draws):
-    """Draws again in backward, in a checkpointed segment; in a segment of a segment if `nested`."""
-
-    def __init__(self, draw, *, reentrant, nested=False):
-        super().__init__(draw)
-        self.options, self.nested = {"use_reentrant": reentrant}, nested
-
-    def forward(self, x):
-        def inner(x):
-            return self.draw(self.first(x))
-
-        def outer(x):
-            return self.draw(checkpoint(inner, x, **self.options)) * self.draw(x).mean()
-
-        return self.last(checkpoint(outer if self.nested else inner, x, **self.options))
-
-
-@pytest.mark.parametrize("precision", PIPELINES)
-@pytest.mark.parametrize("nested", [False, True])
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize(
-    "draw", [lambda x: x * torch.rand_like(x), functional.dropout], ids=["numbers", "dropout"]
-)
-def test_a_recomputed_checkpoint_draws_the_same_numbers(draw, reentrant, nested, precision):
-    model = Checkpointed(draw, reentrant=reentrant, nested=nested)
-    result = check(model, PIPELINES[precision], torch.randn(2, 3, 8, 8), mode="train")
-    assert result.status == "pass", result.reason
-
-
-class Reversed(torch.autograd.Function):
-    """Runs its forward again in backward, and calls `backward(y, dy)`, as reversible networks do."""
-
-    @staticmethod
-    def forward(ctx, x, weight, keeps):
-        ctx.save_for_backward(x, weight)
-        ctx.keeps = keeps
-        return functional.conv2d(x, weight)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        x, weight = (saved.detach().requires_grad_() for saved in ctx.saved_tensors)
-        with torch.enable_grad():
-            y = functional.conv2d(x, weight)
-        torch.autograd.backward(y, gradient, retain_graph=ctx.keeps)
-        return x.grad, weight.grad, None
-
-
-@pytest.mark.parametrize("keeps", [False, True])
-def test_a_backward_inside_a_backward_works(keeps):
-    class Reversible(nn.Conv2d):
-        def forward(self, x):
-            return Reversed.apply(x, self.weight, keeps)
-
-    result = check(Reversible(3, 4, 3, bias=False), FLAT, torch.randn(2, 3, 8, 8), mode="train")
-    assert result.status == "pass", result.reason
 
 
 def test_a_fault_is_found_despite_random_numbers():

@@ -8,7 +8,7 @@ from torch import nn
 
 from prepare.stages.verify import verify
 from processor import BFLOAT16
-from verify_checks import FLAT, PIPELINES, checks_by_kind, prepared
+from verify_checks import PIPELINES, checks_by_kind, prepared
 from verify_faults import Net
 
 
@@ -81,26 +81,3 @@ def test_errors_around_the_reported_sensitivity_are_told_apart(precision):
         result = verify(model, changed, batch, pipeline=pipeline, mode="train")
         hook.remove()
         assert result.status == status
-
-
-class Embedded(nn.Module):
-    """An embedding with sparse gradients before convolutions, and outputs of several dtypes."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(6, 4, sparse=True)
-        self.body = nn.Sequential(nn.Conv2d(4, 4, 3), nn.InstanceNorm2d(4), nn.Conv2d(4, 2, 1))
-        self.register_buffer("count", torch.ones(2, dtype=torch.uint16))
-
-    def forward(self, x):
-        y = self.body(self.embedding(x).permute(0, 3, 1, 2).contiguous())
-        return y, torch.complex(y, y), y > 0, self.count.to(torch.int8)
-
-
-def test_sparse_gradients_and_other_dtypes_are_compared():
-    reference = Embedded()
-    pipeline, model = prepared(reference, FLAT | {"repair_layout": {}})
-    indices = torch.randint(0, 6, (2, 6, 6))
-    assert verify(reference, model, indices, pipeline=pipeline, mode="train").status == "pass"
-    model.embedding.weight.register_hook(lambda gradient: gradient * 1.01)
-    assert verify(reference, model, indices, pipeline=pipeline, mode="train").status == "fail"

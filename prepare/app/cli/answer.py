@@ -11,8 +11,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from prepare.app.job.outcome import DONE, INTERRUPTED, NOT_VERIFIED, WRONG
 from prepare.core.utils.text import line, output_to, printable
+from prepare.stages.stage import DONE, INTERRUPTED, NOT_VERIFIED, WRONG
 
 FLAGS = ("--json", "--quiet")
 _REASONS = {WRONG: "configuration", INTERRUPTED: "interrupted", NOT_VERIFIED: "verification"}

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from prepare.app.cli.answer import tell
 from prepare.app.cli.words import USAGES, split_words
-from prepare.app.job.outcome import DONE
 from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, FileError
+from prepare.stages.stage import DONE
 
 _WIDEST = 110
 # A table in the terminal has at most so many rows; --json has them all.
@@ -44,7 +44,7 @@ def _diff(argv: list[str]) -> int:
     _check_count(argv, 2, "diff A B", "two runs' folders, audits or recipes")
     require_packages("rich")
     from prepare.app.report.compare_runs import differences
-    from prepare.app.report.terminal.document import part_lines
+    from prepare.app.report.terminal import part_lines
     from prepare.core.document import Table, columns
 
     rows = differences(Path(argv[0]), Path(argv[1]))
@@ -119,8 +119,9 @@ def show_help(argv: list[str]) -> int:
 
 def show_sweep(folder: Path) -> int:
     """Print and write the table of the sweep in `folder`; return the exit code of the sweep."""
-    from prepare.app.report.pages.sweep_page import write_sweep_page
-    from prepare.app.report.terminal.sweep import show_summary, show_where, write_summary
+    from prepare.app.report.pages import write_sweep_page
+    from prepare.app.report.sweep_table import write_summary
+    from prepare.app.report.terminal import show_summary, show_where
     from prepare.app.sweep.summary import read_summary
 
     summary = read_summary(folder)

@@ -6,8 +6,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.util import find_spec
 from typing import Any
@@ -23,21 +22,20 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from prepare import recipe
-from prepare.app.cli.words import first_sentence, options_of, refused
-from prepare.app.job.settings import GROUPS, group_names, read_settings
-from prepare.core.utils.folders import conf_dir, own_name, run_name
+from prepare.app.cli.words import first_sentence, options_of, refused, resolver_remedy
+from prepare.app.job.settings import GROUPS, group_names, key_names, read_settings
+from prepare.core.utils.files import conf_dir, own_name, run_name
+from prepare.core.utils.suggest import choose_option
 from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
 from prepare.registry import STEPS
-from prepare.stages.registry import ordered_stages
+from prepare.stages.stage import ordered_stages
+from prepare.steps import GROUP_OF
 
 CONFIG_NAME = "config"
 # What Hydra raises for a wrong word. The built-in ones: for a group given null, a mapping or an empty
 # list, and for a key set below null.
 _BUILT_IN = (ValueError, TypeError, AssertionError, AttributeError)
 ERRORS = (HydraException, OmegaConfBaseException, *_BUILT_IN)
-# Hydra 1.4 emulates no older version, and has an argument for what 1.3 does silently.
-BASE: dict[str, Any] = {"version_base": "1.3"} if hydra.__version__.startswith("1.3.") else {}
-_REPLACE: dict[str, Any] = {} if BASE else {"replace": True}
 # Overrides that change how a sweep runs and not its results: they are not part of a name.
 _NOT_NAMED = ("isolate=", "resume=", "overwrite=")
 _RECIPE = "recipe="
@@ -57,8 +55,7 @@ def unique() -> str:
 
 
 # Registered on import: the worker of a launcher names the folder of a row before it runs the task.
-# OmegaConf 2.4 renames the function.
-_register: Any = OmegaConf.register_new_resolver if BASE else OmegaConf.register_resolver
+_register = OmegaConf.register_new_resolver
 _register("prepare_unique", unique, use_cache=True, replace=True)
 _register("prepare_slug", slug, replace=True)
 _register("prepare_name", run_name, replace=True)
@@ -75,13 +72,13 @@ def store_defaults(words: Sequence[str]) -> list[str]:
     store = ConfigStore.instance()
     for name in options_of("launcher"):
         node = OmegaConf.to_container(OmegaConf.load(conf_dir() / "launcher" / f"{name}.yaml"))
-        store.store(name, node, group="hydra/launcher", provider="prepare", **_REPLACE)
+        store.store(name, node, group="hydra/launcher", provider="prepare")
     stages = {cls.name: cls.defaults() for cls in ordered_stages() if not cls.groups}
-    store.store("stages", stages, provider="prepare", **_REPLACE)
+    store.store("stages", stages, provider="prepare")
     given = next((word for word in words if word.startswith(_RECIPE)), f"{_RECIPE}null")
     path = given.removeprefix(_RECIPE).strip("'\"")
     steps = {} if path == "null" else _steps_of(path, words)
-    store.store("recipe_steps", {"steps": steps}, provider="prepare", **_REPLACE)
+    store.store("recipe_steps", {"steps": steps}, provider="prepare")
     # The folder of a row holds commas and equal signs, which Hydra reads as more than a path.
     quoted = path if re.fullmatch(r"[\w./-]*", path) else "'{}'".format(path.replace("'", "\\'"))
     return [f"{_RECIPE}{quoted}" if word == given else word for word in words]
@@ -102,12 +99,10 @@ def _steps_of(path: str, words: Sequence[str]) -> dict[str, Any]:
                 continue
             step = STEPS[name].from_options(options)
             problems += recipe.refused(step)
-            group = step.added_by.partition("=")[0]
-            if group == "device" and group in chosen:
+            if name == "device" and name in chosen:
                 continue  # as in `Pipeline.load(path, device=...)`
             steps[name] = step.to_options()
-            if group in chosen:
-                word = chosen[group]
+            if word := chosen.get(GROUP_OF.get(name, "")):
                 remedy = f"drop {word}, or change the step with steps.{name}.OPTION=VALUE"
                 problems.append(Problem(word, f"the recipe has the step {name}", remedy))
     except PrepareError as error:
@@ -127,9 +122,9 @@ def resolved(config: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
                 value = OmegaConf.to_container(value, resolve=True, throw_on_missing=True)
             plain[key] = value
         except OmegaConfBaseException as error:
-            where = error.full_key or key
-            remedy = f"set {where}=VALUE"
-            problems.append(Problem(where, first_sentence(str(error)), remedy))
+            where, wrong = error.full_key or key, first_sentence(str(error))
+            remedy = resolver_remedy(wrong) or f"set {where}=VALUE"
+            problems.append(Problem(where, wrong, remedy))
     return plain, problems
 
 
@@ -139,17 +134,35 @@ def problems_of(config: DictConfig) -> list[Problem]:
     for word in overrides_in(config.hydra):
         group, _, value = word.partition("=")
         if group in GROUPS and value.startswith("["):
-            remedy = f"options: {', '.join(options_of(group))}"
+            remedy = choose_option("", group, options_of(group))
             problems.append(Problem(group, f"takes one option, not {value}", remedy))
     if problems:
         # What only the job knows (its number, its folder) has no value before it, and is checked there.
         return [p for p in problems if not re.search(r"HydraConfig|value: hydra\.", p.wrong)]
+    choices = choices_in(config.hydra)
+    if misplaced := [*_misplaced(plain, choices)]:
+        return misplaced
     models = [name for name in options_of("model") if name != "custom"]
     try:
-        read_settings(plain, choices=choices_in(config.hydra), models=models)
+        read_settings(plain, choices=choices, models=models)
     except ConfigError as error:
         return [*error.problems]
     return []
+
+
+def _misplaced(config: Mapping[str, Any], choices: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem for each option file whose keys are not where its group has them."""
+    for group, choice in choices.items():
+        # The options of the other groups set keys that are not theirs, as `steps`.
+        inside = {group} if group in ("model", "input") else {*key_names()}
+        below = config.get(group)
+        if isinstance(below, Mapping) and inside & {*below} and "_target_" not in below:
+            wrong = f"its keys are one level too deep, below {group}"
+            remedy = "let it begin with the line '# @package _global_'"
+            yield Problem(f"{group}/{choice}.yaml", wrong, remedy)
+        elif {"model": "_target_", "input": "shape"}.get(group) in config:
+            remedy = f"leave out '# @package _global_', or put them below {group}:"
+            yield Problem(f"{group}/{choice}.yaml", "its keys are at the top", remedy)
 
 
 def launcher_problems(about: DictConfig) -> Iterator[Problem]:
@@ -170,33 +183,21 @@ def rows_of(config: DictConfig) -> list[list[str]]:
     """Return the overrides of every row of a sweep, in the order of Hydra's basic sweeper.
 
     Raises:
-        ConfigError: a key has no values, or several rows would write one file.
+        ConfigError: there are no rows, or several of them would write one file.
     """
     about = config.hydra
     params = [f"{key}={value}" for key, value in (about.sweeper.get("params") or {}).items()]
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     parsed = parser.parse_overrides([*params, *overrides_in(about)])
-    problems = []
-    for each in parsed:
-        if each.is_sweep_override() and not _values(each):
-            wrong = f"{each.get_value_string()} gives no list of values"
-            remedy = f"write the values with commas, as in {each.key_or_group}=1,2"
-            problems.append(Problem(each.key_or_group, wrong, remedy))
-    raise_problems(ConfigError, problems)
     (batch,) = BasicSweeper.split_arguments(parsed, None)
     rows = [list(map(as_written, row)) for row in batch]
+    if not rows:
+        raise ConfigError("", "there is nothing to run", "write values with commas, as in seed=1,2")
     saved = [word for row in rows for word in row if word.startswith("save=")]
     if len({*saved}) < len(saved) and saved[0] != "save=null" and "${" not in saved[0]:
         wrong = f"{saved[0]} is one file for {len(saved)} runs"
         raise ConfigError("save", wrong, "save from single runs, without --multirun")
     return rows
-
-
-def _values(override: Any) -> list[str]:
-    """Return the values of a sweep; none for an interval, or a range whose step is 0."""
-    with suppress(*ERRORS):
-        return list(override.sweep_string_iterator())
-    return []
 
 
 def composed(rows: list[list[str]], config_name: str | None) -> list[DictConfig]:
@@ -220,8 +221,10 @@ def composed(rows: list[list[str]], config_name: str | None) -> list[DictConfig]
 
 def choices_in(about: DictConfig) -> dict[str, Any]:
     """Return the own name of the option chosen in each of our groups, without those that were dropped."""
-    chosen = about.runtime.choices
-    return {group: own_name(group, chosen[group]) for group in group_names() if group in chosen}
+    chosen = {name: value for name, value in about.runtime.choices.items() if name in group_names()}
+    # Hydra takes a file's name for that of its option.
+    names = {name: value and value.removesuffix(".yaml") for name, value in chosen.items()}
+    return {group: own_name(group, name) for group, name in names.items()}
 
 
 def overrides_in(about: DictConfig) -> list[str]:

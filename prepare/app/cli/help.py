@@ -15,13 +15,13 @@ from typing import Any, get_args, get_type_hints
 from prepare.app.cli.words import USAGES, options_of
 from prepare.app.job.record import shown_files
 from prepare.app.job.settings import ADDED_GROUP, group_names, key_names, level_names
-from prepare.core.utils.folders import conf_dir
+from prepare.core.utils.files import conf_dir
 from prepare.core.utils.machine import program
 from prepare.core.utils.options import describe, plain
 from prepare.core.utils.suggest import listed, nearest
 from prepare.errors import ConfigError, PrepareError
 from prepare.registry import STEPS
-from prepare.stages.registry import ordered_stages, tasks
+from prepare.stages.stage import ordered_stages, tasks
 
 # The command as the template and the files of options write it.
 _FROM_A_CHECKOUT = "python run.py"
@@ -157,19 +157,10 @@ def _as_text(value: Any) -> str:
 
 def _rows(rows: Iterable[tuple[str, str]], width: int, column: int = _KEY) -> Iterator[str]:
     """Yield a line for each name and text, folded to `width`; names take a column."""
-    after = " " * (column + 4)
+    fold = textwrap.TextWrapper(width, break_on_hyphens=False, subsequent_indent=" " * (column + 4))
     for name, text in rows:
-        begin = f"  {name.ljust(column)}  "
-        yield (
-            textwrap.fill(
-                text or " ",
-                width,
-                initial_indent=begin,
-                subsequent_indent=after,
-                break_on_hyphens=False,
-            ).rstrip()
-            or begin.rstrip()
-        )
+        fold.initial_indent = f"  {name.ljust(column)}  "
+        yield fold.fill(text) or fold.initial_indent.rstrip()
 
 
 def _sentence(path: Path) -> str:

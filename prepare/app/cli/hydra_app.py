@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, read_write
@@ -23,25 +24,22 @@ from omegaconf.errors import OmegaConfBaseException
 
 from prepare.app.cli import configuration
 from prepare.app.cli.answer import is_quiet, tell
-from prepare.app.cli.configuration import BASE, choices_in, overrides_in, resolved
+from prepare.app.cli.configuration import choices_in, overrides_in, resolved
 from prepare.app.cli.words import refused
 from prepare.app.job.execute import JobSpec, run_job
-from prepare.app.job.outcome import INTERRUPTED
 from prepare.app.job.record import Job, used_folder
-from prepare.app.report.terminal.console import stage
-from prepare.app.report.terminal.run import RunOutput, shown_folder
-from prepare.app.report.terminal.sweep_progress import SweepProgress
+from prepare.app.report.sweep_progress import SweepProgress
+from prepare.app.report.terminal import RunOutput, shown_folder, stage
 from prepare.app.sweep.leader import Leader
 from prepare.app.sweep.manifest import SweepManifest, identity_of, number_duplicates
 from prepare.app.sweep.worker import run_in_sweep, shares_cores
-from prepare.core.utils.folders import conf_dir, hold_folder, new_folder
+from prepare.core.utils.files import conf_dir, hold_folder, new_folder
 from prepare.core.utils.machine import command_line
 from prepare.core.utils.packages import check_torch
 from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, raise_problems
-
-_NAMED = re.compile(r"(?:_target_|class)\s*[:=]\s*([\w.]+)")
+from prepare.stages.stage import INTERRUPTED
 
 
 @dataclass
@@ -61,11 +59,8 @@ STATE: ContextVar[CommandState | None] = ContextVar("STATE", default=None)
 
 def launch() -> None:
     """Run the task under Hydra, with the arguments in `sys.argv`."""
-    # Callbacks and logging: ours, and those that the user's own words name.
-    own = {name for word in sys.argv if "hydra" in word for name in _NAMED.findall(word)}
-    rules = BASE or {"execution_whitelist": ("prepare.*", *sorted(own))}
     name = configuration.CONFIG_NAME
-    hydra.main(config_path=str(conf_dir()), config_name=name, **rules)(task)()
+    hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")(task)()
 
 
 def task(config: DictConfig) -> None:
@@ -198,7 +193,7 @@ def _ending_on_errors() -> Iterator[CommandState]:
     state = STATE.get() or CommandState()
     try:
         yield state
-    except OmegaConfBaseException as error:  # a folder of Hydra that cannot be resolved
+    except (HydraException, OmegaConfBaseException) as error:  # as a folder that cannot be resolved
         state.error = ConfigError.of([refused(error, [])])
     except Exception as error:
         state.error = error

@@ -7,18 +7,16 @@ import contextlib
 import faulthandler
 import gc
 import io
-import logging
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from prepare.app.cli import commands
 from prepare.app.cli.answer import answered, print_problems
 from prepare.app.cli.words import USAGES, check_flags, first_sentence, refused, split_words
-from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, WRONG
 from prepare.core.utils import files
 from prepare.core.utils.machine import limit_spinning
 from prepare.core.utils.packages import switch_off_telemetry
@@ -28,6 +26,7 @@ from prepare.core.utils.user_code import causes
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.pipeline.distributed import rank
+from prepare.stages.stage import DONE, FAILED, INTERRUPTED, WRONG
 
 if TYPE_CHECKING:
     from prepare.app.cli.hydra_app import CommandState
@@ -114,7 +113,7 @@ def _through_hydra(argv: list[str]) -> int:
     code = FAILED
     before, sys.argv = sys.argv, [*(sys.argv[:1] or ["prepare"]), *words, *flags]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra hides errors, and ends the process
-    with stopped_by_sigterm(), _restored_logs(), state.held:
+    with stopped_by_sigterm(), state.held:
         try:
             hydra_app.launch()
             code = DONE
@@ -176,18 +175,3 @@ def _end_sweep(state: CommandState, leader: Leader, code: int) -> int:
         state.progress.stop()
     sweep_code = commands.show_sweep(leader.folder)
     return code or sweep_code
-
-
-@contextlib.contextmanager
-def _restored_logs() -> Iterator[None]:
-    """Close the logs of the run, and restore what Hydra has changed in the loggers of this process."""
-    loggers = [logging.getLogger(name) for name in ("", "prepare", "hydra")]
-    before = [(log, log.handlers[:], log.level, log.propagate) for log in loggers]
-    try:
-        yield
-    finally:
-        for log, handlers, level, propagate in before:
-            for opened in set(log.handlers) - set(handlers):
-                opened.close()
-            log.handlers[:], log.propagate = handlers, propagate
-            log.setLevel(level)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from prepare.app.cli.answer import FLAGS
 from prepare.app.job.settings import GROUPS, group_names, key_names, level_names, step_remedy
-from prepare.core.utils.folders import conf_dir
+from prepare.core.utils.files import conf_dir
 from prepare.core.utils.suggest import choose_option, nearest
 from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.registry import STEPS
-from prepare.stages.registry import tasks
+from prepare.stages.stage import tasks
 
 # The bare words, and what each is for.
 USAGES = {
@@ -27,22 +29,15 @@ _VALUED = (
     *("--config-dir", "-cd", "--experimental-rerun"),
 )
 # Words of other command lines, and what they are called here.
-_OTHERS = {
-    "help": "--help",
-    "version": "--version",
-    "multirun": "--multirun",
-    "list": "steps",
-    "eval": "mode=eval",
-    "train": "mode=train",
-    "dry-run": "task=plan",
-    "dryrun": "task=plan",
-}
+_OTHERS = {"help": "--help", "eval": "mode=eval", "train": "mode=train", "dry-run": "task=plan"}
 _OTHER_KEYS = {"memory_format": "memfmt", "dtype": "precision"}
 # What to do about a word that Hydra refused, by the beginning of what it says.
 _REMEDIES = {
+    "BasicSweeper does not": "write the values with commas, as in KEY=1,2",
     "Ambiguous value": "add --multirun to run each of them, or write a list as KEY=[a,b]",
     "Could not append": "leave out the +",
     "Multiple values": "leave out the +",
+    "Error resolving interpolation": "write the name of an option",
     "Could not override 'experiment'": "write +experiment=NAME",
     "Could not override 'launcher'": "did you mean hydra/launcher=NAME?",
     "Could not override 'steps'": "add a step as +steps.NAME={}, drop one as steps.NAME=null",
@@ -83,9 +78,9 @@ def _flag_meant(word: str, known: Sequence[str]) -> str:
     if key.partition(".")[0] in key_names():
         return f"write it without the dashes: {key}={value or 'VALUE'}"
     names = [name for name in (*known, *FLAGS) if name.startswith("--")]
-    close = [name for name in names if name.startswith(f"-{word}")] or nearest(word, names)
-    known_word = key in _OTHERS or key in STEPS or not close
-    return _meant(key) if known_word else f"did you mean {close[0]}? see --help"
+    begun = [name for name in names if name.startswith(f"-{word}")]
+    close = begun or nearest(word, names, cutoff=0.7)
+    return f"did you mean {close[0]}? see --help" if close else _meant(key)
 
 
 def options_of(group: str) -> list[str]:
@@ -106,10 +101,20 @@ def _meant(word: str) -> str:
 
 
 def first_sentence(message: str) -> str:
-    """Return the first sentence of an error message, on one line."""
+    """Return the first sentence of an error message, on one line, without what is around it."""
     lines = [line.strip() for line in message.strip().splitlines() if line.strip()]
     first = lines[0].rstrip(".:") if lines else "cannot be used"
-    return re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", first)
+    first = re.sub(r'^\w+ raised while resolving interpolation: "?(.*?)"?$', r"\1", first)
+    return re.sub(r"^In '[\w/]+': |, possible interpolation keys: .*", "", first)
+
+
+def resolver_remedy(sentence: str) -> str:
+    """Return the remedy if a value uses a resolver that another program registers; empty if it does not."""
+    match = re.match(r"Unsupported interpolation type (.+)", sentence)
+    own = (
+        "write the value itself, or add +prepare=default to the program that registers the resolver"
+    )
+    return f"{own} {match[1]!r}" if match else ""
 
 
 def refused(error: Exception, overrides: Sequence[str]) -> Problem:
@@ -125,28 +130,41 @@ def refused(error: Exception, overrides: Sequence[str]) -> Problem:
         remedy = f"give a class or function of your own as model._target_={option}"
     elif group:
         options = getattr(error, "options", None) or options_of(group)
-        remedy = choose_option(option, group, options)
+        remedy = _moved(group, option) or choose_option(option, group, options)
     elif where and isinstance(cause, KeyError | AttributeError):
         remedy = _instead(where, vars(cause)["parent_node"], overrides)
         where = where if "." in where else ""  # the sentence names it
     elif error.__class__.__module__ == "builtins":  # Hydra does not name the word
         taken = re.compile(rf"\+?({'|'.join((*GROUPS, *level_names(), 'steps'))}|)=(null|\W|\d|$)")
         where = next(filter(taken.match, overrides), "")
-    return Problem(where, sentence, remedy)
+        group, _, value = where.partition("=")
+        if value == "null" and group != "steps":
+            sentence = "takes the name of an option, not null"
+            remedy = f"~{group} leaves it out; {choose_option('', group, options_of(group))}"
+    return Problem(where, sentence, remedy or resolver_remedy(sentence))
+
+
+def _moved(group: str, option: str) -> str:
+    """Return the remedy if the file of an option is in the folder of --config-dir, and not in its place."""
+    from hydra._internal.utils import get_args_parser
+
+    folder = Path(get_args_parser().parse_known_args()[0].config_dir or os.devnull)
+    right = folder / group / f"{option}.yaml"
+    found = next((path for path in folder.rglob(f"{option}.y*ml") if path != right), None)
+    return f"move {found} to {right}" if found else ""
 
 
 def _instead(where: str, parent: Any, overrides: Sequence[str]) -> str:
     """Return the remedy for a key that does not exist; `parent` is the configuration above it."""
     above, _, key = where.rpartition(".")
     names = list(map(str, parent)) if isinstance(parent, Mapping) else []
-    if above == "steps":
-        if key in STEPS:
-            return f"add it as +steps.{key}={{}}"
-        meant = {name: f"+steps.{name}={{}}" for name in STEPS}
-    elif above:
+    steps = {name: f"+steps.{name}={{}}" for name in STEPS}
+    if above and above != "steps":
         if not names:
             return f"{above} has no keys; set it as {above}=VALUE"
         meant = {name: f"{above}.{name}" for name in names}
+    elif above:
+        meant = steps
     elif key in STEPS:
         value = next((w.partition("=")[2] for w in overrides if w.partition("=")[0] == key), "")
         return step_remedy(key, None if value in ("null", "false") else value)
@@ -156,11 +174,10 @@ def _instead(where: str, parent: Any, overrides: Sequence[str]) -> str:
         for top in names:
             if isinstance(node := parent._get_node(top), Mapping) and key in node:
                 return f"did you mean '{top}.{key}'?"
-        meant = {name: f"+steps.{name}={{}}" for name in STEPS}
-        meant |= {name: name for name in key_names()} | _OTHER_KEYS
+        meant = steps | {name: name for name in key_names()} | _OTHER_KEYS
     if close := nearest(key, meant):
         near = meant[close[0]]
-        return f"did you mean {near}?" if "=" in near else f"did you mean {near!r}?"
+        return f"did you mean {near if '=' in near else repr(near)}?"
     return f"add it as +{where}=VALUE" if above else f"keys: {', '.join(key_names())}"
 
 

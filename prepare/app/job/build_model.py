@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from prepare import checkpoint
 from prepare.app.job.model_target import (
     absent,
     check_targets,
@@ -23,19 +20,17 @@ from prepare.app.job.model_target import (
 )
 from prepare.checkpoint.init_empty import build_empty
 from prepare.checkpoint.weights import fill, read_weights
-from prepare.core.forward.calling import class_calling
+from prepare.core.forward.call import class_calling
 from prepare.core.model.tensors import name_of, named_tensors
 from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.text import first_line, size
 from prepare.core.utils.user_code import described, is_out_of_memory
-from prepare.errors import ConfigError, ModelError, PrepareError
+from prepare.errors import ConfigError, ModelError
 from prepare.pipeline import Pipeline
-from prepare.stages.registry import tasks
-from prepare.stages.stage import Stage
+from prepare.stages.stage import Stage, tasks
 
 if TYPE_CHECKING:
     from prepare.app.job.settings import Settings
-    from prepare.core.utils.text import Progress
     from prepare.pipeline.plan import Plan, State
 
 # A larger model, in bytes, is not copied for a stage that does not insist.
@@ -79,6 +74,9 @@ def build_model(settings: Settings) -> nn.Module:
             raise ConfigError(f"model.{key}", wrong) from error
         missing = missing_module(str(cause))
         remedy = install_remedy(missing, imported=True) if missing else ""
+        chosen = any("_convert_" in node for _, node in targets_in(config, "model"))
+        if chosen and _reads_attributes(error):
+            remedy = "give the node _convert_=none: it is read by attributes"
         raise ModelError("model", f"building {target}: {described(cause)}", remedy) from cause
     if not isinstance(model, nn.Module):
         wrong = f"{target} returned an object of type {type(model).__name__}, not a torch.nn.Module"
@@ -91,29 +89,27 @@ def build_model(settings: Settings) -> nn.Module:
 
 
 def instantiated(model: Mapping[str, Any]) -> Any:
-    """Return the model of a configuration, as Hydra instantiates it, with plain data for its keywords."""
+    """Return the model of a configuration, as Hydra instantiates it, with plain data for its keywords.
+
+    A node's `_convert_` is obeyed. Where it leaves the choice, a model that reads its configuration by
+    attributes gets Hydra's own objects; by `object` Hydra makes those of dataclasses, which words are not.
+    """
     import hydra.utils
 
-    old = hydra.__version__.startswith("1.3.")
-    rules = {} if old else {"_execution_whitelist_": listed_targets(model)}
-    return hydra.utils.instantiate({"_convert_": "all", **model}, **rules)
+    random = torch.get_rng_state()
+    try:
+        return hydra.utils.instantiate({"_convert_": "all", **model})
+    except Exception as error:
+        if model.get("_convert_", "object") != "object" or not _reads_attributes(error):
+            raise
+    torch.set_rng_state(random)  # the weights are those of a model that is built once
+    return hydra.utils.instantiate({**model, "_convert_": "none"})
 
 
-def listed_targets(model: Mapping[str, Any]) -> list[str]:
-    """Return what a model may call: the user's own words name it. Hydra 1.4 wants such a list, 1.5 needs one.
-
-    A list permits functions that Hydra refuses without one, as `shutil.rmtree`, so functions of Python's own
-    library are left out.
-    """
-    listed: list[str] = []
-    for path, node in targets_in(model, "model"):
-        with suppress(PrepareError):  # told when the model is built
-            found = locate_named(node["_target_"], path)
-            home = str(getattr(found, "__module__", ""))
-            if isinstance(found, type) or home.partition(".")[0] not in sys.stdlib_module_names:
-                # Hydra asks for the name under which it is defined, too.
-                listed += [node["_target_"], f"{home}.{getattr(found, '__qualname__', '')}"]
-    return listed
+def _reads_attributes(error: Exception) -> bool:
+    """Return whether a model asked plain data for an attribute, as `cfg.width` of a dict."""
+    cause = error.__cause__
+    return isinstance(cause, AttributeError) and type(cause.obj) in (dict, list)
 
 
 def call_named(name: str, where: str, seed: int) -> Any:
@@ -178,18 +174,6 @@ def plan_of(settings: Settings, model: nn.Module, pipeline: Pipeline, batch: int
         return plan
     tensors = [t._replace(old=_on_cpu(t.old), new=_on_cpu(t.new)) for t in plan.tensors]
     return replace(plan, tensors=tensors)
-
-
-def save(settings: Settings, model: nn.Module, pipeline: Pipeline, stage: Progress) -> list[str]:
-    """Save the prepared model if `save` names a file; return notes on the weights read and written."""
-    notes = [f"weights: those of {settings.weights}"] if settings.weights else []
-    if settings.save:
-        with stage("saving the weights"):
-            # Of what a recipe can hold: the notes say what is left out.
-            recorded = Pipeline.from_config(pipeline.to_recipe())
-            checkpoint.save(model, settings.save, pipeline=recorded)
-        notes.append(f"weights: written to {settings.save}")
-    return notes
 
 
 def is_copied(model: nn.Module, stages: list[Stage]) -> bool:

@@ -1,32 +1,61 @@
-"""One job: what is sent to the process that executes it, and its execution, which writes its record."""
+"""One job: what is sent to the process that executes it, its execution, and what its end means."""
 
 from __future__ import annotations
 
 import logging.config
 import os
+import re
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.job.outcome import Outcome, failure, finished, write_result
-from prepare.app.job.record import Job, Record, Result
-from prepare.app.job.results import write_record
+from prepare.app.job.record import NOTHING_CHANGED, Job, Record, Result, Results
 from prepare.app.job.settings import Settings, read_settings
 from prepare.core.utils.machine import environment
 from prepare.core.utils.packages import quiet_torchao, switch_off_telemetry
 from prepare.core.utils.process_state import held_interrupts
+from prepare.core.utils.text import printable, size
+from prepare.core.utils.user_code import described, is_out_of_memory, place_of, raised_at
 from prepare.core.utils.wording import command_line_words
-from prepare.errors import CheckpointError, ConfigError, FileError, Problem
+from prepare.errors import (
+    CheckpointError,
+    ConfigError,
+    FileError,
+    KnownIssueError,
+    ModelError,
+    NothingMatchesError,
+    PrepareError,
+    Problem,
+    RefusedError,
+    StepError,
+)
+from prepare.stages.stage import DONE, FAILED, INTERRUPTED, WRONG, Verdict, ordered_stages
 
 if TYPE_CHECKING:
-    from prepare.app.job.results import Show
     from prepare.core.utils.text import Progress
 
 _log = logging.getLogger(__name__)
+# Called with the results so far.
+Show = Callable[[Results], None]
+
+# The reason and the exit code of each of our errors, and whether its traceback is kept; the first that fits.
+_REASONS: tuple[tuple[type[PrepareError], str, int, bool], ...] = (
+    (KnownIssueError, "known issue", WRONG, False),
+    (ConfigError, "configuration", WRONG, False),
+    (RefusedError, "refused", WRONG, False),
+    (FileError, "file", FAILED, False),
+    (CheckpointError, "weights", FAILED, False),
+    (ModelError, "model", FAILED, True),
+    (StepError, "step", FAILED, True),
+    (PrepareError, "error", FAILED, True),
+)
+# Characters of an error's beginning, and of its end, in a result, which is read again up to a limit.
+_LONGEST = 50_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,12 +103,17 @@ class JobSpec:
             logging.config.dictConfig(self.logging)
 
 
-@dataclass
-class _Course:
-    """The stages that a job has completed, and the innermost stage that an error ended."""
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a job: its result, the exit code of a single job, its results, and what `fail_on` found.
 
-    done: list[str] = field(default_factory=list)
-    during: str = ""
+    There are no results if the job failed, unless it failed to write them.
+    """
+
+    result: Result
+    code: int
+    results: Results | None = None
+    asked: tuple[Verdict, ...] = ()
 
 
 @command_line_words()  # a job of a sweep runs in a process that the command line has not begun
@@ -96,8 +130,8 @@ def run_job(
     is called with the results so far: once the model is prepared, and after each of its stages. `begun`
     says that the caller has called `Record.begin`.
     """
-    record, course, start = Record(spec.folder), _Course(), time.perf_counter()
-    progress, results = _logged(stage, course), None
+    record, course, start = Record(spec.folder), Course(stage), time.perf_counter()
+    results: Results | None = None
     switch_off_telemetry()
     quiet_torchao()
     try:
@@ -105,19 +139,17 @@ def run_job(
             record.begin(spec.job)
             begun = True
         settings = spec.settings()
-        # The import of torch swallows an interrupt, and then fails with an unrelated error.
-        with progress("starting torch"), held_interrupts():
-            from prepare.app.job.build_model import import_plugins, save
-            from prepare.app.job.run_stages import run_stages
-            from prepare.core.forward.torch_state import isolated
         _log.debug("configuration: %s", settings)
+        # The import of torch swallows an interrupt, and then fails with an unrelated error.
+        with course.stage("starting torch"), held_interrupts():
+            from prepare.app.job.run_stages import run_stages, save
+            from prepare.core.forward.torch_state import isolated
         with isolated():
-            import_plugins(settings.plugins)
-            results, work = run_stages(settings, folder=spec.folder, progress=progress, show=show)
-            if results.audit is not None and not results.stopped:
-                work.notes += save(settings, work.model, work.pipeline, progress)
-            with progress("writing the record"):
-                write_record(record, spec.job, results, work.pipeline)
+            results, work = run_stages(settings, spec.job, progress=course.stage, show=show)
+            save(settings, work, results, course.stage)
+        with course.stage("writing the record"):
+            results = replace(results, environment=environment())
+            record.write_results(results)
         outcome = finished(results, settings.fail_on)
     except (FileError, CheckpointError) as error:
         # A full disk, for example: the terminal still shows the results.
@@ -127,8 +159,8 @@ def run_job(
     told: dict[str, Any] = {"seconds": round(time.perf_counter() - start, 3)}
     if failed := outcome.results is None:
         told |= {"done": course.done, "during": course.during}
-    outcome = replace(outcome, result=replace(outcome.result, **told))
-    result = outcome.result
+    result = replace(outcome.result, **told)
+    outcome = replace(outcome, result=result)
     _log.info("%s after %.1f s, in %s", result.status, result.seconds, spec.folder)
     if result.error:
         _log.error("%s", result.error)
@@ -137,7 +169,7 @@ def run_job(
     try:
         # Without figures its record could not be written, and that error matters.
         if begun and (failed or result.figures is not None):
-            _write_page(spec, record, result, failed=failed)
+            _write_page(record, outcome.results or Results(job=spec.job), result)
     except BaseException as error:
         if not failed:  # the error of the job matters, not one of its page
             late = replace(failure(error).result, seconds=result.seconds)
@@ -145,33 +177,111 @@ def run_job(
     return write_result(outcome, record)
 
 
-def _write_page(spec: JobSpec, record: Record, result: Result, *, failed: bool) -> None:
-    from prepare.app.report.pages import page  # Jinja is slow to import
+def _write_page(record: Record, results: Results, result: Result) -> None:
+    from prepare.app.report import pages  # Jinja is slow to import
 
-    if failed:  # as far as it can be written
-        record.write_job(spec.job)
-        if result.done:  # torch was started
-            record.write_environment(environment())
-    page.write_page(spec.folder, result=result)
+    if result.figures is None:  # it failed: what is known, as far as it can be written
+        record.write_job(results.job)
+    if result.done:  # torch was started
+        results = replace(results, environment=environment())
+        record.write_environment(results.environment or {})
+    pages.write_page(record.folder, replace(results, result=result))
 
 
-def _logged(stage: Progress, course: _Course) -> Progress:
-    """Return `stage` with messages to the logger, its seconds at level DEBUG, and notes in `course`."""
+class Course:
+    """The course of a job: the stages that it has completed, and the innermost that an error ended."""
+
+    def __init__(self, shown: Progress) -> None:
+        self._shown = shown
+        self.done: list[str] = []
+        self.during = ""
 
     @contextmanager
-    def logged(what: str) -> Iterator[Any]:
+    def stage(self, what: str) -> Iterator[Any]:
+        """Show that a stage begins, write it to the log, and its seconds at level DEBUG."""
         _log.info("%s", what)
         start = time.perf_counter()
-        with stage(what) as tell:
+        with self._shown(what) as tell:
             try:
                 yield tell
             except BaseException:
-                course.during = course.during or what
+                self.during = self.during or what
                 raise
         # A stage of a tuning is repeated; what follows a semicolon changes each time.
-        if (name := what.partition(";")[0]) not in course.done:
-            course.done.append(name)
-        course.during = ""
+        if (name := what.partition(";")[0]) not in self.done:
+            self.done.append(name)
+        self.during = ""
         _log.debug("%s: done in %.3f s", what, time.perf_counter() - start)
 
-    return logged
+
+def finished(results: Results, fail_on: Sequence[str] = ()) -> Outcome:
+    """Return the outcome of a job that came to its end, or prepared the model before it was stopped."""
+    about: dict[str, Any] = {"figures": results.figures(), "amp": results.amp}
+    about["notes"] = results.notes
+    if results.stopped:
+        stopped = Result("interrupted", "interrupted", results.stopped, **about)
+        return Outcome(stopped, INTERRUPTED, results)
+    given = [cls.verdict(results.found) for cls in ordered_stages()]
+    asked = tuple(
+        Verdict(status="verification_failed", reason=f"fail_on={word}", error=wrong)
+        for cls in ordered_stages()
+        for word in cls.fails
+        if word in fail_on and (wrong := cls.failure(word, results.found))
+    )
+    if verdicts := list(filter(None, (*given, *asked))):
+        reason = ", ".join(verdict.reason for verdict in verdicts)
+        found = Result(verdicts[0].status, reason, "\n".join(v.error for v in verdicts), **about)
+        return Outcome(found, verdicts[0].code, results, asked)
+    same = NOTHING_CHANGED if results.unchanged else None
+    return Outcome(Result("ok", same, **about), DONE, results)
+
+
+def failure(error: BaseException) -> Outcome:
+    """Return the outcome of a job that raised `error`."""
+    trace = _cut("".join(traceback.format_exception(error)))
+    message = _cut(_message(error))
+    if isinstance(error, KeyboardInterrupt):
+        stopped = Result("interrupted", "interrupted", message or "stopped by Ctrl-C")
+        return Outcome(stopped, INTERRUPTED)
+    if isinstance(error, NothingMatchesError):
+        return Outcome(Result("no_effect", "no effect", message, problems=[*error.problems]), WRONG)
+    for kind, reason, code, traced in _REASONS:
+        if isinstance(error, kind):
+            place = place_of(error.__cause__) if traced and error.__cause__ else ""
+            about: dict[str, Any] = {"problems": [*error.problems], "place": place}
+            found = Result("failed", reason, message, trace if traced else None, **about)
+            return Outcome(found, code)
+    reason, text = "error", described(error, message)
+    if isinstance(error, SystemExit):
+        reason = "exit"
+        text = f"{raised_at(error)}the run called sys.exit({error.code!r})"
+    elif is_out_of_memory(error):
+        sizes = re.sub(r"\b(\d{7,18}) bytes", lambda found: size(int(found[1])), text)
+        reason, text = "oom", f"out of memory: {sizes}"
+    return Outcome(Result("failed", reason, text, trace, place=place_of(error)), FAILED)
+
+
+def write_result(outcome: Outcome, record: Record) -> Outcome:
+    """Write the result of a job, the last file of its record; if that fails, so does the job."""
+    try:
+        record.write_result(outcome.result)
+    except FileError as error:
+        if outcome.code != DONE:
+            # The traceback is lost with the file; the first error is still reported.
+            return replace(outcome, result=replace(outcome.result, traceback=None))
+        failed = replace(failure(error).result, seconds=outcome.result.seconds)
+        with suppress(FileError):
+            record.write_result(failed)
+        return replace(outcome, result=failed, code=FAILED)
+    return outcome
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 2 * _LONGEST else f"{text[:_LONGEST]}\n...\n{text[-_LONGEST:]}"
+
+
+def _message(error: BaseException) -> str:
+    """Return one line for each problem of a PrepareError; other messages are unchanged."""
+    if isinstance(error, PrepareError):
+        return "\n".join(map(printable, error.problems))
+    return str(error).strip()

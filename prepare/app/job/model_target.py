@@ -128,13 +128,15 @@ def _instead(part: str, owner: Any, name: str) -> str:
 
 
 def _own_names(owner: ModuleType) -> list[str]:
-    """Return the classes and functions that a module defines; empty if they are too many to list."""
-    own = [
-        each
-        for each, value in vars(owner).items()
-        if not each.startswith("_") and callable(value) and value.__module__ == owner.__name__
-    ]
-    return own if len(own) <= _LISTED else []
+    """Return the classes and functions that a module defines, networks first; none if they are too many."""
+    own = {
+        name: value
+        for name, value in vars(owner).items()
+        if not name.startswith("_") and callable(value) and value.__module__ == owner.__name__
+    }
+    # A class that has a forward is a network: this module imports no torch.
+    names = sorted(own, key=lambda name: not hasattr(own[name], "forward"))
+    return names if len(names) <= _LISTED else []
 
 
 def _names(owner: Any) -> list[str]:

@@ -1,21 +1,19 @@
-"""The record of a run: the folder that it writes, and its files about the job and its result."""
+"""The record of a run: what it knows of its model, its figures, and the folder with its files."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from prepare.app.job.figures import check_figures
+from prepare.audit import Audit
 from prepare.core.utils import files, json_records
 from prepare.core.utils.json_records import JsonRecord, Kind
+from prepare.core.utils.machine import check_environment
 from prepare.errors import FileError, Problem
-from prepare.stages.registry import ordered_stages
-
-if TYPE_CHECKING:
-    from prepare.audit import Audit
-    from prepare.pipeline import Pipeline
+from prepare.stages.stage import ordered_stages
 
 STATUSES = (
     *("ok", "no_effect", "skipped", "interrupted"),
@@ -30,13 +28,19 @@ _FIRST = ("recipe.yaml", "plan.json", "audit.json", "audit.csv")
 _LAST = (
     *("report.html", "environment.json", "job.json", "log.txt", "traceback.txt", "result.json"),
 )
+# The statuses of convolutions that tables count.
+CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
+# The figures that tables read, by their kind.
+_TEXTS = "flow verified verified_what verified_reason timed timed_where timed_reason verdict busy"
+_NUMBERS = (
+    "layout_breaks copied_bytes verified_wrong bytes_before bytes_after verified_error "
+    "verified_allowed time_ratio time_ratio_low time_ratio_high prepared_seconds"
+)
+_KINDS = {**dict.fromkeys(_TEXTS.split(), str), **dict.fromkeys(_NUMBERS.split(), float | None)}
+_ENVIRONMENT = Kind("prepare.environment", 1, "an environment", "an environment.json", FileError)
 # What Hydra leaves beside a record.
 _HYDRA = ".hydra"
 _KILLED = "holds no result: its run was killed or is still running"
-# Of fields that the files of earlier versions do not have.
-_LATE = {"late": True}
-# More than any of these files needs; a summary also reads folders that others have written.
-_LIMIT = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class Result(JsonRecord):
     """The end of a job.
 
     `reason` is a word or two (`oom`, `nothing changed`), `error` says in a line what happened. `figures` are
-    those of `prepare.app.job.results`; None if the job did not come to its end. `problems` are the mistakes
+    those of `Analyses`; None if the job did not come to its end. `problems` are the mistakes
     that `error` names, `place` the line of the user's code that raised.
     If it failed, `done` are the stages that it completed, and `during` the stage in which it failed. `amp` is
     the autocast of every forward. `notes` are the sentences on the run that no stage keeps in its record.
@@ -53,19 +57,18 @@ class Result(JsonRecord):
     KIND: ClassVar[Kind] = Kind(
         "prepare.result", 1, "the result of a job", "the result.json of a run", FileError
     )
-    LIMIT: ClassVar[int] = _LIMIT
     status: str
     reason: str | None = None
     error: str | None = None
     traceback: str | None = None
     seconds: float = 0.0
-    figures: dict[str, Any] | None = field(default=None, metadata=_LATE)
-    done: list[str] = field(default_factory=list, metadata=_LATE)
-    during: str = field(default="", metadata=_LATE)
-    amp: str = field(default="none", metadata=_LATE)
-    notes: list[str] = field(default_factory=list, metadata=_LATE)
-    problems: list[Problem] = field(default_factory=list, metadata=_LATE)
-    place: str = field(default="", metadata=_LATE)
+    figures: dict[str, Any] | None = None
+    done: list[str] = field(default_factory=list)
+    during: str = ""
+    amp: str = "none"
+    notes: list[str] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+    place: str = ""
 
     def check(self) -> None:
         """Raise ValueError for a status that no job has, or figures of other kinds."""
@@ -85,7 +88,6 @@ class Job(JsonRecord):
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.job", 1, "a job", "the job.json of a run", FileError)
-    LIMIT: ClassVar[int] = _LIMIT
     number: int | None
     sweep: str | None
     overrides: list[str]
@@ -94,7 +96,7 @@ class Job(JsonRecord):
     launcher: str | None = None
     shared: bool = False
     seen: dict[str, Any] | None = None
-    model: str = field(default="", metadata=_LATE)
+    model: str = ""
 
 
 def files_in() -> tuple[str, ...]:
@@ -107,6 +109,80 @@ def shown_files() -> tuple[str, ...]:
     """Return the names of the files that a user may look for, in the order in which they are written."""
     records = (name for cls in ordered_stages() for name in cls.records())
     return (*_FIRST, *records, "report.html", "environment.json", "job.json", "result.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Analyses:
+    """The audit of one model, and the records of the stages that ran, by name."""
+
+    audit: Audit | None = None
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of the audit and of each stage that ran; one that did not run has no key.
+
+        Sizes are bytes, times seconds, and `time_ratio` is the time of the prepared model relative to that
+        of the unprepared one: below 1 is faster. `prepared_seconds` is that ratio times
+        `unprepared_seconds`.
+        """
+        figures: dict[str, Any] = {}
+        if self.audit is not None:
+            summary = self.audit.summary
+            counts = summary["convolutions"]
+            figures |= {f"convolutions_{w}": counts.get(w, 0) for w in (*CONVOLUTIONS, "untouched")}
+            figures |= {key: summary[key] for key in ("tensors", "bytes_before", "bytes_after")}
+            operations = [row.operation for row in self.audit.rows if row.operation]
+            if rewritten := sum(not name.startswith("conv") for name in operations):
+                figures["convolutions_rewritten"] = rewritten
+        for cls in ordered_stages():
+            figures |= cls.figures(self.found)
+        return figures
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results(Analyses):
+    """A run as far as it is known; `job` has its words, its model and the forward of its example.
+
+    Attributes:
+        task: the word of `task=`; empty for a report on a model, which no command line has made.
+        steps: the steps of its pipeline, with their options.
+        plan: the content of `plan.json`.
+        recipe: the text of `recipe.yaml`; None if there is none.
+        environment: the content of `environment.json`.
+        formats: whether the user has to format a batch, as it is not the model that does.
+        unchanged: whether neither the model nor its example is changed, so that nothing is verified or timed.
+        stopped: what is missing, if the job was interrupted after the model was prepared.
+        amp: the autocast of every forward.
+        notes: the sentences on the run that no stage keeps in its record.
+        result: how it ended; None until then.
+    """
+
+    job: Job
+    task: str = "prepare"
+    steps: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
+    recipe: str | None = None
+    environment: dict[str, Any] | None = None
+    formats: bool = False
+    unchanged: bool = False
+    stopped: str = ""
+    amp: str = "none"
+    notes: list[str] = field(default_factory=list)
+    result: Result | None = None
+
+    @property
+    def model(self) -> str:
+        """The class of the model and its method; of a job that failed the option or `_target_`."""
+        option = self.job.choices.get("model")
+        targets = (w.partition("=")[2] for w in self.job.overrides if "model._target_=" in w)
+        named = option if option != "custom" else None
+        return self.job.model or str(named or next(targets, "") or "a model")
+
+    @property
+    def is_training(self) -> bool:
+        """True if the model is used in training mode."""
+        modes = {getattr(record, "mode", "") for record in self.found.values()}
+        return "train" in modes or "mode=train" in self.job.overrides
 
 
 class Record:
@@ -141,18 +217,19 @@ class Record:
         """Write `environment.json`: packages and devices."""
         self._write("environment.json", environment)
 
-    def write_plan(self, plan: dict[str, Any]) -> None:
-        """Write `plan.json`, the content of a plan."""
-        json_records.write_json(self.folder / "plan.json", plan, lines=True)
-
-    def write_prepared(self, pipeline: Pipeline, audit: Audit) -> None:
-        """Write the recipe and the audit; the same bytes for the same model and recipe."""
-        # Not `save`, which warns of what is left out: the notes of a run say it.
-        from prepare import recipe
-
-        recipe.save(self.folder / "recipe.yaml", pipeline.to_recipe())
-        audit.save(self.folder / "audit.json")
-        audit.save(self.folder / "audit.csv")
+    def write_results(self, results: Results) -> None:
+        """Write every file but the page and the result; the same bytes for the same model and recipe."""
+        json_records.write_json(self.folder / "plan.json", results.plan or {})
+        if results.recipe is not None:
+            files.write_text(self.folder / "recipe.yaml", results.recipe)
+        if results.audit is not None:
+            results.audit.save(self.folder / "audit.json")
+            results.audit.save(self.folder / "audit.csv")
+        for name in record_classes():
+            if (found := results.found.get(Path(name).stem)) is not None:
+                found.save(self.folder / name)
+        self.write_environment(results.environment or {})
+        self.write_job(results.job)
 
     def write_result(self, result: Result) -> None:
         """Write `result.json`, the last file of a record, and before it the traceback of an error."""
@@ -177,6 +254,61 @@ class Record:
 
     def _write(self, name: str, data: Any) -> None:
         json_records.write_json(self.folder / name, data)
+
+
+def record_classes() -> dict[str, Any]:
+    """Return the class of the record in each file that a stage writes, in the order of the stages."""
+    return {file: cls for stage in ordered_stages() for file, cls in stage.records().items()}
+
+
+def read_results(folder: Path) -> Results:
+    """Read what two runs are compared by: the job, its result, recipe, environment and audit, if they exist.
+
+    Raises:
+        FileError: there is none of these files, or one cannot be read.
+    """
+
+    def read(name: str, reader: Any) -> Any:
+        path = folder / name
+        return reader(path) if path.is_file() else None
+
+    found = {
+        "result": read("result.json", Result.load),
+        "recipe": read("recipe.yaml", lambda p: files.read_text(p, limit=json_records.LIMIT)),
+        "audit": read("audit.json", Audit.load),
+        "environment": read(
+            "environment.json",
+            lambda path: json_records.read_record(path, _ENVIRONMENT, check_environment),
+        ),
+    }
+    job = read("job.json", Job.load)
+    if job is None and not any(value is not None for value in found.values()):
+        wrong, remedy = "is not the record of a run", "give the folder that a run has written"
+        raise FileError(files.printable_path(folder), wrong, remedy)
+    return Results(job=job or Job(None, None, [], {}), **found)
+
+
+def check_figures(figures: Mapping[str, Any] | None) -> None:
+    """Raise TypeError or ValueError for a figure that is not plain, or not of the kind in tables."""
+    for key, value in (figures or {}).items():
+        number = key.startswith("convolutions_") or isinstance(value, float)
+        json_records.check_values(
+            {key: value}, {key: _KINDS.get(key, float | None if number else Any)}
+        )
+        if isinstance(value, (list, dict)):
+            raise TypeError(f"{key}: one value was expected")
+
+
+def interval_of(figures: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Return the 95 % interval of the time ratio, if there is one."""
+    low, high = figures.get("time_ratio_low"), figures.get("time_ratio_high")
+    return None if low is None or high is None else (low, high)
+
+
+def overlap(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Return whether the intervals of two time ratios overlap; false if one is missing."""
+    ours, theirs = interval_of(first), interval_of(second)
+    return bool(ours and theirs and ours[0] <= theirs[1] and theirs[0] <= ours[1])
 
 
 def used_folder(folder: Path) -> list[Problem]:

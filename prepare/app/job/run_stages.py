@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import asdict, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from prepare import checkpoint, recipe
 from prepare.app.job.build_model import (
     call_named,
+    import_plugins,
     is_copied,
     model_of,
     plan_of,
@@ -18,30 +19,26 @@ from prepare.app.job.build_model import (
     too_large,
 )
 from prepare.app.job.model_target import without_method
-from prepare.app.job.results import Results, Show
+from prepare.app.job.record import Job, Results
 from prepare.audit import audit
 from prepare.core.forward.call import arguments, call_of
 from prepare.core.forward.compiled import compile_cache, contains_compiled
 from prepare.core.forward.example_input import Example, build_example
-from prepare.core.forward.run_example import count_layouts, run_example
-from prepare.core.model.deep_copy import CopyError, copy_or_build
+from prepare.core.forward.run_example import run_example
+from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
-from prepare.pipeline.collect_wants import format_steps
-from prepare.stages.registry import stages_of, tasks
-from prepare.stages.stage import Stage, StageContext
+from prepare.pipeline.tensor_table import format_steps
+from prepare.stages.stage import Stage, StageContext, stages_of, tasks
 
 if TYPE_CHECKING:
+    from prepare.app.job.execute import Show
     from prepare.app.job.settings import Settings
     from prepare.core.utils.text import Progress
 
 
 def run_stages(
-    settings: Settings,
-    *,
-    folder: Path,
-    progress: Progress,
-    show: Show,
+    settings: Settings, job: Job, *, progress: Progress, show: Show
 ) -> tuple[Results, StageContext]:
     """Build, plan, apply, audit and let the stages work; return the results and the prepared model.
 
@@ -50,14 +47,27 @@ def run_stages(
     Raises:
         PrepareError: the model cannot be built, or not be prepared.
     """
+    import_plugins(settings.plugins)
     prepares = tasks()[settings.task].prepares
     stages = [settings.stages[name] for name in stages_of(settings.task)]
     with progress(f"building {settings.model['_target_']}"):
         model = model_of(settings, stages)
-    work = _planned(settings, model, stages, folder=folder, progress=progress)
-    left_out = map(str, work.pipeline.left_out())
-    work.notes[:0] = [*(str(p) for error in work.plan.errors for p in error.problems), *left_out]
-    results = _results(settings, work)
+    work = _planned(settings, model, stages, progress=progress)
+    unsaid = [*(p for error in work.plan.errors for p in error.problems), *work.pipeline.left_out()]
+    work.notes[:0] = map(str, unsaid)
+    _, method = without_method(settings.model)
+    job = replace(job, model=".".join(filter(None, (type(model).__name__, method))))
+    results = Results(
+        job=job,
+        task=settings.task,
+        steps=work.pipeline.to_config(),
+        plan=work.plan.to_dict(),
+        found=work.found,
+        notes=work.notes,
+        amp=settings.amp,
+        unchanged=work.unchanged and prepares,
+        formats=must_format(work.pipeline),
+    )
 
     saved = settings.compile.save
     with nullcontext() if saved is None else compile_cache(saved):
@@ -70,9 +80,11 @@ def run_stages(
             seen, work.took = _run_example(work)
             with progress("auditing"):
                 audited = audit(model, plan=work.plan)
-            if all(type(each).choose is Stage.choose for each in stages):  # none tried the formats
-                work.notes += _memfmt_note(model, work.pipeline)
-            results = replace(results, seen=seen, has_example=seen is not None, audit=audited)
+            # What to do with an unchanged model names the format; a tuning has tried the formats.
+            if not work.unchanged and all(type(each).choose is Stage.choose for each in stages):
+                work.notes += _memfmt_note(model, work)
+            job, text = replace(job, seen=seen), recipe.dumps(work.pipeline.to_recipe())
+            results = replace(results, job=job, audit=audited, recipe=text)
             # The first answer: the rest loads more of torch than everything until here.
             show(results)
         for index, stage in enumerate(stages):
@@ -84,8 +96,7 @@ def run_stages(
                     raise
                 missing = " and ".join(each.noun for each in stages[index:])
                 stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
-                results = replace(results, stopped=stopped)
-                break  # what was done is kept
+                return replace(results, stopped=stopped), work  # what was done is kept
             if prepares:
                 show(results)
     if saved is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
@@ -93,8 +104,22 @@ def run_stages(
     return results, work
 
 
+def save(settings: Settings, work: StageContext, results: Results, progress: Progress) -> None:
+    """Save the prepared model if `save` names a file; add notes on the weights read and written."""
+    if results.audit is None or results.stopped:
+        return
+    if settings.weights:
+        work.notes.append(f"weights: those of {settings.weights}")
+    if settings.save:
+        with progress("saving the weights"):
+            # Of what a recipe can hold: the notes say what is left out.
+            recorded = Pipeline.from_config(work.pipeline.to_recipe())
+            checkpoint.save(work.model, settings.save, pipeline=recorded)
+        work.notes.append(f"weights: written to {settings.save}")
+
+
 def _planned(
-    settings: Settings, model: nn.Module, stages: list[Stage], *, folder: Path, progress: Progress
+    settings: Settings, model: nn.Module, stages: list[Stage], *, progress: Progress
 ) -> StageContext:
     """Return the work with the declared pipeline, or one that a stage has chosen, and its plan."""
     prepares = tasks()[settings.task].prepares
@@ -108,16 +133,13 @@ def _planned(
     errors = [e for e in plan.errors if settings.strict or isinstance(e, KnownIssueError)]
     if errors and applies:
         raise combined(errors)
-    # The plan has the repairs of what would end the process.
-    declared = Pipeline.from_config(plan.steps) if applies else Pipeline([])
+    declared = declared if applies else Pipeline([])
     work = StageContext(
         model=model,
         settings=settings,
-        stages=settings.stages,
         example=example,
         pipeline=declared,
         plan=plan,
-        folder=folder,
         build=lambda: model_of(settings, stages),
         progress=progress,
     )
@@ -139,23 +161,6 @@ def _planned(
     )
     work.unchanged = applies and not work.plan and same
     return work
-
-
-def _results(settings: Settings, work: StageContext) -> Results:
-    """Return what is known before the model is prepared; its records and notes are those of the work."""
-    _, method = without_method(settings.model)
-    return Results(
-        model=".".join(filter(None, (type(work.model).__name__, method))),
-        task=settings.task,
-        steps=work.pipeline.to_config(),
-        plan=work.plan.to_dict(),
-        found=work.found,
-        notes=work.notes,
-        amp=settings.amp,
-        unchanged=work.unchanged and tasks()[settings.task].prepares,
-        has_example=False,
-        formats=must_format(work.pipeline),
-    )
 
 
 def must_format(pipeline: Pipeline) -> bool:
@@ -188,8 +193,7 @@ def _require_devices(work: StageContext) -> None:
 
 def _for_example(work: StageContext) -> Pipeline:
     """Return the pipeline with the options that its steps find with the example."""
-    steps, config = work.pipeline.steps.values(), work.pipeline.to_config()
-    asking = [step for step in steps if step.without_example()]
+    asking, config = work.pipeline.asking(), work.pipeline.to_config()
     if not asking or not work.example:
         return work.pipeline
     with work.progress("choosing the calls to replace"):
@@ -225,10 +229,7 @@ def _run_example(work: StageContext) -> tuple[dict[str, Any] | None, float]:
 
     with work.progress("running the example input"):
         forward = run_example(work.model, work.formatted, amp=work.amp)
-    formats = {name for t in work.plan.tensors if (name := t.wants.get("memory_format"))}
-    counted = [asdict(each) for each in count_layouts(forward.calls, formats)]
-    seen = {"given": forward.inputs, "gave": forward.output, "convolutions": counted}
-    return seen, forward.seconds
+    return {"given": forward.inputs, "gave": forward.output}, forward.seconds
 
 
 def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | None:
@@ -253,10 +254,10 @@ def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | Non
         return f"the model cannot be copied, and {error}; {remedy}"
 
 
-def _memfmt_note(model: nn.Module, pipeline: Pipeline) -> list[str]:
+def _memfmt_note(model: nn.Module, work: StageContext) -> list[str]:
     """Return a note if nothing was asked of the model's convolutions."""
-    steps = pipeline.steps.values()
-    if format_steps(steps, model) or any(step.measures for step in steps):
+    rewritten = any(action.phase == "structure" for action in work.plan.actions)
+    if rewritten or format_steps(work.pipeline.steps.values(), model):
         return []
     flat, deep = (
         any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)

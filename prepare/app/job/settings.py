@@ -9,14 +9,18 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from prepare.checkpoint.paths import check_readable, check_writable
 from prepare.core.forward.example_input import read_example
-from prepare.core.utils.folders import STEP_GROUPS
+from prepare.core.utils.files import STEP_GROUPS
 from prepare.core.utils.options import as_written, convert, no_options, read_options
 from prepare.core.utils.suggest import choose, choose_option, nearest
 from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.registry import STEPS
-from prepare.stages.registry import STAGES, ordered_stages, tasks
-from prepare.stages.stage import Stage  # noqa: TC001  read at run time
+from prepare.stages.stage import (
+    STAGES,
+    Stage,
+    ordered_stages,
+    tasks,
+)
 
 # The keys that hold one value each: words and switches that a help lists first, and others.
 _WORDS = ("mode", "amp", "strict", "known_issues")
@@ -131,7 +135,6 @@ def read_settings(
     for cls in ordered_stages():
         with _collected(problems):
             read["stages"][cls.name] = cls.from_options(config.get(cls.name, {}), config)
-    problems += _check_choices(choices)
     checks: dict[str, Callable[[dict[str, Any]], Iterable[Problem]]] = {
         "model": lambda model: _check_model(model, list(models)),
         "input": _check_input,
@@ -191,20 +194,11 @@ def step_remedy(name: str, value: Any = "") -> str:
     return f"write +steps.{name}={{}}{options}"
 
 
-def _check_choices(choices: Mapping[str, Any]) -> Iterable[Problem]:
-    """Refuse a path: Hydra accepts the path of a file as an option, which other code does not expect."""
-    for group, choice in choices.items():
-        path = str(choice).split("/")
-        if ".." in path or path[-1].endswith((".yaml", ".yml")):
-            name = path[-1].partition(".")[0]
-            yield Problem(group, f"{choice!r} is a path, not an option", f"write {group}={name}")
-
-
 def no_model(models: Iterable[str]) -> Problem:
     """Return the problem of a configuration without a model, with the list of models."""
     names = list(models)
     remedy = "choose model=NAME, or give your own as model._target_=package.module.name"
-    listed = f"; {choose_option('', 'model', names, noun='models')}" if names else ""
+    listed = f"; {choose_option('', 'model', names)}" if names else ""
     return Problem("model", NO_MODEL, remedy + listed)
 
 

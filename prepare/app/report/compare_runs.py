@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from prepare import recipe
-from prepare.app.job.figures import overlap
-from prepare.app.job.record import Result, without_result
-from prepare.app.job.results import Results, read_results
+from prepare.app.job.record import Result, Results, overlap, read_results, without_result
 from prepare.app.report.sweep_table import columns
 from prepare.app.sweep.ranking import rank
 from prepare.app.sweep.summary import Summary, SweepRow
@@ -22,7 +20,7 @@ from prepare.errors import ConfigError, FileError
 _KINDS = {"run": "the record of a run", "audit": "an audit", "recipe": "a recipe"}
 _SAME_KIND = "give two folders of runs, two audit.json or two recipe.yaml"
 # The name of an item and its text on both sides, empty if a side has no such item.
-Row = tuple[str, str, str]
+Row = tuple[str, ...]
 
 
 def differences(first: Path, second: Path) -> list[Row]:
@@ -43,35 +41,51 @@ def differences(first: Path, second: Path) -> list[Row]:
     elif kinds[0] == "audit":
         items = _tensors(*map(Audit.load, paths))
     else:
-        items = _of_runs([_read_record(path) for path in paths])
+        items = _of_runs(*map(_read_run, paths))
     return [item for item in items if item[1] != item[2]]
 
 
-def _of_runs(runs: list[Results]) -> Iterator[Row]:
-    yield from _results(*(_row(number, run) for number, run in enumerate(runs)))
+def _kind(path: Path) -> str:
+    if not path.is_dir():
+        files.read_bytes(path)  # says what is wrong with one that does not exist
+        return "recipe" if path.suffix in (".yaml", ".yml") else "audit"
+    if (path / "sweep.json").is_file():
+        remedy = "give the folder of one of its rows"
+        raise FileError(files.printable_path(path), "is the folder of a sweep", remedy)
+    return "run"
+
+
+def _read_run(folder: Path) -> Results:
+    if (error := without_result(folder)) and not (folder / "audit.json").is_file():
+        raise error
+    return read_results(folder)
+
+
+def _of_runs(*runs: Results) -> Iterator[Row]:
+    rows = [_row(number, run) for number, run in enumerate(runs)]
+    summary = Summary(rows, [*{key: 0 for row in rows for key in row.choices}])
+    for column in columns(summary, rank(summary)):
+        if column.title not in ("#", "run time"):
+            yield column.title, *map(column.text, rows)
+    yield "error", *(row.reason or "" for row in rows)
+    before, after = (row.figures for row in rows)
+    if before.get("timed") == after.get("timed") and overlap(before, after):
+        same = before == after
+        yield "which is faster", "", "" if same else "unclear, the intervals overlap"
     yield from _both(*(_steps(recipe.loads(run.recipe)) if run.recipe else {} for run in runs))
     # The date always differs.
     yield from _both(*(_flat({**(run.environment or {}), "date": ""}) for run in runs))
     yield from _tensors(*(run.audit or Audit([], {}) for run in runs))
 
 
-def _kind(path: Path) -> str:
-    if path.is_dir():
-        if (path / "sweep.json").is_file():
-            remedy = "give the folder of one of its rows"
-            raise FileError(files.printable_path(path), "is the folder of a sweep", remedy)
-        return "run"
-    return "recipe" if path.suffix in (".yaml", ".yml") else "audit"
-
-
-def _read_record(folder: Path) -> Results:
-    """Read the record of a run; raise FileError if any file is unreadable, as the result would be wrong."""
-    if (error := without_result(folder)) and not (folder / "audit.json").is_file():
-        raise error
-    record = read_results(folder)
-    if record.problems:
-        raise FileError(files.printable_path(folder), record.problems[0])
-    return record
+def _row(number: int, run: Results) -> SweepRow:
+    """Return a run as a row of a sweep."""
+    words = (str(word).partition("=") for word in run.job.overrides)
+    chosen = {key: str(value) for key, value in run.job.choices.items() if value}
+    chosen |= {key: value for key, _, value in words if not key.startswith("hydra")}
+    result = run.result or Result("not finished")
+    figures = result.figures or {}
+    return SweepRow(number, chosen, result.status, None, result.error, figures=figures)
 
 
 def _both(first: Mapping[str, str], second: Mapping[str, str]) -> Iterator[Row]:
@@ -84,10 +98,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Return nested values by their dotted names, as texts."""
     found: dict[str, str] = {}
     for key, value in values.items():
-        if isinstance(value, dict) and value:
-            found |= _flat(value, f"{prefix}{key}.")
-        else:
-            found[f"{prefix}{key}"] = _text(value)
+        nested = isinstance(value, dict) and value
+        found |= _flat(value, f"{prefix}{key}.") if nested else {f"{prefix}{key}": _text(value)}
     return found
 
 
@@ -96,31 +108,6 @@ def _text(value: Any) -> str:
     if isinstance(value, str):
         return value
     return json.dumps(value, default=str, separators=(",", ":"))
-
-
-def _row(number: int, run: Results) -> SweepRow:
-    """Return a run as a row of a sweep."""
-    chosen: dict[str, str] = {}
-    if run.job:
-        chosen |= {key: str(value) for key, value in run.job.choices.items() if value}
-        words = (str(word).partition("=") for word in run.job.overrides)
-        chosen |= {key: value for key, _, value in words if not key.startswith("hydra")}
-    result = run.result or Result("not finished")
-    found = result.figures or {}
-    return SweepRow(number, chosen, result.status, None, result.error, figures=found)
-
-
-def _results(first: SweepRow, second: SweepRow) -> Iterator[Row]:
-    """Yield the words and results of two runs: the columns of their table."""
-    summary = Summary([first, second], [*{**first.choices, **second.choices}])
-    for column in columns(summary, rank(summary)):
-        if column.title not in ("#", "run time"):
-            yield column.title, column.text(first), column.text(second)
-    yield "error", first.reason or "", second.reason or ""
-    before, after = first.figures, second.figures
-    if before.get("timed") == after.get("timed") and overlap(before, after):
-        same = before == after
-        yield "which is faster", "", "" if same else "unclear, the intervals overlap"
 
 
 def _steps(steps: Mapping[str, Any]) -> dict[str, str]:

@@ -8,14 +8,13 @@ from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.job.figures import CONVOLUTIONS, interval_of
+from prepare.app.job.record import interval_of
 from prepare.audit import STATUSES, Audit, AuditRow
 from prepare.core.utils.numbers import (
     doubt,
     part_of_tolerance,
     share_text,
     speed_text,
-    tolerance_text,
 )
 from prepare.core.utils.text import counts, plural, size
 from prepare.errors import Problem
@@ -26,13 +25,6 @@ if TYPE_CHECKING:
 # The statuses of a tensor that nothing has changed.
 _NOT_SHOWN = ("device", "input_format")
 _AS_IT_WAS = ("already", "untouched")
-
-
-def convolutions_text(numbers: Mapping[str, int], steps: Mapping[str, Any]) -> str:
-    """Return the convolutions by status; in other words if no step requested anything but a device."""
-    if steps.keys() <= {"device"} and not numbers.get("converted") and numbers.get("already"):
-        return f"{numbers['already']:,} as they were: no memfmt and no precision was chosen"
-    return counts(numbers, CONVOLUTIONS)
 
 
 def title_text(
@@ -58,43 +50,41 @@ def declared_text(
         if "memory_format" not in options
     )
     on = f"{model} on {' and '.join(devices)}" if devices else model
-    return ", ".join(filter(None, (on, " + ".join([*formats, *others]), autocast_text(amp))))
+    autocast = "" if amp == "none" else f"under autocast to {amp}"
+    return ", ".join(filter(None, (on, " + ".join([*formats, *others]), autocast)))
 
 
 def converted_text(audit: Audit) -> str:
     """Return `17 of 18 convolutions converted, 1 excluded: head`, who was not asked, and who runs as what."""
-    counted = audit.summary["convolutions"]
+    counted, weights = audit.summary["convolutions"], convolution_weights(audit.rows)
     total, converted = sum(counted.values()), counted.get("converted", 0)
     if not total:
         found = audit.summary["status"].get("converted", 0)
         return f"{found:,} of {plural(audit.summary['tensors'], 'tensor')} converted"
-    asking = {*(audit.summary.get("format_steps") or ())}
-    asked = bool(asking)
     found = Counter(row.operation for row in audit.rows if row.operation)
     runs = "".join(
         f", {count:,} {'runs' if count == 1 else 'run'} as {name}"
         for name, count in found.items()
         if not name.startswith("conv")
     )
-    if not asked and not converted:
+    asking = {*(audit.summary.get("format_steps") or ())}
+    if not asking and not converted:
         return plural(total, "convolution") + (runs or " as before")
-    weights = convolution_weights(audit.rows)
-    others = Counter(
-        r.type for r in weights if asked and asking.isdisjoint(r.steps) and r.status in _AS_IT_WAS
-    )
-    skipped = [row.module for row in weights if row.status == "skipped"]
-    missed = counted.get("skipped", 0)
-    names = f"{skipped[0]}{f' and {missed - 1} more' if missed > 1 else ''}" if skipped else ""
-    already = counted.get("already", 0) - sum(
-        r.status == "already" for r in weights if asked and asking.isdisjoint(r.steps)
-    )
-    parts = [f"{converted:,} of {plural(max(total - others.total(), 0), 'convolution')} converted"]
+    others = [
+        r for r in weights if asking and asking.isdisjoint(r.steps) and r.status in _AS_IT_WAS
+    ]
+    already = counted.get("already", 0) - sum(row.status == "already" for row in others)
+    names = [row.module for row in weights if row.status == "skipped"]
+    if more := len(names[1:]):
+        names = [f"{names[0]} and {more} more"]
+    missed, ineffective = counted.get("skipped", 0), counted.get("ineffective", 0)
+    parts = [f"{converted:,} of {plural(max(total - len(others), 0), 'convolution')} converted"]
     parts += [f"{already:,} already were so"] * (already > 0)
-    parts += [f"{missed:,} excluded: {names}" if names else f"{missed:,} excluded"] * bool(missed)
-    parts += [f"{n:,} INEFFECTIVE" for n in [counted.get("ineffective", 0)] if n]
+    parts += [": ".join([f"{missed:,} excluded", *names])] * bool(missed)
+    parts += [f"{ineffective:,} INEFFECTIVE"] * bool(ineffective)
     text = ", ".join(parts) + runs
-    if others:
-        named = ", ".join(f"{count:,} {kind}" for kind, count in others.most_common(2))
+    if kinds := Counter(row.type for row in others).most_common(2):
+        named = ", ".join(f"{count:,} {kind}" for kind, count in kinds)
         text += f"; {named} not asked for (memfmt=by_rank converts both)"
     return text
 
@@ -118,19 +108,10 @@ def audited_text(audit: Audit) -> str:
     """Return the convolutions by status; by the layouts of their weights if there was no plan."""
     if is_judged(audit):
         return counts(audit.summary["convolutions"], STATUSES)
-    return layouts_text(audit.rows)
-
-
-def layouts_text(rows: Iterable[AuditRow]) -> str:
-    """Return the layouts of convolutions as they are: `3 convolutions: 2 channels_last, ...`."""
-    found = [row.layouts for row in convolution_weights(rows)]
-    words = Counter(
-        "both (1x1 or one channel)" if len(names) > 1 else next(iter(names), "neither")
-        for names in found
-    )
-    names = ("channels_last", "channels_last_3d", "contiguous", *words)
-    shown = dict.fromkeys(name for name in names if words[name] or name == "contiguous")
-    text = ", ".join(f"{words[name]:,} {name}" for name in shown)
+    found = [row.layouts for row in convolution_weights(audit.rows)]
+    both = "both (1x1 or one channel)"
+    words = Counter(both if len(names) > 1 else "".join(names) or "neither" for names in found)
+    text = ", ".join(f"{count:,} {word}" for word, count in words.most_common())
     return f"{plural(len(found), 'convolution')}: {text}" if found else "no convolution"
 
 
@@ -141,7 +122,7 @@ def convolution_weights(rows: Iterable[AuditRow]) -> list[AuditRow]:
 
 
 def elsewhere(run: Results) -> str:
-    """Return the end of a sentence: `; 1 repaired to a matrix product`, `; 13 not called by decode`."""
+    """Return the end of a sentence: `; 1 runs as a matrix product`, `; 13 are not called by decode`."""
     flow, method = run.found.get("flow"), run.model.partition(".")[2] or "forward"
     if flow is None or run.audit is None:
         return ""
@@ -149,10 +130,15 @@ def elsewhere(run: Results) -> str:
     for row in convolution_weights(run.audit.rows):
         if row.module not in ran:
             repaired = row.type.startswith("Keeping") and prod((row.shape or ())[2:]) == 1
-            as_what = "" if row.operation.startswith("conv") else row.operation
-            what = f"run as {as_what}" if as_what else f"not called by {method}"
-            found["repaired to a matrix product" if repaired else what] += 1
-    return "".join(f"; {n} {what}" for what, n in found.items())
+            own = "" if row.operation.startswith("conv") else row.operation
+            found["a matrix product" if repaired else own] += 1
+    texts = (
+        f"{n} {'runs' if n == 1 else 'run'} as {what}"
+        if what
+        else f"{n} {'is' if n == 1 else 'are'} not called by {method}"
+        for what, n in found.items()
+    )
+    return "".join(f"; {text}" for text in texts)
 
 
 def steps_text(steps: Mapping[str, Mapping[str, Any] | None]) -> str:
@@ -179,67 +165,44 @@ def by_remedy(problems: Iterable[Problem]) -> dict[str, list[str]]:
     return groups
 
 
+def is_told(remedy: str, advised: str) -> bool:
+    """Return whether an advice names every step of a remedy, which then need not be said again."""
+    steps = [word for word in remedy.split() if word.startswith("+steps.")]
+    return bool(steps) and all(step in advised for step in steps)
+
+
 def missed_notes(rows: Iterable[AuditRow]) -> list[str]:
-    """Return one line for each reason of unconverted tensors, `ineffective` first."""
+    """Return one line for each reason of unconverted tensors, `ineffective` first; four at most."""
     by_reason: dict[tuple[str, str], list[str]] = {}
     missed = [row for row in rows if row.status in ("ineffective", "skipped")]
     for row in sorted(missed, key=lambda row: row.status):
-        path = f"{row.module}.{row.tensor}" if row.module else row.tensor
-        by_reason.setdefault((row.status, row.reason or ""), []).append(path)
+        by_reason.setdefault((row.status, row.reason or ""), []).append(row.path)
     lines = [
         f"{status}: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {reason}"
         for (status, reason), names in by_reason.items()
     ]
     hidden = len(lines) - 4
-    return [
-        *lines[:4],
-        *([f"{plural(hidden, 'more reason')}; see audit.csv"] if hidden > 0 else []),
-    ]
-
-
-def autocast_text(amp: str) -> str:
-    """Return the clause on the autocast of every forward; empty without autocast."""
-    return "" if amp == "none" else f"under autocast to {amp}"
-
-
-def outputs_sentence(*, format: str, gave: int, of: int, ambiguous: int) -> str:  # noqa: A002
-    """Return one sentence on the outputs of convolutions: `8 of 8 convolutions returned channels_last`."""
-    both = f" ({ambiguous} of these also satisfy another memory format)" if ambiguous else ""
-    return f"{gave} of {plural(of, 'convolution')} returned {format}{both}"
+    return lines if hidden <= 0 else [*lines[:4], f"{plural(hidden, 'more reason')}; see audit.csv"]
 
 
 def memory_text(figures: Mapping[str, Any]) -> str:
-    """Return `5.4 MiB`, or `5.4 -> 2.7 MiB` if it changed; empty if it is not known."""
-    before, after = figures.get("bytes_before"), figures.get("bytes_after")
-    if before is None or after is None:
-        return ""
-    if before == after:
-        return size(after)
-    figure, _, unit = size(before).partition(" ")
-    after_figure, _, after_unit = size(after).partition(" ")
-    same = unit == after_unit
-    return f"{figure}{'' if same else f' {unit}'} -> {after_figure} {after_unit}"
+    """Return `5.4 MiB`, or `5.4 MiB -> 2.7 MiB` if it changed; empty if it is not known."""
+    known = [figures.get("bytes_before"), figures.get("bytes_after")]
+    texts = dict.fromkeys(size(count) for count in known if count is not None)
+    return " -> ".join(texts) if None not in known else ""
 
 
-def verified_text(figures: Mapping[str, Any], *, short: bool = False) -> str:
-    """Return `pass 3.1e-05 (17 % of the tolerance)`: the status, the error of the outputs, and its share.
-
-    The `short` text is `pass 3e-05 17%`, for a column; it is empty if nothing was verified.
-    """
+def verified_text(figures: Mapping[str, Any]) -> str:
+    """Return `pass 3e-05 17%`: the status, the error of the outputs, and its share of the tolerance."""
     if (status := figures.get("verified")) is None:
         return ""
-    error, text = figures.get("verified_error"), ""
+    error, text = figures.get("verified_error"), doubt(status)
     if error is not None and status != "cannot tell":
         share = part_of_tolerance(error, figures.get("verified_allowed"))
-        text = f" {error:{'.1g' if short else '.2g'}}{_of_tolerance(share, short=short)}"
+        part = "" if share is None or share > 10 else f" {share_text(share).replace(' ', '')}"
+        text += f" {error:.1g}{part}"
     # Wrong gradients do not count in a job for inference.
-    return doubt(status) + text + (", wrong in training" if figures.get("verified_wrong") else "")
-
-
-def _of_tolerance(share: float | None, *, short: bool) -> str:
-    if share is None or share > 10:
-        return ""
-    return f" {share_text(share).replace(' ', '')}" if short else f" ({tolerance_text(share)})"
+    return text + (", wrong in training" if figures.get("verified_wrong") else "")
 
 
 def timing_text(figures: Mapping[str, Any]) -> str:

@@ -1,23 +1,26 @@
-"""The table of a sweep as texts, and its conclusions as sentences."""
+"""The table of a sweep as texts, also as JSON and CSV, and its conclusions as sentences."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.job.figures import CONVOLUTIONS, interval_of
-from prepare.app.job.record import NOTHING_CHANGED
+from prepare.app.job.record import CONVOLUTIONS, NOTHING_CHANGED, interval_of
 from prepare.app.report.sentences import memory_text, timing_text, verified_text
+from prepare.app.sweep.ranking import rank
+from prepare.core.utils import files, json_records
 from prepare.core.utils.numbers import doubt, interval_text, seconds, verdict_text
-from prepare.core.utils.text import size
-from prepare.stages.registry import ordered_stages
-from prepare.stages.stage import Column
+from prepare.core.utils.text import csv_text, size
+from prepare.stages.stage import Column, ordered_stages
 
 if TYPE_CHECKING:
     from prepare.app.sweep.ranking import RankedGroup, Ranking
     from prepare.app.sweep.summary import Summary, SweepRow
 
+FORMAT, VERSION = "prepare.summary", 1
 # Replaces a verdict if other jobs ran on the same cores.
 SHARED = "on shared cores"
 _RESULTS = {"fail": "wrong", "cannot tell": "unclear"}
@@ -36,30 +39,27 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
     kinds = {row.figures["timed"] for row in summary.rows if "timed" in row.figures}
     available = [
         Column("#", lambda row: f"{row.number}{'*' * (row.number in ranking.best)}", number=True),
-        *(Column(key, _choice(key)) for key in summary.varying),
+        *(Column(key, partial(_choice, key)) for key in summary.varying),
         Column("status", lambda row: row.status),
         Column("speed", verdict_of),
-        Column(
-            "time",
-            _known("prepared_seconds", seconds),
-            3,
-            number=True,
-        ),
+        Column("time", _figure("prepared_seconds", seconds), 3, number=True),
         Column("interval", _of_figures(_interval), 2),
-        *(Column("timed", _known("timed"), 3) for _ in kinds if len(kinds) > 1),
+        *([Column("timed", _figure("timed"), 3)] * (len(kinds) > 1)),
         Column("right", right_text, 1),
-        *(Column(s, _count(s), 7 + n, number=True) for n, s in enumerate(CONVOLUTIONS)),
-        Column("rewritten", _known("convolutions_rewritten"), 7, number=True),
+        *(
+            Column(word, _figure(f"convolutions_{word}"), 7 + at, number=True)
+            for at, word in enumerate(CONVOLUTIONS)
+        ),
+        Column("rewritten", _figure("convolutions_rewritten"), 7, number=True),
         Column("memory", _of_figures(memory_text), 5),
         Column("breaks", _followed("layout_breaks"), 4, number=True),
         Column("copied", _followed("copied_bytes", size), 6, number=True),
         *(replace(c, text=_of_figures(c.text)) for cls in ordered_stages() for c in cls.columns),
         Column("run time", _seconds, 11, number=True),
     ]
-    unneeded = {
-        s for s in CONVOLUTIONS[2:] if {_count(s)(row) for row in summary.rows} <= {"", "0"}
-    }
-    return [c for c in available if c.title not in unneeded and any(map(c.text, summary.rows))]
+    # A column of zeros says something of what was converted, nothing of what is rare.
+    empty = {c.title: {"", "0"} if c.title in CONVOLUTIONS[2:] else {""} for c in available}
+    return [c for c in available if {*map(c.text, summary.rows)} - empty[c.title]]
 
 
 def _of_figures(text: Callable[[Any], str]) -> Callable[[SweepRow], str]:
@@ -70,26 +70,19 @@ def right_text(row: SweepRow) -> str:
     """Return whether the row is right; `unchanged` if there was nothing to verify."""
     if row.reason == NOTHING_CHANGED:
         return "unchanged"
-    return verified_text(row.figures, short=True)
-
-
-def reason_text(row: SweepRow) -> str:
-    """Return why the row failed, why it could not be verified, and why it has no time."""
-    if row.reason:
-        return row.reason
-    found, parts = row.figures, []
-    if found.get("verified") == "cannot tell" and (reason := found.get("verified_reason")):
-        parts.append(f"unclear if right: {reason}")
-    if reason := found.get("timed_reason"):
-        parts.append(f"speed {doubt(found.get('verdict', ''))}: {reason}")
-    return "; ".join(parts)
+    return verified_text(row.figures)
 
 
 def reasons(rows: Iterable[SweepRow]) -> list[tuple[list[int], str]]:
-    """Return (numbers of the rows, reason) for each reason, in the order of the rows."""
+    """Return (numbers of the rows, reason) for each reason that a row failed, is unclear or has no time."""
     numbers: dict[str, list[int]] = {}
     for row in rows:
-        if reason := reason_text(row):
+        found, parts = row.figures, []
+        if found.get("verified") == "cannot tell" and (why := found.get("verified_reason")):
+            parts.append(f"unclear if right: {why}")
+        if why := found.get("timed_reason"):
+            parts.append(f"speed {doubt(found.get('verdict', ''))}: {why}")
+        if reason := row.reason or "; ".join(parts):
             numbers.setdefault(reason, []).append(row.number)
     return [(group, reason) for reason, group in numbers.items()]
 
@@ -105,21 +98,12 @@ def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
     """Yield the best row of each field, and the rows that were not compared."""
     for field in ranking.groups:
         yield _conclusion(field, summary.varying)
-    if shared := shared_rows(ranking):
+    timed = [row for row in ranking.rows if "timed" in row.figures]
+    if shared := [row.number for row in timed if row.shared]:
         yield f"speed unclear, as other runs used the same cores: {numbered(shared)}"
-    yield from _busy(ranking.rows)
-
-
-def _busy(rows: Iterable[SweepRow]) -> Iterator[str]:
-    """Yield a line if the machine was busy while rows were timed."""
-    busy = {r.number: b for r in rows if not r.shared and (b := r.figures.get("busy"))}
+    busy = {r.number: b for r in timed if not r.shared and (b := r.figures.get("busy"))}
     if busy:
         yield f"{next(iter(busy.values()))} at {numbered(sorted(busy))}; repeat these later"
-
-
-def shared_rows(ranking: Ranking) -> list[int]:
-    """Return the numbers of the rows that were timed while other jobs ran on the same cores."""
-    return [row.number for row in ranking.rows if row.shared and "timed" in row.figures]
 
 
 def own_choices(row: SweepRow, keys: Iterable[str], about: str = "") -> str:
@@ -145,12 +129,8 @@ def _conclusion(field: RankedGroup, keys: Iterable[str]) -> str:
     return text
 
 
-def _choice(key: str) -> Callable[[SweepRow], str]:
-    return lambda row: row.choices.get(key, "")
-
-
-def _count(status: str) -> Callable[[SweepRow], str]:
-    return _known(f"convolutions_{status}")
+def _choice(key: str, row: SweepRow) -> str:
+    return row.choices.get(key, "")
 
 
 def verdict_of(row: SweepRow) -> str:
@@ -164,14 +144,14 @@ def verdict_of(row: SweepRow) -> str:
     return verdict_text(row.figures.get("verdict", ""), ratio, interval_of(row.figures))
 
 
-def _known(key: str, text: Callable[[Any], str] = str) -> Callable[[SweepRow], str]:
+def _figure(key: str, text: Callable[[Any], str] = str) -> Callable[[SweepRow], str]:
     """Return the text of a figure, empty if the row does not have it."""
     return lambda row: "" if (value := row.figures.get(key)) is None else text(value)
 
 
 def _followed(key: str, text: Callable[[Any], str] = str) -> Callable[[SweepRow], str]:
     """Return the text of a figure of the layout flow, empty if it could not be followed."""
-    return lambda row: _known(key, text)(row) if row.figures.get("flow") == "ok" else ""
+    return lambda row: _figure(key, text)(row) if row.figures.get("flow") == "ok" else ""
 
 
 def _interval(figures: Mapping[str, Any]) -> str:
@@ -180,3 +160,24 @@ def _interval(figures: Mapping[str, Any]) -> str:
 
 def _seconds(row: SweepRow) -> str:
     return "" if row.seconds is None else f"{row.seconds:.1f} s"
+
+
+def write_summary(summary: Summary, folder: Path) -> None:
+    """Write `summary.json` and `summary.csv` into the folder of the sweep."""
+    ranking = rank(summary)
+    rows = [asdict(row) | {"best": row.number in ranking.best} for row in summary.rows]
+    data = {"format": FORMAT, "version": VERSION, "rows": rows}
+    json_records.write_json(folder / "summary.json", data)
+    files.write_text(folder / "summary.csv", csv_text(_csv(summary, ranking)))
+
+
+def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:
+    figures = list(dict.fromkeys(key for row in summary.rows for key in row.figures))
+    own = ("shared", "seconds", "reason", "folder")
+    yield ["number", *summary.varying, "status", "best", *own, *figures]
+    for row in summary.rows:
+        yield [
+            *(row.number, *map(row.choices.get, summary.varying), row.status),
+            *(row.number in ranking.best, *(getattr(row, key) for key in own)),
+            *map(row.figures.get, figures),
+        ]

@@ -8,12 +8,13 @@ import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
-from prepare.app.job.outcome import FAILED, Outcome, write_result
+from prepare.app.job.execute import Outcome, write_result
 from prepare.app.job.record import Record, Result, unusable
 from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest
 from prepare.core.utils import files
-from prepare.core.utils.folders import hold_folder
+from prepare.core.utils.files import hold_folder
 from prepare.errors import ConfigError, FileError
+from prepare.stages.stage import FAILED
 
 # Launchers whose runs go on after the command that started them has ended.
 OUTLIVE_COMMAND = ("submitit_slurm",)

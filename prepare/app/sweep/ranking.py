@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prepare.app.job.figures import overlap
+from prepare.app.job.record import overlap
 from prepare.core.utils.machine import command_line
 
 if TYPE_CHECKING:
@@ -52,18 +52,13 @@ def rank(summary: Summary) -> Ranking:
     """
     comparable: dict[tuple[str, str], list[SweepRow]] = {}
     for row in summary.rows:
-        if time_ratio(row) is not None and not row.shared and row.status == "ok":
+        if row.figures.get("time_ratio") is not None and not row.shared and row.status == "ok":
             comparable.setdefault(_circumstances(row, summary), []).append(row)
     groups = tuple(_group(_about(key, comparable), rows) for key, rows in comparable.items())
     ranked = [row for group in groups for row in group.rows]
     numbers = {row.number for row in ranked}
     rest = [row for row in summary.rows if row.number not in numbers]
     return Ranking((*ranked, *rest), groups)
-
-
-def time_ratio(row: SweepRow) -> float | None:
-    """Return the time of the prepared model divided by that of the unprepared one; below 1 is faster."""
-    return row.figures.get("time_ratio")
 
 
 def command(row: SweepRow) -> str:
@@ -98,7 +93,7 @@ def _place(row: SweepRow) -> tuple[int, float, int]:
     verdict = row.figures.get("verdict", "")
     known = _ORDER.index(verdict) if verdict in _ORDER else len(_ORDER)
     # The ratio of an unclear row says nothing about its place.
-    return known, 0.0 if verdict == "unclear" else time_ratio(row) or 0.0, row.number
+    return known, 0.0 if verdict == "unclear" else row.figures.get("time_ratio") or 0.0, row.number
 
 
 def _candidates(ranked: Iterable[SweepRow]) -> list[SweepRow]:

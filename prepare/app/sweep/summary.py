@@ -7,13 +7,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from prepare.app.job.outcome import DONE, FAILED, NOT_VERIFIED
 from prepare.app.job.record import Record, without_result
 from prepare.app.sweep.leader import is_led
 from prepare.app.sweep.manifest import SweepManifest, read_sweep_manifest
 from prepare.app.sweep.ranking import rank
 from prepare.core.utils import files
 from prepare.errors import FileError, PrepareError
+from prepare.stages.stage import DONE, FAILED, NOT_VERIFIED
 
 # Statuses of jobs that have not ended, and so have not succeeded either.
 UNENDED = ("running", "waiting")

@@ -22,12 +22,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from prepare.app.job.execute import JobSpec, run_job
-from prepare.app.job.outcome import DONE, FAILED, INTERRUPTED, Outcome, failure, write_result
+from prepare.app.job.execute import JobSpec, Outcome, failure, run_job, write_result
 from prepare.app.job.record import KEPT, Job, Record, Result
 from prepare.app.sweep.leader import OUTLIVE_COMMAND, stamp
 from prepare.core.utils.process_state import Stopped
 from prepare.errors import FileError
+from prepare.stages.stage import DONE, FAILED, INTERRUPTED
 
 if TYPE_CHECKING:
     from prepare.app.sweep.manifest import SweepManifest

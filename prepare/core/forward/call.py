@@ -1,15 +1,23 @@
-"""The arguments of one call of a model, and the tensors in them and in other nested batches."""
+"""The arguments of one call of a model, the tensors in nested batches, and views that call another method."""
 
 from __future__ import annotations
 
 import copy
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from types import MethodType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from prepare.core.model.module_kinds import make_class
+from prepare.core.utils.suggest import choose, nearest
+from prepare.core.utils.wording import words
+from prepare.errors import ConfigError
 
 NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
 LEAVES = (str, bytes, *NUMBERS, complex, type(None))
@@ -87,17 +95,29 @@ def map_tensors(
     pytree does not visit a dataclass, a UserDict or a subclass of dict that is not registered with it.
     Give `kinds` to change values of other classes.
     """
+    return map_named(lambda tensor, _: change(tensor), value, "", kinds)
+
+
+def map_named(
+    change: Callable[[Any, str], Any],
+    value: Any,
+    name: str = "",
+    kinds: tuple[type, ...] = (Tensor,),
+) -> Any:
+    """Return what `map_tensors` returns; `change` gets the name of each tensor too: `targets.0.boxes`."""
     if isinstance(value, kinds):
-        return change(value)
+        return change(value, name)
     if isinstance(value, LEAVES):
         return value
+    start = f"{name}." if name else ""
     if torch.compiler.is_compiling():  # which cannot trace a comparison of containers
         if type(value) is dict:
-            return {key: map_tensors(change, item, kinds) for key, item in value.items()}
+            return {k: map_named(change, v, f"{start}{k}", kinds) for k, v in value.items()}
         if type(value) in (list, tuple):
-            return type(value)([map_tensors(change, item, kinds) for item in value])
+            items = [map_named(change, v, f"{start}{i}", kinds) for i, v in enumerate(value)]
+            return type(value)(items)
     before = dict(items_of(value))
-    after = {key: map_tensors(change, item, kinds) for key, item in before.items()}
+    after = {key: map_named(change, v, f"{start}{key}", kinds) for key, v in before.items()}
     changed = {key: item for key, item in after.items() if item is not before[key]}
     if not before:
         _report_unknown(value)
@@ -144,3 +164,65 @@ def _report_unknown(value: Any) -> None:
         # All classes warn from this line, so Python's filter shows each text once.
         text = f"the tensors in a {type(value).__qualname__} stay as they are"
         warnings.warn(f"{text}; give a dict, list, tuple or dataclass", stacklevel=2)
+
+
+def calling(model: nn.Module, method: str) -> nn.Module:
+    """Return a view of `model` whose call runs `method`: `calling(vae, "decode")(latents)`.
+
+    It shares everything with the model (modules, tensors, hooks, mode), and every name in it is the
+    model's. Prepare the model itself; then predict, verify, time or export a view of it.
+
+    Raises:
+        ConfigError: the model's class has no such method; the error names the nearest ones.
+    """
+    view: nn.Module = object.__new__(class_calling(type(model), method))
+    object.__setattr__(view, "__dict__", vars(model))
+    return view
+
+
+def class_calling(cls: type[nn.Module], method: str) -> type[nn.Module]:
+    """Return a subclass of `cls` with its name, whose `forward` is `method`; the same class each time.
+
+    Raises:
+        ConfigError: `cls` has no such method; the error names the nearest ones.
+    """
+    if method == "forward":
+        return cls
+    if not inspect.isfunction(getattr(cls, str(method), None)):
+        inherited = (name for name in dir(cls) if not hasattr(nn.Module, name))
+        names = [*nearest(method, inherited), *(n for n in vars(cls) if not n.startswith("_"))]
+        methods = [name for name in dict.fromkeys(names) if inspect.isfunction(getattr(cls, name))]
+        wrong = f"{cls.__name__} has no method {str(method)!r}"
+        where = words(cli="model.method", python="method")
+        raise ConfigError(where, wrong, choose(method, methods or ["forward"], noun="methods"))
+    made_of: Any = cls  # a class is hashable, which mypy denies
+    return _subclass(made_of, method)
+
+
+@cache
+def _subclass(cls: Any, method: str) -> Any:
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self, method)(
+            *args, **kwargs
+        )  # looked up by its name: a step may replace the method
+
+    forward.__signature__ = inspect.signature(getattr(cls, method))  # type: ignore[attr-defined]
+    members = {"forward": _First(forward), "__module__": cls.__module__, "__doc__": cls.__doc__}
+    members["__qualname__"] = cls.__qualname__
+    return make_class(cls.__name__, (cls,), members, class_calling, cls, method)
+
+
+class _First:
+    """A function of a class that comes before what a step has put on the module under this name."""
+
+    def __init__(self, function: Any) -> None:
+        self._function = function
+
+    def __get__(self, module: Any, _: Any = None) -> Any:
+        return self._function if module is None else MethodType(self._function, module)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        vars(module)["forward"] = value
+
+    def __delete__(self, module: Any) -> None:
+        del vars(module)["forward"]

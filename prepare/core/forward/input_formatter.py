@@ -1,62 +1,93 @@
-"""Format the tensors of a nested batch: device, floating-point dtype, canonical strides by rank."""
+"""Hooks that format the tensors of a call, or cast them: device, dtype, canonical strides by rank."""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import inspect
+import re
+import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.fx import Proxy
+from torch.fx.proxy import TraceError
 
-from prepare.core.forward.call import items_of, map_tensors
+from prepare.core.forward.call import items_of, map_named, map_tensors
+from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.memory_format import canonical_stride
+from prepare.core.model.module_kinds import NotScriptable, is_transformed, rows_copied
 from prepare.core.model.module_tree import remove_hooks
-from prepare.core.model.replaced_method import NotScriptable
-from prepare.core.model.transforms import is_transformed, rows_copied
+from prepare.core.utils.process_state import interruptible
+from prepare.core.utils.wording import option
 
 # A tensor whose last dimension is longer is no image with its channels there.
 _MOST_IMAGE_CHANNELS = 4
+# A float64 is one on purpose: a time, a position.
+_ACTIVATIONS = (torch.float32, torch.float16, torch.bfloat16)
+_STEP = "input_format"
+# What torch says where two dtypes meet that do not go together.
+DTYPE_ERROR = (
+    r"Input type .* and (bias|weight) type|(same|different) dtype|expected scalar type|mixed dtype"
+    r"|but found .*(Half|BFloat16|Float|Double)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Formatter:
     """The device, dtype and memory format for the tensors of a batch; None leaves a property unchanged.
 
-    `formats` maps a number of dimensions to a memory format; 0 means any number.
+    `formats` maps a number of dimensions to a memory format; 0 means any number. Cast to `dtype` are tensors
+    of two dimensions or more that are not float64, and those that `include` names; not those of `exclude`.
     """
 
     device: torch.device | None = None
     dtype: torch.dtype | None = None
     formats: tuple[tuple[int, str], ...] = ()
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
 
-    def __call__(self, batch: Any) -> Any:
-        """Return the formatted batch; the same object if nothing changes."""
+    def __call__(self, batch: Any, name_of: Callable[[str], str] = str) -> Any:
+        """Return the formatted batch; the same object if nothing changes.
+
+        `name_of` is given the place of a tensor in the batch, and returns the name that patterns match.
+        """
         done: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor, so that its id stays its own
 
-        def change(tensor: Tensor) -> Tensor:
+        def change(tensor: Tensor, place: str) -> Tensor:
+            if torch.compiler.is_compiling():
+                return self.tensor(tensor, name_of(place))
             if id(tensor) not in done:
-                done[id(tensor)] = tensor, self.tensor(tensor)
+                done[id(tensor)] = tensor, self.tensor(tensor, name_of(place))
             return done[id(tensor)][1]
 
-        return map_tensors(self.tensor if torch.compiler.is_compiling() else change, batch)
+        return map_named(change, batch)
 
-    def tensor(self, tensor: Tensor) -> Tensor:
+    def tensor(self, tensor: Tensor, name: str = "0") -> Tensor:
         """Return the formatted tensor; the same object if nothing changes. Differentiable."""
-        device, dtype = self._target(tensor)
+        device, dtype = self._target(tensor, name)
         memory_format = self.format_of(tensor)
         if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
             memory_format = None  # a compiler chooses strides itself
         stride = canonical_stride(tensor.shape, memory_format) if memory_format else None
         if (device, dtype) == (tensor.device, tensor.dtype) and stride in (None, tensor.stride()):
             return tensor
-        tensor = _within_range(tensor, dtype)
+        if (fits := _within_range(tensor, dtype)) is None:
+            wrong = f"{name} holds numbers beyond {_name(dtype)}, and stays {_name(tensor.dtype)}"
+            remedy = option(_STEP, "exclude", [name])
+            warnings.warn(f"{wrong}; scale them, or say so: {remedy}", stacklevel=2)
+            dtype = tensor.dtype
+        tensor = tensor if fits is None else fits
         if stride is None:
             return tensor.to(device, dtype, non_blocking=_may_run_on(tensor, device))
         if torch.jit.is_tracing():  # a trace loses the copy into new memory, and reads garbage
-            name = "contiguous_format" if memory_format == "contiguous" else memory_format
-            return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, str(name)))
+            to = "contiguous_format" if memory_format == "contiguous" else memory_format
+            return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, str(to)))
         if is_transformed():
             moved = tensor.to(device, dtype)
             return moved.contiguous() if memory_format == "contiguous" else rows_copied(moved)
@@ -75,11 +106,14 @@ class Formatter:
                 return None if dims and _channels_are_last(tensor.shape) else memory_format
         return None
 
-    def _target(self, tensor: Tensor) -> tuple[torch.device, torch.dtype]:
-        device, dtype = self.device or tensor.device, self.dtype or tensor.dtype
+    def _target(self, tensor: Tensor, name: str) -> tuple[torch.device, torch.dtype]:
+        device = self.device or tensor.device
         if device.index is None and device.type == tensor.device.type:
             device = tensor.device
-        return device, dtype if tensor.is_floating_point() else tensor.dtype
+        is_cast = tensor.dim() > 1 and tensor.dtype in _ACTIVATIONS
+        if tensor.is_floating_point():
+            is_cast = (is_cast or is_named(name, self.include)) and not is_named(name, self.exclude)
+        return device, (self.dtype if is_cast else None) or tensor.dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,18 +123,35 @@ class FormatHook(NotScriptable):
     As plain data it survives pickle and deepcopy, and an equal hook on the model is recognised.
     """
 
-    step = "input_format"
+    step = _STEP
     formatter: Formatter
+    names: tuple[str, ...] = ()
+    """Of the positional parameters of forward."""
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
-        new_args, new_kwargs = self.formatter((args, kwargs))
+        new_args, new_kwargs = self.formatter((args, kwargs), self.name_of)
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed():
             return new_args, new_kwargs
         given = _Arguments(new_args)
         given.made = [(m, _content(m)) for m in _made((args, kwargs), (new_args, new_kwargs))]
         return given, new_kwargs
+
+    @classmethod
+    def of(cls, model: nn.Module, formatter: Formatter) -> FormatHook:
+        """Return the hook for `model`, which knows the names of its arguments."""
+        names: tuple[str, ...] = ()
+        with contextlib.suppress(ValueError, TypeError):  # of a scripted module
+            names = tuple(inspect.signature(model.forward).parameters)
+        return cls(formatter, names)
+
+    def name_of(self, place: str) -> str:
+        """Return the name of a place in (args, kwargs): `x` for `0.0`, `targets.0` for `1.targets.0`."""
+        kind, first, *rest = place.split(".")
+        if kind == "0" and int(first) < len(self.names):
+            first = self.names[int(first)]
+        return ".".join((first, *rest))
 
     def is_on(self, model: nn.Module) -> bool:
         """Return whether `model` has a hook equal to this one."""
@@ -110,7 +161,7 @@ class FormatHook(NotScriptable):
         """Register the hook before all others, and remove any other formatting hook."""
         FormatHook.remove(model)
         model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
-        model.register_forward_hook(WarnHook())
+        model.register_forward_hook(WarnHook(), with_kwargs=True, always_call=True)
 
     @staticmethod
     def remove(model: nn.Module) -> None:
@@ -120,11 +171,21 @@ class FormatHook(NotScriptable):
 
 @dataclasses.dataclass(frozen=True)
 class WarnHook(NotScriptable):
-    """A forward hook that warns if forward has written into a copy that formatting made of an argument."""
+    """A forward hook that warns if forward has written into a copy that formatting made of an argument.
 
-    step = "input_format"
+    If forward raises for a dtype, the error gets a note that names the arguments.
+    """
 
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+    step = _STEP
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
+    ) -> None:
+        if torch.compiler.is_compiling():
+            return
+        error = sys.exception() if output is None else None
+        if error and (note := note_of(module, error, args, kwargs)):
+            error.add_note(note)
         if any(_content(copy) != before for copy, before in getattr(args, "made", ())):
             warnings.warn(
                 f"{type(module).__name__}.forward wrote into an argument that input_format had copied; the "
@@ -165,29 +226,110 @@ def _channels_are_last(shape: torch.Size) -> bool:
     return shape[-1] <= _MOST_IMAGE_CHANNELS and shape[-1] < min(shape[1:-1])
 
 
-def _within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the tensor with finite values beyond the range of `dtype` as its largest number.
+def is_named(name: str, patterns: Iterable[str]) -> bool:
+    """Return whether a pattern matches an argument `targets.0.boxes`, what holds it, or its name in there."""
+    parts = name.split(".")
+    names = [".".join(parts[a:b]) for a in (0, 1) for b in range(a + 1, len(parts) + 1)]
+    return any(fnmatchcase(each, pattern) for pattern in patterns for each in names)
 
-    torch's cast makes inf of them: of a mask of `finfo(float32).min`, whose rows then become NaN.
+
+# A compiler cannot trace a regular expression. torch.compiler.assume_constant_result sets this too, but
+# imports the compiler.
+is_named._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def note_of(model: nn.Module, error: BaseException, args: Any, kwargs: Any) -> str:
+    """Return which arguments have another dtype than the weights, if a forward has raised for a dtype."""
+    dtypes = {each.dtype for each in model.parameters() if each.is_floating_point()}
+    if not dtypes or not re.search(DTYPE_ERROR, str(error)):
+        return ""
+    dtype = min(dtypes, key=lambda each: (each.itemsize, str(each)))
+    hook, told = FormatHook.of(model, Formatter()), []
+    floats = [each for each in _placed((args, kwargs)) if each[1].is_floating_point()]
+    for key, is_cast in (("include", False), ("exclude", True)):
+        names = [hook.name_of(place) for place, t in floats if (t.dtype == dtype) is is_cast]
+        if names:
+            is_in = f"in {_name(dtype)}" if is_cast else f"not in {_name(dtype)}"
+            told.append(f"{', '.join(names)}: {is_in}; to change that: {option(_STEP, key, names)}")
+    return "; ".join(told)
+
+
+def needless(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype
+) -> list[str]:
+    """Return patterns of the arguments in `dtype` with which forward runs in float32 too; changes nothing.
+
+    No convolution and no linear layer gets those: each needs the dtype of its weights.
+    """
+    hook, left = FormatHook.of(model, Formatter()), dict[tuple[str, ...], None]()
+
+    def patterns(place: str) -> tuple[str, ...]:
+        kind, first, *rest = place.split(".")
+        inside = ".".join("*" if each.isdigit() else each for each in rest)
+        if kind == "1":
+            return (f"{first}.{inside}" if inside else first,)
+        return (inside,) if inside else (hook.name_of(place), first)
+
+    cast = [place for place, t in _placed((args, kwargs)) if t.dim() > 1 and t.dtype == dtype]
+    with unchanged(model, args, kwargs) as state, torch.no_grad():
+        for tried in dict.fromkeys(map(patterns, cast)):
+            wide = {*left, tried}
+
+            def widen(tensor: Tensor, place: str, wide: Any = wide) -> Tensor:
+                return tensor.float() if patterns(place) in wide else tensor
+
+            given = map_named(widen, (args, kwargs))
+            with contextlib.suppress(Exception):  # it is needed, or the model does not run at all
+                interruptible(model, *given[0], **given[1])
+                left[tried] = None
+            state.restore()
+    return [pattern for each in left for pattern in each]
+
+
+def _placed(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in `value` with their places."""
+    if isinstance(value, Tensor):
+        yield place, value
+    for key, item in items_of(value):
+        yield from _placed(item, f"{place}.{key}" if place else str(key))
+
+
+def _within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """Return the tensor with the least and the largest numbers of its dtype as those of `dtype`.
+
+    These are masks, of which torch's cast makes inf, and then rows of NaN. Return None if `dtype` cannot hold
+    another finite value. A compiler or a transform cannot look: there all are limited.
     """
     limit = torch.finfo(dtype).max if dtype.is_floating_point else 0.0
     if not limit or not tensor.numel() or limit >= torch.finfo(tensor.dtype).max:
         return tensor
     if tensor.layout is not torch.strided or tensor.is_nested:
         return tensor
-    if _may_look(tensor):
-        low, high = tensor.detach().aminmax()
-        if -limit <= low.item() and high.item() <= limit:
+    if _may_look(tensor, limit):
+        large = tensor.detach().abs()
+        large = large[(large > limit) & large.isfinite()]
+        if not large.numel():
             return tensor
-    return torch.where(tensor.isinf(), tensor, tensor.clamp(-limit, limit))
+        if (large < torch.finfo(torch.bfloat16).max).any():
+            return None
+    wide = tensor if tensor.dtype.itemsize > 2 else tensor.float()  # bfloat16 rounds the limit up
+    return torch.where(wide.isinf(), wide, wide.clamp(-limit, limit))
 
 
-def _may_look(tensor: Tensor) -> bool:
-    """Return whether values can be read at once: not on an accelerator, nor of a tensor without values."""
-    is_plain = type(tensor) in (Tensor, nn.Parameter) and tensor.is_cpu
-    return is_plain and not (
+def _may_look(tensor: Tensor, limit: float) -> bool:
+    """Return whether values can be read at once: not of a tensor without values, nor needlessly on a GPU.
+
+    There it waits for the device, and between bfloat16 and float32 lie only masks.
+    """
+    is_plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_meta
+    is_needed = tensor.is_cpu or limit < torch.finfo(torch.bfloat16).max
+    return (is_plain and is_needed) and not (
         torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed()
     )
+
+
+def _name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _may_run_on(tensor: Tensor, device: torch.device) -> bool:
@@ -198,3 +340,83 @@ def _may_run_on(tensor: Tensor, device: torch.device) -> bool:
     """
     is_sent = tensor.device.type == "cpu" and device.type not in ("cpu", "meta")
     return is_sent and not torch.compiler.is_compiling() and tensor.is_pinned()
+
+
+# The step that casts to 16 bits, and puts these hooks on the modules that it keeps.
+CAST_STEP = "half"
+_LOW = (torch.float16, torch.bfloat16)
+_REMEDY = "use torch.export, or undo the step: from prepare.steps import half; half.undo(model)"
+
+
+@dataclasses.dataclass(frozen=True)
+class CastArguments(NotScriptable):
+    """A forward pre-hook that casts 16-bit positional and keyword arguments to `dtype`."""
+
+    step = CAST_STEP
+    dtype: torch.dtype
+
+    def __call__(
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        if args and isinstance(args[0], Proxy):
+            text = (
+                f"torch.fx.symbolic_trace cannot trace {type(module).__name__}, which half keeps in"
+            )
+            raise TraceError(f"{text} {self.dtype}: {_REMEDY}")
+        return map_tensors(self._cast, args), map_tensors(self._cast, kwargs)
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.dtype) if tensor.dtype in _LOW else tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class CastResults(NotScriptable):
+    """A forward hook that casts results in the dtype `inside` to the 16-bit dtype `outside`."""
+
+    step = CAST_STEP
+    inside: torch.dtype
+    outside: torch.dtype
+
+    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+        return map_tensors(self._cast, output)
+
+    def _cast(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.outside) if tensor.dtype == self.inside else tensor
+
+
+def keep_option(name: str) -> str:
+    """Return the option that keeps the module `name` in float32, and the norms as by default."""
+    return option(CAST_STEP, "keep", ["norms", name])
+
+
+def call_in_float32(module: nn.Module, casts: CastResults) -> None:
+    """Cast the arguments and results of each call of `module`; replaces such casts of before."""
+    remove_casts(module)
+    arguments = CastArguments(casts.inside)
+    module.register_forward_pre_hook(arguments, with_kwargs=True)
+    module.register_forward_hook(casts, prepend=True)
+
+
+def remove_casts(module: nn.Module) -> None:
+    """Remove the casts around the calls of `module`, if there are any."""
+    remove_hooks(module, CastArguments, CastResults)
+
+
+def casts_of(module: nn.Module) -> CastResults | None:
+    """Return the casts around the calls of `module`, or None."""
+    hooks = module._forward_hooks.values()
+    return next((hook for hook in hooks if isinstance(hook, CastResults)), None)
+
+
+@contextmanager
+def same_casts(model: nn.Module, source: nn.Module) -> Iterator[None]:
+    """Give the modules of `model` the casts of the modules of the same names in `source`, in the block."""
+    casts = {name: cast for name, module in source.named_modules() if (cast := casts_of(module))}
+    modules = [(m, casts[n]) for n, m in model.named_modules() if n in casts and not casts_of(m)]
+    try:
+        for module, cast in modules:
+            call_in_float32(module, cast)
+        yield
+    finally:
+        for module, _ in modules:
+            remove_casts(module)

@@ -1,121 +1,107 @@
-"""Run the example input through a model, record the layouts of its convolutions, and explain a failure."""
+"""Run the example input through a model, and explain a failure by the module and the likely cause."""
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from prepare.core.forward.call import describe
-from prepare.core.forward.compiled import contains_compiled
-from prepare.core.forward.explain_error import explained
+from prepare.core.forward.input_formatter import keep_option
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged, without_gradients
-from prepare.core.model.memory_format import FORMATS, satisfied, takes
-from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
-from prepare.core.model.tensors import is_strided
+from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.process_state import interruptible
+from prepare.core.utils.user_code import described
+from prepare.core.utils.wording import words
+from prepare.errors import ModelError
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from prepare.core.forward.example_input import Example
 
 
-@dataclass(frozen=True)
-class ConvCall:
-    """One call of one convolution, and the formats that the strides of its output satisfy.
-
-    Strides often satisfy several (one channel, or one pixel).
-    """
-
-    module: str
-    rank: int
-    output_formats: tuple[str, ...]
+# Characters of an error: the time of the search grows with their square.
+_MOST_SEARCHED = 5_000
 
 
-@dataclass(frozen=True)
-class LayoutCount:
-    """Among the `of` convolutions of one rank, the `gave` whose every output was in `format`.
-
-    `ambiguous`: how many of these outputs also satisfy another memory format. The record of a run
-    holds these fields under these names.
-    """
-
-    format: str
-    gave: int
-    of: int
-    ambiguous: int
-
-
-@contextmanager
-def watch(model: nn.Module) -> Iterator[list[ConvCall]]:
-    """Record every call of a 2-d or 3-d convolution inside the block; change no output.
-
-    Only calls of modules are recorded, not `F.conv2d` in the code of a forward. Nothing is recorded
-    for a compiled model: a hook that exists at its first call is compiled into it, and stays.
-    """
-    calls: list[ConvCall] = []
-    if contains_compiled(model):
-        yield calls
-        return
-    handles = [
-        module.register_forward_hook(partial(_record, name, calls))
-        for name, module in model.named_modules()
-        if isinstance(module, CONVOLUTIONS_2D_3D)
-    ]
-    try:
-        yield calls
-    finally:
-        for handle in handles:
-            handle.remove()
+def _hints() -> dict[str, str]:
+    """Return the remedy for each pattern of a message of torch."""
+    return {
+        r"Input type .* and (bias|weight) type|same dtype|expected scalar type": (
+            "the input and the weights differ in precision: the example was formatted as the steps say, "
+            "but a tensor that the model makes itself stays as it is, and so does the weight of a kept "
+            "module that is not called itself"
+        ),
+        r"view size is not compatible": (
+            "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
+            "there, or exclude the convolutions before it"
+        ),
+        r"not implemented for '(Half|BFloat16)'": (
+            f"this device cannot do this in 16 bits: keep the module in float32 with "
+            f"{keep_option('NAME')}, or take the "
+            "other 16-bit precision"
+        ),
+        r"missing \d+ required|unexpected keyword|takes .* positional": words(
+            cli="forward takes other arguments: give them as input.args=[{shape:[...]},...] and "
+            "input.kwargs={NAME:{shape:[...]}}, one dict as input.args=[{NAME:{shape:[...]}}]",
+            python="forward takes other arguments: a tuple is positional arguments, a mapping is keyword "
+            "arguments; for one dict argument give (batch,)",
+        ),
+        r"to have \d+ channels|Sizes of tensors|must match|[Ss]hapes? .*(cannot be multiplied|invalid)"
+        r"|[Ee]xpected .*(input|dimension|size)|Kernel size can't be": words(
+            cli="the example input may not fit this model: change input.shape",
+            python="the example input may not fit this model",
+        ),
+        r"index out of range": words(
+            cli="the example input may hold too large integers: change input.high",
+            python="the example input may hold too large integers",
+        ),
+    }
 
 
-def count_layouts(calls: list[ConvCall], formats: Iterable[str] = ()) -> list[LayoutCount]:
-    """Return one count for each of `formats` that a called convolution could return.
-
-    For a rank that none of `formats` is for, return the count of the most frequent format.
-    """
-    counts = []
-    for rank in sorted({call.rank for call in calls}):
-        of_rank = [call for call in calls if call.rank == rank]
-        possible = [_count(of_rank, name) for name in FORMATS if takes(name, rank)]
-        requested = [count for count in possible if count.format in formats]
-        counts += requested or [max(possible, key=lambda count: count.gave)]
-    return counts
-
-
-def _record(name: str, calls: list[ConvCall], _module: Any, _args: Any, output: Any) -> None:
-    if isinstance(output, Tensor):
-        fits = satisfied(output.shape, output.stride()) if is_strided(output) else ()
-        calls.append(ConvCall(name, output.dim(), fits))
+def explained(model: nn.Module, error: Exception) -> ModelError:
+    """Return a ModelError for an error in a forward, with the innermost module and the likely cause."""
+    lines = str(error).strip().split("\n")
+    # The first line of a compiler's error names its backend, the next line the error of the backend.
+    message = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
+    text = str(error)[:_MOST_SEARCHED]
+    hints = [hint for pattern, hint in _hints().items() if re.search(pattern, text)]
+    if missing := missing_module(str(error)):
+        hints = [install_remedy(missing, imported=True)]
+    where = _innermost(model, error.__traceback__)
+    wrong = described(error, message).rstrip(".")
+    return ModelError(f"forward of {where}", wrong, next(iter(hints), ""))
 
 
-def _count(calls: list[ConvCall], name: str) -> LayoutCount:
-    outputs: dict[str, list[tuple[str, ...]]] = {}
-    for call in calls:
-        outputs.setdefault(call.module, []).append(call.output_formats)
-    matching = [formats for formats in outputs.values() if all(name in each for each in formats)]
-    ambiguous = sum(all(len(each) > 1 for each in formats) for formats in matching)
-    return LayoutCount(name, len(matching), len(outputs), ambiguous)
+def _innermost(model: nn.Module, trace: TracebackType | None) -> str:
+    """Return the dotted name and class of the module whose code was running."""
+    names = {id(module): name for name, module in model.named_modules()}
+    innermost = type(model).__name__
+    while trace is not None:
+        module = trace.tb_frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and names.get(id(module)):
+            innermost = f"{names[id(module)]} ({type(module).__name__})"
+        trace = trace.tb_next
+    return innermost
 
 
 @dataclass(frozen=True)
 class Forward:
-    """The inputs and the output of one forward, in words, and the calls of its convolutions."""
+    """The inputs and the output of one forward in words, and its seconds."""
 
     inputs: str
     output: str
-    calls: list[ConvCall]
     seconds: float
 
 
 def run_example(model: nn.Module, example: Example, *, amp: str = "none") -> Forward:
-    """Run one forward under autocast to `amp`, record its convolutions, and restore the model and its input.
+    """Run one forward under autocast to `amp`, and restore the model and its input.
 
     It runs without gradients or, if it raises so, with them, as a forward that differentiates needs.
 
@@ -127,10 +113,10 @@ def run_example(model: nn.Module, example: Example, *, amp: str = "none") -> For
     def run() -> Forward:
         with unchanged(model, example.args, example.kwargs):
             begin = time.perf_counter()
-            with watch(model) as calls, autocast(amp, device_of([model])):
+            with autocast(amp, device_of([model])):
                 output = interruptible(model, *example.args, **example.kwargs)
             seconds, words = time.perf_counter() - begin, describe(output)
-        return Forward(inputs, words, calls, seconds)
+        return Forward(inputs, words, seconds)
 
     try:
         return without_gradients(run)

@@ -1,12 +1,13 @@
 """Leave a model, its inputs and the process as they were before a call of ours.
 
 Not restored is what no public network was seen to change in its forward: what lies deeper than one container
-or plain object in an attribute, global variables, data of classes. An array of numpy may be a mapped file,
-larger than the memory: it is neither copied nor restored.
+or plain object in an attribute, global variables that no hook names, data of classes. An array of numpy may
+be a mapped file, larger than the memory: it is neither copied nor restored.
 """
 
 from __future__ import annotations
 
+import gc
 import random
 import sys
 from collections import OrderedDict, deque
@@ -48,7 +49,7 @@ def unchanged(
 ) -> Iterator[ModelState]:
     """Restore the model, `inputs`, and the global state of torch and of the process at the end of the block.
 
-    Restored are the class, attributes, hooks and mode of each module, what a container, plain object or
+    Restored are the attributes, hooks and mode of each module, what a container, plain object or
     random generator in an attribute holds, lists and dicts in the closures of hooks, gradients, and the
     values of tensors, bit for bit; also if the block raises. Inside it no parameter has a gradient, and
     Ctrl-C waits, except in a call by `interruptible`; the third one does not wait.
@@ -120,10 +121,8 @@ class ModelState:
 
     def __init__(self, model: nn.Module, inputs: Any = ()) -> None:
         self.stand_ins: dict[int, Tensor] = {}
-        self._model = model
         self._seen: dict[int, Any] = {}  # with the object, which keeps its id from being used again
         self._fixed: set[int] = set()  # tensors of scripted modules, which cannot be replaced
-        self._classes: list[tuple[nn.Module, type]] = []
         # A container or the attributes of an object, its keys, and its values.
         self._held: list[tuple[Any, list[Any], list[Any]]] = []
         self._empty: list[dict[Any, Any]] = []  # the tables of hooks: most of what a module has
@@ -158,9 +157,6 @@ class ModelState:
         Raises:
             RefusedError: the call wrote into a parameter of which there is no copy.
         """
-        for module, kind in self._classes:
-            if type(module) is not kind:
-                object.__setattr__(module, "__class__", kind)
         for owner, keys, values in self._held:
             now = _content(owner)
             if not (_same(now[0], keys) and _same(now[1], values)):
@@ -170,14 +166,11 @@ class ModelState:
         for reset in self._resets:
             reset()
         self._restore_tensors()
-        for tensor, version in self._not_copied:
-            if tensor._version != version:
-                named = self._model.named_parameters()
-                name = next((name for name, each in named if each is tensor), "a tensor")
-                wrong = (
-                    "is written by a forward, and the free memory does not hold a copy to restore"
-                )
-                raise RefusedError(name, wrong, "build the model again, where more memory is free")
+        written = [tensor for tensor, version in self._not_copied if tensor._version != version]
+        if written:
+            shape = list(written[0].shape)
+            wrong = f"writes into a parameter of shape {shape}, and no memory is free for a copy"
+            raise RefusedError("forward", wrong, "build the model again, where more memory is free")
 
     def _restore_tensors(self) -> None:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
@@ -213,13 +206,9 @@ class ModelState:
             self._visit_module(module)
 
     def _visit_module(self, module: nn.Module) -> None:
-        self._classes.append((module, type(module)))
         self._hold(vars(module))
         for key, value in list(vars(module).items()):
-            if key in ("_parameters", "_buffers", "_modules") and isinstance(value, dict):
-                for each in self._hold(value):
-                    self._visit(each, 0)
-            elif key in _HOOKS and not value and type(value) in (dict, OrderedDict):
+            if key in _HOOKS and not value and type(value) in (dict, OrderedDict):
                 self._empty.append(value)
             elif key in _HOOKS and isinstance(value, dict):
                 for hook in self._hold(value):
@@ -257,14 +246,14 @@ class ModelState:
         """Visit what a hook of the user's keeps, but no module that its closure names."""
         if isinstance(hook, partial):
             self._visit((hook.args, hook.keywords), _AT_HOOK)
-            self._visit_hook(hook.func)
-        elif not isinstance(hook, FunctionType):
+            hook = hook.func
+        if not isinstance(hook, FunctionType):
             self._visit(hook.__self__ if isinstance(hook, MethodType) else hook, _AT_HOOK)
         elif not _is_foreign(hook.__module__):
-            for cell in hook.__closure__ or ():
-                with suppress(ValueError):  # nothing is assigned yet
-                    if isinstance(cell.cell_contents, _CONTAINERS):
-                        self._visit(cell.cell_contents, _IN_ATTRIBUTE)
+            named = [hook.__globals__.get(name) for name in hook.__code__.co_names]
+            for each in (*named, *gc.get_referents(*(hook.__closure__ or ()))):
+                if isinstance(each, _CONTAINERS):
+                    self._visit(each, _IN_ATTRIBUTE)
 
     def _hold(self, container: Any) -> list[Any]:
         keys, values = _content(container)

@@ -8,10 +8,10 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -56,12 +56,7 @@ def with_threads(count: int) -> Iterator[None]:
         set_threads(before)
 
 
-def one_thread() -> AbstractContextManager[None]:
-    """Run torch's operators in one thread, as `with_threads` does."""
-    return with_threads(1)
-
-
-class OneThreadWorkers:
+class OneThreadWorkers(ThreadPoolExecutor):
     """As many threads as torch uses, each of which runs torch's operators in one thread.
 
     At the end of a parallel region every thread waits for the slowest one, and on a busy machine that is a
@@ -73,14 +68,7 @@ class OneThreadWorkers:
 
     def __init__(self, start: bool) -> None:  # noqa: FBT001
         self._count = torch.get_num_threads() if start else 1
-        self._pool: ThreadPoolExecutor | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown()
+        super().__init__(self._count)
 
     def run(self, work: Callable[[Any], None], waiting: deque[Any]) -> None:
         """Call `work` with every item that waits, and remove it; leave the rest if an interrupt is deferred.
@@ -89,7 +77,7 @@ class OneThreadWorkers:
         """
 
         def work_on() -> None:
-            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), one_thread():
+            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), with_threads(1):
                 while waiting and not interrupts_wait():
                     try:
                         item = waiting.popleft()
@@ -100,9 +88,7 @@ class OneThreadWorkers:
         if self._count == 1 or len(waiting) < 2:
             work_on()
             return
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self._count)
-        futures = [self._pool.submit(work_on) for _ in range(self._count)]
+        futures = [self.submit(work_on) for _ in range(self._count)]
         try:
             for future in futures:
                 future.result()

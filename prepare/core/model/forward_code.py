@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import dis
+import gc
 import inspect
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from types import CodeType, FunctionType, MethodType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.core.model.module_kinds import REPAIRS, is_repair
+from prepare.core.model.module_kinds import REPAIRS, ReplacedMethod, is_repair
 from prepare.core.model.module_tree import source_of
-from prepare.core.model.replaced_method import ReplacedMethod, foreign_method
 
 # The methods with which a call may begin, outermost first.
 _ENTRIES = ("__call__", "_call_impl", "forward")
 _TORCHS = ("torch.nn.modules.", *REPAIRS)
+# How many objects are looked at, and not entered, for the old forward that a function on a module keeps.
+_MOST_KEPT = 200
+_NOT_ENTERED = (nn.Module, Tensor, type, ModuleType, str, int, CodeType)
 
 
 @dataclass(frozen=True)
 class ForwardCode:
     """The code that a call of a module runs, as far as its methods show.
+
+    It follows `super()`, the name of torch's class, methods on `self` and functions of the user's file. Other
+    code that names the method may run torch's.
 
     Attributes:
         torchs: the class in `torch.nn` from which the class of the module is derived; None if that is
@@ -33,8 +40,7 @@ class ForwardCode:
             subclass which overrides one of them takes effect. Empty if other code does the same work too.
         alone: whether only code of `torchs` runs, or of a repair of it.
         runs_torchs: whether the work of `torchs` is done by its own method, or by other code which calls
-            the same function, as `F.instance_norm`; also True for a function on the instance, whose work is
-            not known.
+            the same function, as `F.instance_norm`; also True for code that is not followed.
         repaired: whether code of a repair runs.
         replaced_by: the function that stands on the instance in place of a method, as
             `accelerate.hooks.add_hook_to_module.<locals>.new_forward`; empty if there is none.
@@ -56,17 +62,15 @@ class ForwardCode:
 def forward_code(module: nn.Module) -> ForwardCode:
     """Return the code that a call of `module` runs now; runs none of it."""
     cls: Any = type(module)
-    return (
-        _code_of(cls)
-        if vars(module).keys().isdisjoint(_methods(cls))
-        else _Search(cls, module).code()
-    )
+    own = not vars(module).keys().isdisjoint(_methods(torch_class(cls)))
+    return _Search(cls, module).code() if own else _code_of(cls)
 
 
-def replaced_by(module: nn.Module, method: str = "forward") -> str:
-    """Return the function that stands on the instance in place of a method; empty if there is none."""
-    value = foreign_method(module, method)
-    return "" if value is None else _name_of(value)
+def may_read_mode(module: nn.Module) -> bool:
+    """Return False if no method of the module's class reads its mode."""
+    functions = (f for c in type(module).__mro__ if c is not nn.Module for f in vars(c).values())
+    scripted = isinstance(module, torch.jit.ScriptModule)
+    return scripted or any("training" in _names(each) for each in functions)
 
 
 @cache
@@ -84,235 +88,160 @@ def _code_of(cls: Any) -> ForwardCode:
 @cache
 def _overridden(repair: Any) -> frozenset[str]:
     """Return the methods that do the work of a repair: not a `forward` which calls another of them."""
-    functions = ((n, inspect.unwrap(getattr(repair, n))) for n in _methods(repair))
-    methods = frozenset(n for n, function in functions if function.__module__.startswith(REPAIRS))
+    functions = {name: getattr(repair, name) for name in _methods(torch_class(repair))}
+    methods = frozenset(name for name, function in functions.items() if _is_of_repair(function))
     return methods - {"forward"} or methods
 
 
 @cache
-def _methods(cls: Any) -> frozenset[str]:
+def _methods(torchs: Any) -> frozenset[str]:
     """Return the methods that decide on the result of a call: `forward`, and those that it calls."""
-    torchs, reached, waiting = torch_class(cls), set(_ENTRIES), ["forward"]
+    reached, waiting = set(_ENTRIES), ["forward"]
     while torchs and waiting:
         for name in _names(getattr(torchs, waiting.pop())) - reached:
-            function = getattr(torchs, name, None)
+            is_method = isinstance(getattr(torchs, name, None), FunctionType)
             is_check = name.startswith("_check")  # a check returns nothing
-            if isinstance(function, FunctionType) and name not in vars(nn.Module) and not is_check:
+            if is_method and name not in vars(nn.Module) and not is_check:
                 reached.add(name)
                 waiting.append(name)
     return frozenset(reached)
 
 
 @cache
-def _kernels(cls: Any) -> frozenset[str]:
-    """Return the functions of torch that do the work of `cls`; each norm can do the work of another."""
-    torchs, methods = torch_class(cls), _methods(cls) - {*_ENTRIES[:-1]}
-    used = {name for method in methods for name in _names(getattr(torchs, method, None))}
-    names = {n for n in used if n[0] != "_" and inspect.isroutine(vars(F).get(n))}
+def _kernels(torchs: Any) -> frozenset[str]:
+    """Return the functions of torch that do the work of a class."""
+    used = {name for method in _methods(torchs) for name in _names(getattr(torchs, method, None))}
+    names = {name for name in used if inspect.isroutine(vars(F).get(name)) and name[0] != "_"}
     names -= {"has_torch_function"}
-    names = names - {"pad"} or names  # the work of a pad, but only a help for a convolution
-    if any(name.endswith("_norm") for name in names):
-        names.update(name for name in vars(F) if name.endswith("_norm"))
-    return frozenset(names) if torchs else frozenset()
+    # The work of a pad, but only a help for a convolution.
+    return frozenset(names - {"pad"} or names)
 
 
 class _Search:
     """Follows a call from method to method."""
 
     def __init__(self, cls: Any, module: nn.Module | None = None) -> None:
-        self.cls, self.module = cls, module
-        self.selves = [] if module is None else [module, source_of(module)]
+        self.cls, self.torchs, self.module = cls, torch_class(cls), module
+        self.methods, self.kernels = _methods(self.torchs), _kernels(self.torchs)
         self.on_instance = {} if module is None else vars(module)
         self.through: set[str] = set()
-        self.alone, self.works, self.calls_kernel = True, False, False
+        self.alone, self.works, self.calls_kernel = self.torchs is not None, False, False
         self.replaced: list[str] = []
-        self.seen: set[Any] = set()
+        self.seen: set[str] = set()
 
     def code(self) -> ForwardCode:
-        torchs = torch_class(self.cls)
-        starts = (
-            n for n in _ENTRIES if n in self.on_instance or not _is_torchs(_owner(self.cls, n), n)
-        )
-        self._look_up(next(starts, "forward"))
-        runs_torchs = self.works or self.calls_kernel or bool(self.replaced)
-        repairs = [c for c in self.cls.__mro__ if is_repair(c)]
+        defined = (vars(c).keys() for c in self.cls.__mro__ if c is not nn.Module)
+        starts = {*self.on_instance}.union(*defined)
+        self._look_up(next((name for name in _ENTRIES if name in starts), "forward"))
         through = frozenset() if self.calls_kernel else frozenset(self.through)
-        alone = self.alone and torchs is not None
+        works = self.works or self.calls_kernel or bool(self.replaced)
+        repairs = [c for c in self.cls.__mro__ if is_repair(c)]
         repaired = bool(repairs) and not _overridden(repairs[-1]).isdisjoint(through)
         replaced = ", ".join(self.replaced)
-        return ForwardCode(torchs, through, alone, runs_torchs, repaired, replaced)
+        return ForwardCode(self.torchs, through, self.alone, works, repaired, replaced)
 
     def _look_up(self, name: str) -> None:
         """Follow `self.name`."""
         if name in self.seen:
             return
         self.seen.add(name)
-        if name in self.on_instance:
-            self.alone = False
-            if not isinstance(value := self.on_instance[name], ReplacedMethod):
-                self.replaced.append(_name_of(value))
-            self._follow_value(value)
-        else:
-            self._follow_class(name, self.cls.__mro__)
+        value = self.on_instance.get(name)
+        self.alone &= value is None
+        # A replaced method is that of the class, with some of its calls replaced.
+        if value is None or isinstance(value, ReplacedMethod):
+            self._follow(name, self.cls.__mro__)
+            return
+        self.replaced.append(_name_of(value))
+        for kept in _kept(value, self.module):
+            if isinstance(kept, FunctionType):
+                self.calls_kernel |= not _names_in(kept.__code__).isdisjoint(self.kernels)
+            elif kept.__name__ in self.methods:
+                mro, function = self.cls.__mro__, kept.__func__
+                owner = next((i for i, c in enumerate(mro) if function in vars(c).values()), 0)
+                if _is_of_repair(function):  # it looks for the present class
+                    self._follow(kept.__name__, mro)
+                else:
+                    self._enter(kept.__name__, function, mro[owner + 1 :])
 
-    def _follow_class(self, name: str, classes: tuple[Any, ...]) -> None:
+    def _follow(self, name: str, classes: Sequence[Any]) -> None:
         """Follow the first method of this name in `classes`."""
-        owner = next((c for c in classes if name in vars(c)), nn.Module)
+        index = next(i for i, c in enumerate(classes) if name in vars(c))
+        owner, function = classes[index], vars(classes[index])[name]
         if owner is nn.Module:
-            if name in _ENTRIES[:-1]:
+            if name != "forward":
                 self._look_up("forward")
-        elif _is_torchs(owner, name):
-            self.through.add(name)
-            self._follow_torchs(vars(owner)[name])
+            return
+        if owner.__module__.startswith(_TORCHS):
+            # Another program may put a method of its own into a class of torch.
+            self.works = True
+            self.through |= {name} if _is_torchs(function) else set()
         else:
-            self.works |= owner.__module__.startswith(
-                _TORCHS
-            )  # a method that another program has put there
-            self._follow_users(vars(owner)[name], name, owner)
+            self.alone = False
+        self._enter(name, function, classes[index + 1 :])
 
-    def _follow_torchs(self, function: Any) -> None:
-        is_repair = inspect.unwrap(function).__module__.startswith(REPAIRS)
-        self.works |= is_repair or not _names(function).isdisjoint(_kernels(self.cls))
-        for name in sorted(_names(function) & _methods(self.cls)):
-            self._look_up(name)
-
-    def _follow_users(self, function: Any, name: str, owner: Any) -> None:
-        """Follow a method of a user's class: what it calls by `super()`, by a class's name, and on `self`."""
-        self.alone = False
-        if isinstance(function, staticmethod):
-            function = function.__func__
-        if not isinstance(inspect.unwrap(function), FunctionType):
-            self.works = True  # what runs cannot be seen, as in a partial method: it may be torch's
-            return
-        names, mro, held = _names(function), self.cls.__mro__, _named(function)
-        helpers = [v for v in held if isinstance(v, FunctionType)]
-        used = names.union(*map(_names, helpers))
-        self.calls_kernel |= not used.isdisjoint(_kernels(self.cls))
-        called = {name} if name in _methods(self.cls) else {*_ENTRIES}
-        if "super" in names:
-            for each in sorted(called & names):
-                self._follow_class(each, mro[mro.index(owner) + 1 :])
-            self.works |= "getattr" in names
-        elif name in names:
-            bases = [c for c in mro if c.__name__ in names or c in held]
-            self._follow_bases(name, [c for c in bases if issubclass(owner, c) and c is not owner])
-        for helper in helpers:
-            if not self._follow_function(helper) and helper.__name__ == name:
-                # A method that stood in the place of this one: of torch, or of a decorator without `wraps`.
-                self.works |= helper.__module__.startswith(_TORCHS)
-                self._follow_users(helper, name, owner)
-        for other in sorted(names & _methods(self.cls) - {name}):
-            if other not in _ENTRIES or name in _ENTRIES[:-1]:
-                self._look_up(other)
-        for other in sorted(names - _methods(self.cls) - self.seen):
-            if (place := _owner_of_users(self.cls, other)) is not None:
-                self.seen.add(other)
-                self._follow_users(vars(place)[other], other, place)
-
-    def _follow_bases(self, name: str, bases: list[Any]) -> None:
-        """Follow a method that is called by the name of a class."""
-        for base in bases:
-            if getattr(base, name) is getattr(nn.Module, name, None):
-                self._look_up("forward")
-            self._follow_function(getattr(base, name))
-        self.works |= not bases  # code that is not seen: it may be torch's
-
-    def _follow_value(self, value: Any, depth: int = 6) -> None:
-        """Follow a function on the instance to the methods of the module that it holds and uses."""
-        if not depth or id(value) in self.seen:
-            return
-        self.seen.add(id(value))
-        if isinstance(value, ReplacedMethod):  # the method of its class, with some calls replaced
-            if value.__self__ in self.selves:
-                owner = _owner(self.cls, value.__name__)
-                self._follow_users(value.__func__, value.__name__, owner)
-            return
-        given: tuple[Any, ...] = ()
-        while isinstance(value, MethodType | partial):
-            if isinstance(value, partial):
-                value, given = value.func, (*value.args, *given, *value.keywords.values())
-            elif value.__self__ in self.selves and self._follow_function(value.__func__):
-                return
-            elif isinstance(value.__self__, nn.Module) and value.__self__ not in self.selves:
-                return  # a method of another module
-            else:
-                value, given = value.__func__, (value.__self__, *given)
-        if not isinstance(value, FunctionType):
-            return
-        self.calls_kernel |= not _names_in(value.__code__).isdisjoint(_kernels(self.cls))
-        for held in _held(value, given):
-            if callable(held) and not isinstance(held, nn.Module | type):
-                self._follow_value(held, depth - 1)
-
-    def _follow_function(self, function: Any) -> bool:
-        """Follow a function that is bound to the module; return whether it is one of its class."""
-        name = function.__name__
-        if function.__module__.startswith(REPAIRS):
-            self._follow_class(name, self.cls.__mro__)  # a repair looks for the present class
-            return True
-        owner = next((c for c in self.cls.__mro__ if vars(c).get(name) is function), None)
-        if owner is None or name not in _methods(self.cls):
-            return False
-        if _is_torchs(owner, name):
-            self._follow_torchs(function)
+    def _enter(self, name: str, function: Any, after: Sequence[Any]) -> None:
+        """Follow what a method calls on `self`, and by `super()` in the classes `after`."""
+        is_torchs = _is_torchs(function)
+        used = _names(function) if is_torchs else _names_used(function, self.cls)
+        inner = self.methods - {*_ENTRIES} | ({"forward"} if name in _ENTRIES[:-1] else set())
+        if is_torchs:
+            self.works = True
         else:
-            self._follow_users(function, name, owner)
-        return True
+            self.alone = False
+            self.calls_kernel |= not used.isdisjoint(self.kernels)
+            is_followed = isinstance(inspect.unwrap(function), FunctionType)
+            self.works |= not is_followed or not used.isdisjoint({name, "getattr"})
+        for other in sorted(used & inner - {name}):
+            self._look_up(other)
+        if not is_torchs and {"super", name} <= used:
+            self._follow(name, after)
+        elif not is_torchs and {getattr(self.torchs, "__name__", ""), name} <= used:
+            self._enter(name, getattr(self.torchs, name), ())  # called by the name of the class
 
 
-def _held(function: FunctionType, given: tuple[Any, ...]) -> Iterator[Any]:
-    """Yield the values that a function uses: given arguments, free variables, and attributes of both."""
-    code = function.__code__
-    used = {n for i in dis.get_instructions(code) for n in _flat(i.argval)} | set(code.co_freevars)
-    named = dict(zip(code.co_varnames, given, strict=False))
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            named[name] = cell.cell_contents
-        except ValueError:  # the variable is not assigned yet
+def _kept(value: Any, module: Any) -> Iterator[Any]:
+    """Yield the functions, and the methods of the module itself, that a function on the module keeps."""
+    selves, seen = (module, source_of(module)), set[int]()
+    waiting = deque([value, *(v for k, v in vars(module).items() if k not in _ENTRIES)])
+    while waiting and len(seen) < _MOST_KEPT:
+        each = waiting.popleft()
+        if id(each) in seen or isinstance(each, _NOT_ENTERED):
             continue
-    for name in sorted(named.keys() & used):
-        value = named[name]
-        yield value
-        attributes = {} if callable(value) else getattr(value, "__dict__", {})
-        if isinstance(value, nn.Module):
-            attributes = {k: v for k, v in vars(value).items() if k not in _ENTRIES}
-        yield from (attributes[attribute] for attribute in sorted(attributes.keys() & used))
+        seen.add(id(each))
+        if isinstance(each, FunctionType):
+            yield each
+            waiting += each.__closure__ or ()
+        elif isinstance(each, MethodType) and any(each.__self__ is one for one in selves):
+            yield each
+        else:
+            waiting += gc.get_referents(each)
 
 
-def _named(function: Any) -> list[Any]:
-    """Return the classes and functions that a method names, in its file and around it, and its defaults."""
-    inner = inspect.unwrap(function)
-    if not isinstance(inner, FunctionType):
-        return []
-    names, around = _names(inner), inspect.getclosurevars(inner).nonlocals
-    scope = {**inner.__globals__, **around}
-    given = (*(inner.__defaults__ or ()), *(inner.__kwdefaults__ or {}).values())
-    referred = (*map(scope.get, sorted(names)), *given)
-    return [each for each in referred if isinstance(each, FunctionType | type)]
+def _names_used(function: Any, cls: Any) -> set[str]:
+    """Return the names in a user's method, in functions that it calls, and in methods of its class."""
+    used, waiting = set[str](), [function]
+    while waiting:
+        inner = waiting.pop()
+        inner = inspect.unwrap(getattr(inner, "__func__", inner))
+        if not isinstance(inner, FunctionType):
+            continue
+        names, around = _names(inner), inspect.getclosurevars(inner).nonlocals
+        called = [around.get(name, inner.__globals__.get(name)) for name in sorted(names)]
+        names = names.union(*(_names(each) for each in called if isinstance(each, FunctionType)))
+        for name in names - used - _methods(torch_class(cls)):
+            owner = next((c for c in cls.__mro__ if name in vars(c)), nn.Module)
+            if not owner.__module__.startswith(("torch.", *REPAIRS)):
+                waiting.append(vars(owner)[name])
+        used |= names
+    return used
 
 
-def _owner_of_users(cls: Any, name: str) -> Any:
-    """Return the user's class that defines a method, also a static one; None if there is none."""
-    owner = next((c for c in cls.__mro__ if name in vars(c)), object)
-    is_method = isinstance(vars(owner).get(name), FunctionType | staticmethod)
-    return owner if is_method and not owner.__module__.startswith(("torch.", *REPAIRS)) else None
+def _is_torchs(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith(_TORCHS)
 
 
-def _flat(argval: Any) -> tuple[Any, ...]:
-    return argval if isinstance(argval, tuple) else (argval,) if isinstance(argval, str) else ()
-
-
-def _owner(cls: Any, name: str) -> Any:
-    return next(c for c in cls.__mro__ if name in vars(c))
-
-
-def _is_torchs(owner: Any, name: str) -> bool:
-    """Return whether a method is torch's, or of a repair, which computes the same."""
-    # Another step may put a user's method into a class that is made of a repair.
-    function = vars(owner).get(name)
-    return all(
-        getattr(each, "__module__", "").startswith(_TORCHS) for each in (owner, function or owner)
-    )
+def _is_of_repair(function: Any) -> bool:
+    return str(getattr(inspect.unwrap(function), "__module__", "")).startswith(REPAIRS)
 
 
 def _names(function: Any) -> set[str]:

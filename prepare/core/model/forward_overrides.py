@@ -10,12 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from prepare.core.model.forward_code import forward_code
 from prepare.core.model.module_kinds import CONVOLUTIONS
-from prepare.core.model.module_tree import copy_tree
+from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.model.tensors import (
     computed_names,
     is_strided,
     name_of,
     named_modules,
+    named_tensors,
     special_form,
     weight_hooks,
 )
@@ -54,7 +55,7 @@ def computed_tensors(module: nn.Module) -> dict[str, Tensor | str]:
 
 def _evaluable(module: nn.Module) -> nn.Module:
     """Return a copy with its own tensors and without hooks, after torch's weight hooks have run."""
-    clone = copy_tree(module, lambda tensor: _like(tensor, tensor.detach().clone()))
+    clone = copy_tree(module, clone_of)
     for part in clone.modules():
         part.training = False
     for hook, _ in weight_hooks(clone):
@@ -63,10 +64,6 @@ def _evaluable(module: nn.Module) -> nn.Module:
         for table in (part._forward_pre_hooks, part._forward_hooks):
             table.clear()
     return clone
-
-
-def _like(tensor: Tensor, copy: Tensor) -> Tensor:
-    return nn.Parameter(copy, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else copy
 
 
 def _weight_in_forward(module: Any) -> Tensor:
@@ -160,13 +157,7 @@ def _kept(name: str, module: nn.Module, overridden: tuple[str, ...], dtype: str)
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    return [
-        tensor
-        for _, each in named_modules(module)
-        for table in (each._parameters, each._buffers)
-        for tensor in table.values()
-        if tensor is not None
-    ]
+    return [place.tensor for place in named_tensors(module)]
 
 
 def _without_data(tensor: Tensor) -> Tensor:

@@ -1,8 +1,4 @@
-"""Known issues of torch: wrong or slow operations by backend, versions, memory format and dtype.
-
-`known_issues.yaml` beside this file holds the entries, each with its evidence. An entry with an
-`until` no longer applies from that version of torch on.
-"""
+"""Known issues of torch: wrong or slow operations by backend, versions, memory format, dtype and sizes."""
 
 from __future__ import annotations
 
@@ -10,16 +6,148 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prepare.core.model.issue_sizes import (
-    SIZES,
-    is_kernel_stride,
-    is_narrow_strided,
-    is_partly_grouped,
-)
+from prepare.core.model.forward_code import forward_code, torch_class
+from prepare.core.model.memory_format import CHANNELS_LAST, FORMATS, canonical_stride
+from prepare.core.model.module_kinds import is_rewritten
+from prepare.core.model.tensors import name_of
 from prepare.core.utils import plain_yaml
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+# Sums of fewer numbers than this lose few digits, and below so many elements a few microseconds count.
+_MANY_ROWS, _LARGE_BATCH = 1 << 12, 1 << 17
+# Weights with fewer elements than this are cheap to reorder.
+_MIN_WEIGHT_ELEMENTS = 1 << 18
+# With fewer output channels per output pixel than this, oneDNN's kernels gain more than the reordering costs.
+_MIN_CHANNELS_PER_PIXEL = 8
+# oneDNN's blocks of input channels, with the widest registers.
+CHANNEL_BLOCK = 16
+
+
+def has_large_weight(module: Any) -> bool:
+    """Return whether the weight is so large that a product may be faster, and padding is zeros."""
+    size = module.in_channels * module.out_channels * prod(module.kernel_size)
+    plain = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return plain and module.groups == 1 and size >= _MIN_WEIGHT_ELEMENTS
+
+
+def is_narrow_strided(module: Any) -> bool:
+    """Return whether a convolution has kernel 1, a stride, no padding, and few input channels."""
+    return (
+        all(size == 1 for size in module.kernel_size)
+        and any(step > 1 for step in module.stride)
+        and module.padding in (0, (0, 0), "valid")
+        and module.groups == 1
+        and module.in_channels < CHANNEL_BLOCK
+    )
+
+
+def is_partly_grouped(module: Any) -> bool:
+    """Return whether a convolution has groups of several input channels."""
+    return 1 < module.groups < module.in_channels
+
+
+def is_kernel_stride(module: Any) -> bool:
+    """Return whether a convolution runs as such with a kernel that is its stride, as a product can."""
+    return (
+        module.kernel_size == module.stride
+        and prod(module.kernel_size) > 1
+        and module.padding in (0, (0, 0), (0, 0, 0), "valid")
+        and module.groups == 1
+        and not is_rewritten(module)
+    )
+
+
+def has_few_pixels(module: Any, shape: Sequence[int]) -> bool:
+    """Return whether a large weight meets few output pixels, for an input (N, C, *spatial)."""
+    if not has_large_weight(module):
+        return False
+    sizes = zip(
+        *(shape[2:], module.padding, module.dilation, module.kernel_size, module.stride),
+        strict=True,
+    )
+    pixels = shape[0] * prod(
+        max(0, (size + 2 * cut - step * (kernel - 1) - 1) // stride + 1)
+        for size, cut, step, kernel, stride in sizes
+    )
+    return 0 < _MIN_CHANNELS_PER_PIXEL * pixels <= module.out_channels
+
+
+def has_many_rows(module: Any, shape: Sequence[int]) -> bool:  # noqa: ARG001
+    """Return whether a sum over all but the channels of (N, C, *spatial) adds up many numbers."""
+    size = prod(shape)
+    return size >= max(_LARGE_BATCH, _MANY_ROWS * shape[1])
+
+
+def is_smaller_than_kernel(module: Any, sizes: Sequence[int]) -> bool:
+    """Return whether the kernel is larger than the `sizes` over which it moves.
+
+    These are the spatial sizes of the input, or for a transposed convolution of the output.
+    """
+    extents = zip(sizes, module.kernel_size, module.dilation, strict=True)
+    return any(0 < size <= (kernel - 1) * step for size, kernel, step in extents)
+
+
+def _input_is_smaller_than_kernel(module: Any, shape: Sequence[int]) -> bool:
+    spatial = shape[-len(module.kernel_size) :]
+    return not module.transposed and is_smaller_than_kernel(module, spatial)
+
+
+def _is_batch_of_one(module: Any, shape: Sequence[int]) -> bool:
+    spatial = len(getattr(module, "kernel_size", "ij" + "k" * type(module).__name__.endswith("3d")))
+    return len(shape) == spatial + 1 or shape[0] == 1
+
+
+def _is_large(module: Any, shape: Sequence[int]) -> bool:  # noqa: ARG001
+    # The only reported size; the limit is not known.
+    return prod(shape) >= 16 * 124 * 1282 * 722
+
+
+def _is_over_2_31(module: Any, shape: Sequence[int]) -> bool:  # noqa: ARG001
+    return prod(shape) >= 2**31
+
+
+@dataclass(frozen=True)
+class SizePredicate:
+    """A named condition on a call.
+
+    Attributes:
+        what: the calls, as a sentence says it after "only".
+        holds: takes a module and the shape of its input; returns whether a call has the issue for certain:
+            never, where neither shows it.
+        in_plan: whether a plan, which knows no shapes, may warn of wrong numbers.
+    """
+
+    what: str
+    holds: Callable[[Any, Sequence[int]], bool] = lambda *_: False
+    in_plan: bool = False
+
+
+SIZES = {
+    "batch_of_one": SizePredicate("at batch 1", _is_batch_of_one, in_plan=True),
+    "many_rows": SizePredicate("in training, for large batches", has_many_rows),
+    "few_pixels": SizePredicate(
+        "where few pixels come out of a large weight", has_few_pixels, in_plan=True
+    ),
+    "smaller_than_kernel": SizePredicate(
+        "where the input is smaller than the kernel", _input_is_smaller_than_kernel, in_plan=True
+    ),
+    "large_conv3d": SizePredicate("at large sizes", _is_large, in_plan=True),
+    "over_2_31": SizePredicate("from 2^31 elements on", _is_over_2_31),
+    "gradient_of_tokens": SizePredicate("where its gradient comes from tokens"),
+    "view_of_one": SizePredicate("at batch 1, where its input is a view, as of tokens"),
+    "compiled": SizePredicate("with torch.compile"),
+    "overflow": SizePredicate("after an overflow"),
+    "first_call": SizePredicate("at the first call"),
+    "unknown": SizePredicate("at sizes that are not known", in_plan=True),
+}
+
 
 FILE = Path(__file__).with_suffix(".yaml")
 # The step that makes the repairs which entries name.
@@ -171,3 +299,38 @@ def _rank(name: str) -> int | None:
 
 def _agree(one: int | None, other: int | None) -> bool:
     return None in (one, other) or one == other
+
+
+class CallIssues:
+    """The known issues with wrong numbers that a device has at some sizes only."""
+
+    def __init__(self, device: str) -> None:
+        self._issues = [issue for issue in standing(device) if issue.is_risk]
+
+    def of(self, module: nn.Module, shape: Sequence[int]) -> list[Issue]:
+        """Return the issues that a call has for certain, given the shape of the module's input."""
+        cls: Any = type(module)  # a class is hashable, which mypy denies
+        kind = (torch_class(cls) or cls).__name__
+        issues = [each for each in self._issues if kind in each.operations]
+        weight = module._parameters.get("weight", vars(module).get("weight"))
+        if not issues or weight is None:
+            return []
+        if (code := forward_code(module)).repaired or not code.runs_torchs:
+            return []
+        formats: tuple[str, ...] = FORMATS  # the strides of another weight say nothing of them
+        if len(shaped := weight.shape) in CHANNELS_LAST:
+            names = ("contiguous", CHANNELS_LAST[len(shaped)])
+            formats = tuple(n for n in names if canonical_stride(shaped, n) == weight.stride())
+        return [
+            issue
+            for issue in issues
+            if issue.concerns(kind, formats, [name_of(weight.dtype)])
+            and ONLY[issue.only](module)
+            and SIZES[issue.sizes].holds(module, shape)
+        ]
+
+
+def describe(issue: Issue) -> str:
+    """Return the sizes and the name of an issue, as the end of a sentence about a module."""
+    sizes = SIZES[issue.sizes].what
+    return f"wrong on this device {sizes}, as in this call: {issue.what} [{issue.name}]"

@@ -1,17 +1,22 @@
-"""Copy the module tree of a model without its tensors, record and restore it, or hash its structure."""
+"""Copy a model or its tree of modules, or record and restore it."""
 
-import hashlib
+from __future__ import annotations
+
+import copy
+import gc
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
 from torch import Tensor, nn
 
-from prepare.core.model.replaced_method import replaced_methods
-from prepare.core.model.tensors import is_strided, named_modules, named_tensors
+from prepare.core.model.module_kinds import replaced_methods
+from prepare.core.model.tensors import is_plain, named_tensors
+from prepare.core.utils.text import first_line
 
 # A subclass may not allow changes or copies (diffusers' configurations are frozen dictionaries).
 _REFILLED = (dict, OrderedDict, list, set)
@@ -108,30 +113,6 @@ class Snapshot:
                 vars(module)[key] = value
 
 
-def structure(model: nn.Module) -> str:
-    """Return the sha256 (hexadecimal) of the structure of a model, independent of its values.
-
-    It covers every module's name, class and `extra_repr` (sizes, strides, groups), and every
-    tensor's name, shape, strides, dtype and device type.
-
-    >>> structure(nn.Conv2d(2, 2, 3)) == structure(nn.Conv2d(2, 2, 3))
-    True
-    >>> structure(nn.Conv2d(2, 2, 3)) == structure(nn.Conv2d(2, 2, 3, padding=1))
-    False
-    """
-    lines = [
-        f"{name!r} {type(module).__module__}.{type(module).__qualname__} {module.extra_repr()}"
-        for name, module in named_modules(model)
-    ]
-    for place in sorted(named_tensors(model), key=lambda place: place.path):
-        tensor = place.tensor
-        strides = tensor.stride() if is_strided(tensor) else tensor.layout
-        kind = f"{tensor.dtype} {tensor.device.type} {tensor.requires_grad}"
-        shape = "nested" if tensor.is_nested else tuple(tensor.shape)
-        lines.append(f"{place.path!r} {shape} {strides} {kind}")
-    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
-
-
 def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
     return {
         key: (value, value.copy() if type(value) in _REFILLED else None)
@@ -145,3 +126,105 @@ def _refill(container: Any, content: Any) -> None:
         container.extend(content)
     else:
         container.update(content)
+
+
+class CopyError(Exception):
+    """The model cannot be copied; the message says why."""
+
+
+def deep_copy(model: nn.Module) -> nn.Module:
+    """Return an independent copy of a model, without gradients.
+
+    Unlike `copy.deepcopy`, it asks no class how it is pickled: modules keep their mode, hooks and attributes
+    (einops' layers call `__init__` again), parameters their gradient hooks and attributes. A weight that a
+    hook computes, as the old `torch.nn.utils.weight_norm` does, is copied as a value.
+
+    Raises:
+        CopyError: a part cannot be copied, or a function in the model refers to the model itself, so
+            that the copy would compute with the original's tensors.
+    """
+    if name := _borrowing_function(model):
+        raise CopyError(f"{name} is a function that refers to the model itself")
+    computed = (each for each in _tensors(model) if each.requires_grad and not each.is_leaf)
+    memo: dict[int, Any] = {id(each): each.detach().clone() for each in computed}
+    # torch copies the graph of a scripted module, and compiles a compiled one again.
+    modules = [each for each in model.modules() if not _is_torchs_to_copy(each)]
+    memo |= {id(module): object.__new__(type(module)) for module in modules}
+    try:
+        for module in reversed(modules):  # from the inside out
+            for key, value in vars(module).items():
+                vars(memo[id(module)])[key] = copy.deepcopy(value, memo)
+        duplicate: nn.Module = copy.deepcopy(model, memo)
+    except Exception as error:
+        raise CopyError(f"{type(error).__name__}: {first_line(error)}") from error
+    for original, copied in zip(model.parameters(), duplicate.parameters(), strict=True):
+        copied.grad = None
+        vars(copied).update({**vars(original), **vars(copied)})
+        # Not hooks after accumulation, where an optimizer may step.
+        for hook in (original._backward_hooks or {}).values():
+            copied.register_hook(hook)
+    return duplicate
+
+
+def copy_or_build(model: nn.Module, build: Callable[[], nn.Module] | None = None) -> nn.Module:
+    """Return a copy of a model or, if it cannot be copied, a second model from `build` that equals it.
+
+    Raises:
+        CopyError: it cannot be copied, and there is no `build`, or what it returns differs.
+    """
+    try:
+        return deep_copy(model)
+    except CopyError:
+        if build is None:
+            raise
+        duplicate = build()
+        if name := _first_difference(model, duplicate):
+            raise CopyError(f"{name} differs in a second model from the same function") from None
+        modes = {name: module.training for name, module in model.named_modules()}
+        for name, module in duplicate.named_modules():
+            module.training = modes[name]
+        return duplicate
+
+
+def _first_difference(model: nn.Module, duplicate: nn.Module) -> str:
+    """Return the name of the first module or tensor that differs; empty if the models are equal."""
+    kinds, others = (dict(each.named_modules()) for each in (model, duplicate))
+    for name in {**kinds, **others}:
+        if type(kinds.get(name)) is not type(others.get(name)):
+            return name or "the class"
+    values, others = ({t.path: t.tensor for t in named_tensors(m)} for m in (model, duplicate))
+    for path in {**values, **others}:
+        value, other = values.get(path), others.get(path)
+        if value is None or other is None or value is other or value.dtype != other.dtype:
+            return path
+        if is_plain(value) and not torch.equal(value.nan_to_num(), other.nan_to_num()):
+            return path
+    return ""
+
+
+def _is_torchs_to_copy(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule) or type(module).__name__ == "OptimizedModule"
+
+
+def _tensors(model: nn.Module) -> Iterator[Tensor]:
+    """Yield every tensor among the parameters, buffers and attributes of all modules."""
+    for module in model.modules():
+        if not isinstance(module, torch.jit.ScriptModule):
+            for table in (module._parameters, module._buffers, vars(module)):
+                for value in table.values():
+                    items = value if type(value) is list else (value,)
+                    yield from (item for item in items if isinstance(item, Tensor))
+
+
+def _borrowing_function(model: nn.Module) -> str:
+    """Return the place of a function that holds a module or tensor of the model; empty if none does."""
+    held = {*map(id, model.modules()), *map(id, _tensors(model))}
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            for each in value.values() if isinstance(value, dict) else (value,):
+                if not isinstance(each, FunctionType) or key == "_compiled_call_impl":
+                    continue
+                kept = (*(each.__defaults__ or ()), *gc.get_referents(*(each.__closure__ or ())))
+                if not held.isdisjoint(map(id, kept)):
+                    return f"{name}.{key}".lstrip(".")
+    return ""

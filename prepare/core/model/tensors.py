@@ -49,17 +49,7 @@ class NamedTensor(NamedTuple):
 
 def named_modules(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Yield every module under every name; `nn.Module.named_modules` yields a shared module once."""
-    stack = [("", model, frozenset[int]())]
-    while stack:
-        name, module, above = stack.pop()
-        if id(module) in above:
-            continue
-        yield name, module
-        children = [(k, m) for k, m in module._modules.items() if m is not None]
-        if children:
-            above = above | {id(module)}
-            prefix = name + "." if name else ""
-            stack.extend((prefix + key, child, above) for key, child in reversed(children))
+    return model.named_modules(remove_duplicate=False)
 
 
 def named_tensors(model: nn.Module) -> list[NamedTensor]:
@@ -196,17 +186,13 @@ def is_wrapper(tensor: Tensor) -> bool:
     return type(tensor).__torch_dispatch__ is not _NO_DISPATCH
 
 
-def _strided_bytes(tensor: Tensor) -> int:
-    return tensor.nbytes if is_strided(tensor) else 0
-
-
 def inner_data(tensor: Tensor) -> list[Tensor]:
     """Return the plain tensors inside a wrapper whose values have another dtype than it reports.
 
     So does a weight that torchao quantized. Empty for any other tensor.
     """
     data = _leaves(tensor)
-    largest = max(data, key=_strided_bytes, default=tensor)
+    largest = max(data, key=lambda each: each.nbytes if is_strided(each) else 0, default=tensor)
     return data if largest.dtype != tensor.dtype else []
 
 
@@ -244,12 +230,7 @@ def special_form(tensor: Tensor) -> str | None:
     if tensor.is_nested or tensor.is_quantized:
         return "nested" if tensor.is_nested else "quantized"
     is_exchangeable = tensor.layout in (torch.strided, torch.sparse_coo)
-    return None if is_exchangeable else layout_name(tensor)
-
-
-def layout_name(tensor: Tensor) -> str:
-    """Return the name of the layout: `strided`, `sparse_coo`, `mkldnn`."""
-    return str(tensor.layout).removeprefix("torch.").lstrip("_")
+    return None if is_exchangeable else str(tensor.layout).removeprefix("torch.").lstrip("_")
 
 
 def inner_difference(tensor: Tensor) -> str:

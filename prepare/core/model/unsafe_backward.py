@@ -10,24 +10,31 @@ from torch._prims_common import suggest_memory_format
 from torch.nn import functional as F  # noqa: N812
 from torch.overrides import TorchFunctionMode
 
-from prepare.core.model.issue_sizes import CHANNEL_BLOCK
+from prepare.core.model.known_issues import CHANNEL_BLOCK
 
 
-def is_unsafe_group_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    """Return whether the backward of a group norm reads a gradient of `x` that does not exist."""
+def is_unsafe_group_norm(
+    input: Tensor,  # noqa: A002  torch's name
+    num_groups: int,  # noqa: ARG001
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    *_: Any,
+    **__: Any,
+) -> bool:
+    """Return whether the backward of a group norm reads a gradient of `input` that does not exist."""
     trained = any(each is not None and each.requires_grad for each in (weight, bias))
     return (
         trained
         and not torch.compiler.is_compiling()
-        and not x.requires_grad
+        and not input.requires_grad
         and torch.is_grad_enabled()
-        and x.device.type == "cpu"
-        and _takes_channels_last(x)
+        and input.device.type == "cpu"
+        and _takes_channels_last(input)
     )
 
 
 def is_unsafe_conv2d(  # noqa: PLR0917  as torch's conv2d
-    x: Tensor,
+    input: Tensor,  # noqa: A002  torch's name
     weight: Tensor,
     bias: Tensor | None = None,  # noqa: ARG001
     stride: Any = 1,
@@ -41,19 +48,19 @@ def is_unsafe_conv2d(  # noqa: PLR0917  as torch's conv2d
     """
     steps = (stride, stride) if isinstance(stride, int) else tuple(stride) * (2 // len(stride))
     return (
-        weight.dim() == x.dim() == 4
+        weight.dim() == input.dim() == 4
         and tuple(weight.shape[2:]) == (1, 1)
         and any(step > 1 for step in steps)
-        and all(size % step == 0 for size, step in zip(x.shape[2:], steps, strict=True))
+        and all(size % step == 0 for size, step in zip(input.shape[2:], steps, strict=True))
         and padding in (0, "valid", (0,), [0], (0, 0), [0, 0])
         and groups == 1
         and weight.shape[1] < CHANNEL_BLOCK
-        and x.device.type == "cpu"
-        and x.dtype == weight.dtype == torch.float32
+        and input.device.type == "cpu"
+        and input.dtype == weight.dtype == torch.float32
         and weight.requires_grad
         and torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and (_takes_channels_last(x) or _takes_channels_last(weight))
+        and (_takes_channels_last(input) or _takes_channels_last(weight))
     )
 
 
@@ -76,26 +83,10 @@ class UnsafeCalls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _group_norm_call(
-    input: Tensor,  # noqa: A002  torch's name
-    num_groups: int,  # noqa: ARG001
-    weight: Tensor | None = None,
-    bias: Tensor | None = None,
-    *_: Any,
-    **__: Any,
-) -> bool:
-    return is_unsafe_group_norm(input, weight, bias)
-
-
-def _conv2d_call(*args: Any, **kwargs: Any) -> bool:
-    x = kwargs.pop("input", None)
-    return is_unsafe_conv2d(*([] if x is None else [x]), *args, **kwargs)
-
-
 _UNSAFE: dict[Any, tuple[Any, str]] = {
-    F.group_norm: (_group_norm_call, "group_norm_frozen_input_cpu"),
-    torch.group_norm: (_group_norm_call, "group_norm_frozen_input_cpu"),
-    torch.conv2d: (_conv2d_call, "conv2d_strided_kernel_1_cpu"),
+    F.group_norm: (is_unsafe_group_norm, "group_norm_frozen_input_cpu"),
+    torch.group_norm: (is_unsafe_group_norm, "group_norm_frozen_input_cpu"),
+    torch.conv2d: (is_unsafe_conv2d, "conv2d_strided_kernel_1_cpu"),
 }
 
 

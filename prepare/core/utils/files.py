@@ -1,4 +1,4 @@
-"""Read files, and write them whole or not at all, with errors that name a remedy.
+"""Read files, write them whole or not at all, and find, name and lock folders; errors name a remedy.
 
 A write goes to a temporary file in the same folder, which is flushed to the disk and then takes
 the place of the old file in one operation. A failure, an interrupt or a kill at any moment leaves
@@ -12,16 +12,22 @@ import contextlib
 import errno
 import logging
 import os
+import re
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from prepare.core.utils.suggest import nearest
+from prepare.core.utils.suggest import meant, nearest
 from prepare.core.utils.text import printable
 from prepare.errors import FileError
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]  # typeshed has no None for a missing module
 
 TEMPORARY = ".prepare-tmp"
 _SPACE = "free some space or choose another folder"
@@ -37,8 +43,11 @@ REMEDIES = {
     errno.EINVAL: "give the path of a file",
     errno.ENAMETOOLONG: "choose a shorter name",
 }
+# The groups of configurations, each a folder of `conf_dir`, whose options add steps.
+STEP_GROUPS = ("device", "precision", "memfmt")
 
 
+# ------------------------------------------------------------------------------- files
 def write_bytes(path: str | os.PathLike, data: bytes) -> None:
     """Replace the content of the file at `path` by `data`, or change nothing. Raises FileError.
 
@@ -98,8 +107,7 @@ def new_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
     target = os.fsdecode(path)
     folder = os.path.dirname(target) or os.curdir
     # The name is known before the file exists, so it can be removed after an interrupt at any moment.
-    name = f".{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY}"
-    temporary = os.path.join(folder, name)
+    temporary = os.path.join(folder, f".{os.getpid()}-{secrets.token_hex(8)}{TEMPORARY}")
     try:
         mode = _mode(target)
         try:
@@ -115,7 +123,9 @@ def new_file(path: str | os.PathLike) -> Iterator[IO[bytes]]:
                 os.unlink(temporary)
     except (OSError, ValueError) as error:
         raise _file_error(path, "written", error) from error
-    _sync_folder(folder)
+    # Where a folder cannot be synced, the new name may not survive a power cut: no reason to fail.
+    with contextlib.suppress(OSError), _opened(folder) as handle:
+        os.fsync(handle)
 
 
 def missing_remedy(path: str | os.PathLike) -> str:
@@ -157,17 +167,6 @@ def _mode(target: str) -> int | None:
     return stat.S_IMODE(mode)
 
 
-def _sync_folder(folder: str) -> None:
-    # The file is in place by now. Where a folder cannot be synced, the new name may not survive a
-    # power cut, which is not a reason to report a failure.
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def _file_error(path: str | os.PathLike, done: str, error: OSError | ValueError) -> FileError:
     code = getattr(error, "errno", None)
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -195,3 +194,67 @@ class LogFile(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802  a name of logging
         """Ignore an error that `FileHandler` would print with a traceback."""
+
+
+# ------------------------------------------------------------------------------- folders
+def conf_dir() -> Path:
+    """Return the folder of configurations: inside the package in a wheel, beside it in a checkout."""
+    package = Path(__file__).resolve().parents[2]
+    inside = package / "conf"
+    return inside if inside.is_dir() else package.parent / "conf"
+
+
+def own_name(group: str, option: Any) -> Any:
+    """Return the name of the file of an option in a group of steps: `bfloat16` for `bf16`."""
+    if group not in STEP_GROUPS or not isinstance(option, str):
+        return option
+    return meant(option, (file.stem for file in (conf_dir() / group).glob("*.yaml"))) or option
+
+
+def run_name(model: str | None, overrides: Iterable[str]) -> str:
+    """Return what names the folder of a run: its model, or the class that `model._target_=` names."""
+    targets = [word for word in map(str, overrides) if word.startswith("model._target_=")]
+    given = targets[-1].rpartition("=")[2].rpartition(".")[2] if targets else "run"
+    name = given if model in (None, "custom") else str(model)
+    return re.sub(r"[^\w-]+", "-", name, flags=re.ASCII)[:60].strip("-") or "run"
+
+
+def new_folder(base: Path) -> Path:
+    """Make a folder, by one process only; one that is there already gets a number behind its name."""
+    folder, number = base, 1
+    while True:
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+            folder = base.with_name(f"{base.name}-{number}")
+        else:
+            return folder
+
+
+@contextlib.contextmanager
+def hold_folder(folder: Path) -> Iterator[bool]:
+    """Lock an existing folder within the block; yield False if another process of this machine has.
+
+    This leaves no file in it. Without such locks (Windows, some network folders) it always yields True.
+    """
+    with contextlib.ExitStack() as stack:
+        held = True
+        with contextlib.suppress(OSError):
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = stack.enter_context(_opened(folder))
+            try:
+                if fcntl is not None:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                held = False
+        yield held
+
+
+@contextlib.contextmanager
+def _opened(folder: str | os.PathLike) -> Iterator[int]:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        yield handle
+    finally:
+        os.close(handle)

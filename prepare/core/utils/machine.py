@@ -29,17 +29,10 @@ _TYPES = {
     "devices": list[str] | None,
     "accelerator": dict[str, Any] | None,
 }
-# Every key of the identity of an accelerator, as sentences name it.
-NAMES = {
-    "backend": "backend",
-    "cuda": "CUDA",
-    "cudnn": "cuDNN",
-    "driver": "driver",
-    "architectures": "architecture",
-    "hip": "HIP",
-}
+# Every key of the identity of an accelerator.
+NAMES = ("backend", "cuda", "cudnn", "driver", "architectures", "hip")
 _DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
-_STAT = Path("/proc/stat")
+_CPU, _STAT = Path("/proc/cpuinfo"), Path("/proc/stat")
 # A machine is busy if other programs use this part of a core for each of our threads.
 _BUSY = 0.2
 # A busy machine is worth a word if the noise reaches this factor: more than most recipes win.
@@ -76,7 +69,7 @@ def environment() -> dict[str, Any]:
         "packages": {name: version_of(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "torch": torch.__version__,
-        "cpu": _cpu(),
+        "cpu": _found_in(_CPU, r"^model name\s*: (.+)$") or platform.processor() or None,
         # A change of any of these may change the fastest kernel, or make it wrong.
         "accelerator": accelerator(),
         "cores": os.cpu_count(),
@@ -120,14 +113,17 @@ def accelerator() -> dict[str, Any]:
     return {key: known.get(key) for key in NAMES}
 
 
-@cache
 def driver() -> str | None:
-    """Return the version of an accelerator's driver, from the kernel or from `nvidia-smi`."""
-    for path in _DRIVERS:
-        with suppress(OSError):
-            if match := re.search(r"\d+\.\d+(\.\d+)*", path.read_text()):
-                return match[0]
-    return _asked("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    """Return the version of an accelerator's driver, as the kernel tells it."""
+    return next(filter(None, (_found_in(path, r"(\d+(?:\.\d+)+)") for path in _DRIVERS)), None)
+
+
+def _found_in(path: Path, pattern: str) -> str | None:
+    """Return what the group of a pattern matches in a file of the kernel, or None."""
+    with suppress(OSError):
+        if match := re.search(pattern, path.read_text(errors="replace"), re.MULTILINE):
+            return match[1].strip()
+    return None
 
 
 def _backend() -> str:
@@ -148,33 +144,14 @@ def _dotted_cudnn(number: int | None) -> str | None:
     return f"{number // major}.{number % major // 100}.{number % 100}"
 
 
-def _cpu() -> str | None:
-    """Return the name of the first processor; None if it is not known."""
-    with suppress(OSError):
-        text = Path("/proc/cpuinfo").read_text(errors="replace")
-        if match := re.search(r"^model name\s*: (.+)$", text, re.MULTILINE):
-            return match[1].strip()
-    return _processor() or None
-
-
-# Programs are asked once a process: a verification names the environment, and takes 10 ms itself.
-@cache
-def _processor() -> str:
-    return platform.processor()  # asks `uname`
-
-
+# Once a process: a verification names the environment, and takes 10 ms itself.
 @cache
 def _commit(folder: Path) -> str | None:
-    return _asked("git", "-C", str(folder), "rev-parse", "HEAD")
-
-
-def _asked(*command: str) -> str | None:
-    """Return the first line that a program answers, or None."""
-    try:
+    command = ("git", "-C", str(folder), "rev-parse", "HEAD")
+    with suppress(OSError, subprocess.SubprocessError):
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip().partition("\n")[0] or None
+        return done.stdout.strip()
+    return None
 
 
 class MachineWatch:

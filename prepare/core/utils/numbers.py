@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 Interval = tuple[float, float] | None
 # The figure of a wider interval, as a factor between its ends, is its nearer end: `over 4x`.
@@ -31,22 +30,10 @@ def seconds(value: float) -> str:
     return f"{digits(value / 1e-6)} us"
 
 
-def factor(value: float) -> str:
-    """Format a ratio for reading: `0.82`, `12.3`, `0.0041`."""
-    if value < 0.095:
-        return f"{value:.2g}"
-    return f"{value:.2f}" if value < 9.995 else digits(value)
-
-
 def digits(value: float) -> str:
     """Format a number with three digits, or with all before the point if these are more."""
     places = 2 if value < 9.995 else 1 if value < 99.95 else 0
     return f"{value:,.{places}f}"
-
-
-def span(interval: Interval, form: Callable[[float], str]) -> str:
-    """Format an interval: `0.80 to 0.85`; empty for None."""
-    return "" if interval is None else " to ".join(map(form, interval))
 
 
 def finite(value: float | None) -> float | None:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -11,8 +10,6 @@ from typing import Annotated, Any, Literal, NamedTuple, Union
 from prepare.core.utils.suggest import choose, meant
 from prepare.errors import ConfigError, Problem
 
-_SIZE_UNITS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
-_SIZE = re.compile(r"\s*([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([KMGT]?)(?:i?B)?\s*", re.IGNORECASE)
 # The most characters of a value in a message.
 _LONGEST = 300
 # Levels of a value; a recipe has no more.
@@ -29,12 +26,12 @@ _WORDS = {
 }
 
 
-class _CheckError(ValueError):
-    """A value has the right type, and a check in its annotation refused it."""
+class _MisfitError(ValueError):
+    """A value has another type; a check in an annotation that refuses it says more."""
 
 
 class ForRecipes(NamedTuple):
-    """Marks the type of an option, in `Annotated`, whose texts a recipe may set if `allows` accepts them."""
+    """Marks the type of an option, in `Annotated`: a recipe may set the values that `allows` accepts."""
 
     allows: Callable[[Any], bool] = lambda _: True
 
@@ -42,11 +39,9 @@ class ForRecipes(NamedTuple):
 def is_for_recipes(value: Any, hint: Any) -> bool:
     """Return whether a recipe may set an option of type `hint` to `value`: a number, or one of known words.
 
-    Any other text may name a file, an address, a program or code, unless its type is marked `ForRecipes`.
+    Any other text may name a file, an address, a program or code. The mark `ForRecipes` decides for its type.
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if value is None or type(value) in (bool, int, float):
-        return True
     if origin is Annotated:
         mark = next((each for each in args[1:] if isinstance(each, ForRecipes)), None)
         if mark is None:
@@ -55,6 +50,8 @@ def is_for_recipes(value: Any, hint: Any) -> bool:
             return bool(convert(plain(value), hint) == value and mark.allows(value))
         except ValueError:
             return False
+    if value is None or type(value) in (bool, int, float):
+        return True
     if origin in _UNIONS:
         return any(is_for_recipes(value, arg) for arg in args)
     if origin is tuple:
@@ -158,15 +155,12 @@ def as_written(value: Any) -> str:
     """Return a value as the user wrote it, cut: `null`, `true` and `-1`, not None, True and -1.0."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
-    try:
-        text = repr(value).removesuffix(".0")
-    except ValueError:  # Python writes no number of more than 4,300 digits
-        return "a number of so many digits"
+    text = repr(value).removesuffix(".0")
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _misfit(value: Any, hint: Any) -> ValueError:
-    return ValueError(f"{as_written(value)} is not allowed", f"give {describe(hint)}")
+def _misfit(value: Any, hint: Any) -> _MisfitError:
+    return _MisfitError(f"{as_written(value)} is not allowed", f"give {describe(hint)}")
 
 
 def _convert_checked(value: Any, hint: Any) -> Any:
@@ -176,26 +170,21 @@ def _convert_checked(value: Any, hint: Any) -> Any:
     except ValueError:
         # The description in the annotation says more than that of the type.
         raise _misfit(value, hint) from None
-    try:
-        for check in filter(callable, checks):
-            known = check(result)  # another name of the value, if it returns one
-            result = result if known is None else known
-    except ValueError as error:
-        raise _CheckError(*error.args) from None
+    for check in filter(callable, checks):
+        known = check(result)  # another name of the value, if it returns one
+        result = result if known is None else known
     return result
 
 
 def _convert_union(value: Any, hint: Any) -> Any:
     kinds = [arg for arg in typing.get_args(hint) if arg is not type(None) or value is None]
-    errors = []
     for kind in kinds:
         try:
             return convert(value, kind)
-        except ValueError as error:
-            errors.append(error)
-    # If the type was right and the value was not, that error says more than a list of types.
-    said = [error for error in errors if isinstance(error, _CheckError) or len(kinds) == 1]
-    raise said[0] if said else _misfit(value, hint)
+        except _MisfitError:
+            if len(kinds) == 1:
+                raise
+    raise _misfit(value, hint)
 
 
 def _convert_literal(value: Any, allowed: tuple[Any, ...]) -> Any:
@@ -204,17 +193,4 @@ def _convert_literal(value: Any, allowed: tuple[Any, ...]) -> Any:
     word = value if isinstance(value, str) else ""
     if word and (known := meant(word, allowed)) is not None:
         return known
-    raise ValueError(f"{as_written(value)} is not allowed", choose(word, map(str, allowed)))
-
-
-def read_size(value: Any) -> int:
-    """Return a number of bytes given as a number, or as text with a unit: `8GiB`.
-
-    Raises:
-        ValueError: it is not a size; with the remedy.
-    """
-    match = None if isinstance(value, bool) else _SIZE.fullmatch(str(value))
-    count = int(float(match[1]) * 2 ** _SIZE_UNITS[match[2].upper()]) if match else 0
-    if count <= 0:
-        raise ValueError(f"{as_written(value)} is not a size", "give bytes or a unit, as in 8GiB")
-    return count
+    raise _MisfitError(f"{as_written(value)} is not allowed", choose(word, map(str, allowed)))

@@ -14,14 +14,8 @@ from prepare.errors import ConfigError
 
 LEAST_TORCH = (2, 5)
 # Import names of packages, and the extra of ours that installs each.
-_EXTRAS = {
-    "monai": "monai",
-    "dynamic_network_architectures": "nnunet",
-    "diffusers": "diffusers",
-    "transformers": "transformers",
-    "torchvision": "torchvision",
-    "timm": "timm",
-}
+_EXTRAS = {name: name for name in ("monai", "diffusers", "transformers", "torchvision", "timm")}
+_EXTRAS |= {"dynamic_network_architectures": "nnunet"}
 # Packages that pip knows by another name than the module.
 _PACKAGES = {
     "PIL": "pillow",
@@ -96,7 +90,7 @@ def install_remedy(module: str, *, imported: bool = False) -> str:
 def missing_module(text: str) -> str | None:
     """Return the module that an error message says is missing, as in `No module named 'einops'`."""
     match = _NO_MODULE.search(text)
-    return match[1] if match else None
+    return match and match[1]
 
 
 def switch_off_telemetry() -> None:

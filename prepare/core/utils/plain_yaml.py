@@ -10,7 +10,7 @@ have at most 64 bits. A document has at most 1 MiB and 32 levels.
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
 import yaml
@@ -56,10 +56,19 @@ class YamlDocument(NamedTuple):
 
 def read(text: str | bytes, where: str, *, remedy: str) -> YamlDocument:
     """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty."""
-    text = _decoded(text, where).removeprefix("\ufeff")
-    # Without escaped backslashes, every backslash that is left begins an escape.
-    loader = _SLOW if _SURROGATE.search(text.replace(r"\\", "")) else _FAST
-    reader = _Reader(yaml.parse(text, Loader=loader), where)
+    data = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
+    _check_size(data, where)
+    try:
+        text = data.decode(errors="strict" if isinstance(text, bytes) else "surrogatepass")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise RecipeError(f"{where}:{line}", "is not UTF-8", "save it as UTF-8") from error
+    text = text.removeprefix("\ufeff")
+    if bad := _UNPRINTABLE.search(text):
+        place = f"{where}:{text.count(chr(10), 0, bad.start()) + 1}"
+        remedy = "remove it, or escape it in double quotes"
+        raise RecipeError(place, f"holds the character U+{ord(bad[0]):04X}", remedy)
+    reader = _Reader(text, where)
     return YamlDocument(reader.document(remedy), reader.at)
 
 
@@ -72,8 +81,15 @@ def write(value: object, where: str) -> str:
     _refuse_unfit(value, ())
     # The Python emitter of PyYAML: libyaml's rejects surrogates, and writes other bytes.
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
-    read(text, where, remedy="")
+    _check_size(text.encode(), where)
+    _Reader(text, "").document("")
     return text
+
+
+def _check_size(data: bytes, where: str) -> None:
+    if len(data) > MAX_BYTES:
+        wrong = f"is larger than {MAX_BYTES:,} bytes"
+        raise RecipeError(where, wrong, "use patterns in place of lists of names")
 
 
 def dotted(path: tuple[str | int, ...]) -> str:
@@ -103,18 +119,25 @@ def kind_of(value: object) -> str:
 
 
 class _Reader:
-    """Build the value of one YAML document from its events; raise RecipeError for all but data."""
+    """Build the value of one YAML document from its events; raise RecipeError for all but data.
 
-    def __init__(self, events: Iterator[yaml.Event], where: str) -> None:
-        self.events, self.where = events, where
+    An error names its line in the file `where`, or the path of its key if that is empty.
+    """
+
+    def __init__(self, text: str, where: str) -> None:
+        # Without escaped backslashes, every backslash that is left begins an escape.
+        loader = _SLOW if _SURROGATE.search(text.replace(r"\\", "")) else _FAST
+        self.events, self.where = yaml.parse(text, Loader=loader), where
         self.lines: dict[tuple, int] = {}
+        self.path: tuple = ()
 
     def at(self, keys: tuple) -> str:
         """Return `file:line` of a key at the top level or one below; the file alone for others."""
         return f"{self.where}:{self.lines[keys]}" if keys in self.lines else self.where
 
     def refuse(self, event: yaml.Event, wrong: str, remedy: str) -> NoReturn:
-        raise RecipeError(f"{self.where}:{event.start_mark.line + 1}", wrong, remedy)
+        line = f"{self.where}:{event.start_mark.line + 1}"
+        raise RecipeError(line if self.where else dotted(self.path), wrong, remedy)
 
     def next(self) -> yaml.Event:
         try:
@@ -122,7 +145,7 @@ class _Reader:
         # PyYAML's own parser lets chr() and int() raise for escapes and versions out of range.
         except (yaml.YAMLError, ValueError, OverflowError) as error:
             mark = getattr(error, "problem_mark", None)
-            where = f"{self.where}:{mark.line + 1}" if mark else self.where
+            where = f"{self.where}:{mark.line + 1}" if mark and self.where else self.where
             problem = " ".join(str(getattr(error, "problem", None) or error).split())
             raise RecipeError(where, f"is not YAML: {problem}", "correct it there") from error
 
@@ -140,6 +163,7 @@ class _Reader:
         return value
 
     def value(self, event: yaml.Event, path: tuple) -> object:
+        self.path = path
         self.inspect(event)
         if isinstance(event, yaml.ScalarEvent):
             return self.scalar(event)
@@ -218,30 +242,19 @@ _Dumper.add_representer(str, _represent_text)
 
 
 def _refuse_unfit(value: object, path: tuple) -> None:
-    """Raise RecipeError with its path for a value that is not plain data."""
-    remedy, wrong = "use null, true, false, finite numbers, strings, lists and dicts", ""
-    if type(value) in (dict, list) and len(path) >= MAX_DEPTH:
-        raise RecipeError(dotted(path), f"is more than {MAX_DEPTH} levels deep", "nest less")
-    if type(value) is list:
-        for index, item in enumerate(value):
-            _refuse_unfit(item, (*path, index))
-    elif type(value) is dict:
-        for key, item in value.items():
-            if type(key) is not str or _key_trouble(key):
-                wrong = _key_trouble(key) or f"holds a key that is {kind_of(key)}"
-                raise RecipeError(dotted(path), wrong, "use strings, and none that begins with '_'")
-            _refuse_unfit(key, (*path, key))
+    """Raise RecipeError with its path for a value that YAML cannot hold as plain data."""
+    wrong = "" if value is None or type(value) in _KINDS or type(value) is bool else kind_of(value)
+    if type(value) is dict or type(value) is list:
+        wrong = f"more than {MAX_DEPTH} levels deep" if len(path) >= MAX_DEPTH else ""
+        items = value.items() if type(value) is dict else enumerate(value)
+        for key, item in () if wrong else items:
+            _refuse_unfit(key, path)
             _refuse_unfit(item, (*path, key))
-    elif type(value) is str:
-        wrong = f"holds '${{' in {short_repr(value)}" if "${" in value else ""
-    elif type(value) is int:
-        wrong = "" if value in _INTEGERS else "has more than 64 bits"
-    elif type(value) is float:
-        wrong = "" if math.isfinite(value) else "is not finite"
-    elif value is not None and type(value) is not bool:
-        wrong = f"is {kind_of(value)}"
+    elif type(value) is int and value not in _INTEGERS:
+        wrong = "a number of more than 64 bits"
     if wrong:
-        raise RecipeError(dotted(path), wrong, remedy)
+        remedy = "use null, true, false, finite numbers, strings, lists and dicts"
+        raise RecipeError(dotted(path), f"is {wrong}", remedy)
 
 
 def _scalar(text: str) -> object:
@@ -267,23 +280,3 @@ def _key_trouble(key: object) -> str:
     if isinstance(key, str) and key.startswith("_"):
         return f"holds the key {short_repr(key)}: no key of a recipe begins with '_'"
     return "holds the merge key '<<'" if key == "<<" else ""
-
-
-def _decoded(text: str | bytes, where: str) -> str:
-    """Decode a recipe; raise RecipeError if it is too large, not UTF-8, or holds unprintable characters."""
-    data = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
-    if len(data) > MAX_BYTES:
-        remedy = "use patterns in place of lists of names"
-        raise RecipeError(where, f"is larger than {MAX_BYTES:,} bytes", remedy)
-    try:
-        text = data.decode() if isinstance(text, bytes) else text
-    except UnicodeDecodeError as error:
-        line = data.count(b"\n", 0, error.start) + 1
-        raise RecipeError(f"{where}:{line}", "is not UTF-8", "save it as UTF-8") from error
-    if bad := _UNPRINTABLE.search(text, text.startswith("\ufeff")):
-        line, wrong = (
-            text.count("\n", 0, bad.start()) + 1,
-            f"holds the character U+{ord(bad[0]):04X}",
-        )
-        raise RecipeError(f"{where}:{line}", wrong, "remove it, or escape it in double quotes")
-    return text

@@ -148,13 +148,6 @@ class _Hold:
 _held: _Hold | None = None
 
 
-def _release_in_child() -> None:
-    """Restore the handlers in a forked process, which may never leave the block."""
-    if _held is not None:
-        _held.received.clear()
-        _held.release()
-
-
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
@@ -164,8 +157,6 @@ class ProcessLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._release_of_others)
 
     def __enter__(self) -> None:
         # While another thread has it, Ctrl-C acts, also where it is deferred.
@@ -175,18 +166,29 @@ class ProcessLock:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
-    def _release_of_others(self) -> None:
+    def release_of_others(self) -> None:
+        """Be free in a forked child, whose other threads have ended."""
         if self._lock.acquire(blocking=False):
             self._lock.release()
         else:
             self._lock = threading.RLock()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_release_in_child)
 # A thread holds it from a change of such state until that is restored: two threads that restore it in another
 # order leave it wrong.
 PROCESS_STATE = ProcessLock()
+
+
+def _release_in_child() -> None:
+    """Restore the handlers and the lock in a forked process, which may never leave the block."""
+    PROCESS_STATE.release_of_others()
+    if _held is not None:
+        _held.received.clear()
+        _held.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_release_in_child)
 
 
 @contextmanager

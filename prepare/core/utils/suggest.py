@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 # Common synonyms; accepted wherever the word on the right is allowed.
@@ -30,8 +30,6 @@ ALIASES = {
 }
 # A longer list of options is written by families, such as `monai_* (6)`.
 _LISTED = 12
-# The most characters of a word that is compared: the time grows with them.
-_LONGEST = 10_000
 
 
 def meant(word: Any, allowed: Iterable[Any]) -> str | None:
@@ -51,8 +49,6 @@ def nearest(word: str, allowed: Iterable[str], *, cutoff: float = 0.55) -> list[
     Synonyms come first, then the most similar spellings; case is ignored.
     """
     low = str(word).lower()
-    if len(low) > _LONGEST:
-        return []
     spelt: dict[str, list[str]] = {}
     for choice in dict.fromkeys(map(str, allowed)):
         spelt.setdefault(choice.lower(), []).append(choice)
@@ -64,21 +60,26 @@ def nearest(word: str, allowed: Iterable[str], *, cutoff: float = 0.55) -> list[
 
 
 def choose(
-    word: str, allowed: Iterable[str], *, noun: str = "allowed", group: str | None = None
+    word: str,
+    allowed: Iterable[str],
+    *,
+    noun: str = "allowed",
+    joined: Callable[[list[str]], str] = ", ".join,
 ) -> str:
-    """Return the remedy for a wrong word: the nearest match, then all allowed words.
-
-    Those of a `group` of the configuration are options, which the help lists too.
-    """
+    """Return the remedy for a wrong word: the nearest match, then all allowed words."""
     words = list(allowed)
-    shown = ", ".join(words) if group is None else listed(words)
-    more = f" (--help {group} lists them)" if group and len(words) > _LISTED else ""
-    return f"{_did_you_mean(word, words)}{noun}: {shown or 'none'}{more}"
+    close = nearest(word, words)
+    # The beginning of several words may mean any of them.
+    begun = sorted(name for name in close if name.startswith(word)) if len(word) > 2 else []
+    meant = f"did you mean {' or '.join(map(repr, begun[:2] or close[:1]))}? " if close else ""
+    return f"{meant}{noun}: {joined(words) or 'none'}"
 
 
-def choose_option(word: str, group: str, options: Iterable[str], *, noun: str = "options") -> str:
+def choose_option(word: str, group: str, options: Iterable[str]) -> str:
     """Return the remedy for a wrong option of a group: the nearest match, then its options."""
-    return choose(word, options, noun=noun, group=group)
+    names = list(options)
+    more = f" (--help {group} lists them)" if len(names) > _LISTED else ""
+    return choose(word, names, noun="options", joined=listed) + more
 
 
 def listed(options: list[str]) -> str:
@@ -89,10 +90,3 @@ def listed(options: list[str]) -> str:
         several = {}
     alone = [name for name in options if name.partition("_")[0] not in several]
     return ", ".join([*alone, *(f"{family}_* ({size})" for family, size in several.items())])
-
-
-def _did_you_mean(word: str, allowed: list[str]) -> str:
-    close = nearest(word, allowed)
-    # The beginning of several words may mean any of them.
-    begun = sorted(name for name in close if name.startswith(word)) if len(word) > 2 else []
-    return f"did you mean {' or '.join(map(repr, begun[:2] or close[:1]))}? " if close else ""

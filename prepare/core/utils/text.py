@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import re
 import sys
@@ -16,9 +17,6 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
 _OUTPUT: ContextVar[TextIO | None] = ContextVar("_OUTPUT", default=None)
-# A spreadsheet takes a cell that begins with a sign as a formula, unless it is a number.
-_NUMBER = re.compile(r"[-+][0-9.]+(e[-+]?[0-9]+)?", re.IGNORECASE)
-_SIGNS = ("=", "+", "-", "@", "\t", "\r")
 # Called with the name of the stage that begins; returns a context that lasts as long as the stage.
 Progress = Callable[[str], AbstractContextManager[Any]]
 
@@ -80,13 +78,6 @@ def capitalized(text: str) -> str:
     return text if {"_", "="} & {*text.partition(" ")[0]} else text[:1].upper() + text[1:]
 
 
-def one_line(text: str | None) -> str:
-    """Return the first line, and the number of further lines."""
-    first, *rest = (text or "").splitlines() or [""]
-    more = f" (and {len(rest)} more {'line' if len(rest) == 1 else 'lines'})" if rest else ""
-    return printable(first) + more
-
-
 def counts(numbers: Mapping[str, int], words: Iterable[str]) -> str:
     """Return every word with its count: `18 converted, 0 already`."""
     return ", ".join(f"{numbers.get(word, 0)} {word}" for word in words)
@@ -97,28 +88,11 @@ def plural(count: int, word: str) -> str:
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
 
 
-def times(count: int) -> str:
-    """Return `never`, `once` or `17 times`."""
-    return "never" if not count else "once" if count == 1 else f"{count:,} times"
-
-
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    r"""Return the rows as CSV, each ended by `\n`; None is an empty cell.
+    r"""Return the rows as CSV with its line ends, `\r\n`; None is an empty cell.
 
-    A lone surrogate, which UTF-8 cannot encode, is written as `\udc80`. What a spreadsheet would
-    take as a formula begins with `'`; numbers stay as they are.
+    A lone surrogate, which UTF-8 cannot encode, is written as `\udc80`.
     """
-    lines = _Lines()
-    # The csv writer quotes only the characters of its line end: with "\n" alone, "\r" would break a row.
-    csv.writer(lines, lineterminator="\r\n").writerows(map(_plain, row) for row in rows)
-    return "".join(lines).encode("utf-8", "backslashreplace").decode()
-
-
-def _plain(cell: Any) -> Any:
-    is_formula = isinstance(cell, str) and cell.startswith(_SIGNS) and not _NUMBER.fullmatch(cell)
-    return f"'{cell}" if is_formula else cell
-
-
-class _Lines(list[str]):
-    def write(self, line: str) -> None:
-        self.append(line.removesuffix("\r\n") + "\n")
+    stream = io.StringIO(newline="")
+    csv.writer(stream).writerows(rows)
+    return stream.getvalue().encode("utf-8", "backslashreplace").decode()

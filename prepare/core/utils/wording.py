@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,33 +29,19 @@ def words(*, cli: str, python: str) -> str:
 
 
 def step(name: str, /, **options: Any) -> str:
-    """Return a step to add: `+steps.half={dtype:bfloat16}`, or `"half": {"dtype": "bfloat16"}`.
-
-    In another Hydra application that has our groups it is `+prepare/steps=half` for a step without options.
-    """
-    python, added = f"{as_python(name)}: {as_python(options)}", f"steps.{name}={_hydra(options)}"
-    if groups := _hydra_groups():
-        # Hydra takes no second choice of a group.
-        python = f"+prepare.{added}"
-        if not options and "prepare/steps" not in groups:
-            python = f"+prepare/steps={name}"
-    return words(cli=f"+{added}", python=python)
+    """Return a step to add: `+steps.half={dtype:bfloat16}`, or `"half": {"dtype": "bfloat16"}`."""
+    python = f"{as_python(name)}: {as_python(options)}"
+    return words(cli=f"+steps.{name}={_hydra(options)}", python=python)
 
 
 def option(name: str, key: str, value: Any) -> str:
     """Return an option to set: `steps.half.dtype=bfloat16`, or `"half": {"dtype": "bfloat16"}`."""
-    text = f"steps.{name}.{key}={_hydra(value)}"
-    return words(
-        cli=text, python=f"prepare.{text}" if _hydra_groups() else step(name, **{key: value})
-    )
+    return words(cli=f"steps.{name}.{key}={_hydra(value)}", python=step(name, **{key: value}))
 
 
 def dropped(name: str) -> str:
     """Return a step to drop: `steps.compile=null`, or `"compile": None`."""
-    text = f"steps.{name}=null"
-    return words(
-        cli=text, python=f"prepare.{text}" if _hydra_groups() else f"{as_python(name)}: None"
-    )
+    return words(cli=f"steps.{name}=null", python=f"{as_python(name)}: None")
 
 
 def argument(key: str, value: Any) -> str:
@@ -72,15 +57,6 @@ def in_training() -> str:
 def inference_mode() -> str:
     """Return the words for the other mode: `choose mode=eval`, or `call model.eval()`."""
     return words(cli="choose mode=eval", python="call model.eval() first")
-
-
-def _hydra_groups() -> list[str]:
-    """Return our config groups of which the running Hydra application has chosen an option."""
-    hydra = sys.modules.get("hydra.core.hydra_config")
-    if hydra is None or not hydra.HydraConfig.initialized():
-        return []
-    choices = hydra.HydraConfig.get().runtime.choices
-    return [name for name in choices if f"{name}/".startswith("prepare/")]
 
 
 def _hydra(value: Any) -> str:

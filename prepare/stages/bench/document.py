@@ -121,11 +121,10 @@ def _on_page(found: Comparison, *, wrong: bool) -> Iterator[parts.Part]:
     yield Text(text=capitalized(speed_sentence(found)), where="page")
     if wrong:
         yield Text(text=_WRONG, kind="error", where="page")
-    if found.rows:
-        bars = tuple(_bar(row, wrong=wrong) for row in found.rows)
-        yield parts.Charts(charts=(parts.Bars(title=f"Time of one {found.what}", rows=bars),))
+    bars = tuple(_bar(row, wrong=wrong) for row in _as_said(found))
+    yield parts.Bars(title=f"Time of one {found.what}", rows=bars)
     yield parts.Folded(title="All figures", parts=(_table(found),))
-    yield parts.Items(texts=tuple(_notes(found)), kind="note", where="page")
+    yield Text(text=tuple(_notes(found)), kind="note", where="page")
 
 
 def _table(found: Comparison) -> parts.Table:
@@ -133,24 +132,28 @@ def _table(found: Comparison) -> parts.Table:
         (
             row.name,
             _time(row),
-            numbers.span(row.seconds_interval, numbers.seconds),
             numbers.verdict_text(row.verdict, row.ratio, row.ratio_interval),
             interval_text(row.ratio_interval, row.verdict),
         )
-        for row in found.rows
+        for row in _as_said(found)
     ]
-    titles = parts.columns("Model head, Time number, Interval number, Speed prose, Interval number")
+    titles = parts.columns("Model head, Time number, Speed prose, Interval number")
     return parts.Table(label="Times", columns=titles, rows=rows, most=len(rows))
 
 
+def _as_said(found: Comparison) -> list[VariantResult]:
+    """Return the rows, the prepared one with the time of all sentences: its ratio times the baseline."""
+    time = found.prepared_seconds
+    return [replace(row, seconds=time) if row.name == PREPARED else row for row in found.rows]
+
+
 def _bar(row: VariantResult, *, wrong: bool) -> parts.Bar:
-    is_wrong = wrong and row.name == PREPARED
     return parts.Bar(
         label=row.name,
         value=row.seconds,
         interval=row.seconds_interval,
         text=_time(row) or doubt(row.verdict),
-        mark="wrong" if is_wrong else _MARKS.get(row.verdict, "same"),
+        mark="wrong" if wrong and row.name == PREPARED else _MARKS.get(row.verdict, "same"),
     )
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.numbers import finite
-from prepare.stages.registry import stage
-from prepare.stages.stage import Level, Seconds, Stage, StageContext, key
+from prepare.stages.stage import Level, Seconds, Stage, StageContext, key, stage
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext

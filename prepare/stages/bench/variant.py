@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.call import arguments, map_tensors, tensors_in
-from prepare.core.forward.explain_error import explained
+from prepare.core.forward.run_example import explained
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import copy_of, without_gradients
 from prepare.core.model.devices import wait_for

@@ -16,7 +16,6 @@ from prepare.core.document import (
     Answer,
     Document,
     Folded,
-    Items,
     Part,
     ReportContext,
     Table,
@@ -24,7 +23,7 @@ from prepare.core.document import (
     columns,
 )
 from prepare.core.utils.numbers import doubt
-from prepare.core.utils.text import capitalized, plural, printable, size, times
+from prepare.core.utils.text import capitalized, plural, printable, size
 from prepare.core.utils.wording import step, words
 from prepare.stages.flow.records import NOT_ASKED, Flow
 
@@ -187,7 +186,7 @@ def _advice(flow: Flow, before: Flow | None, bench: Comparison | None) -> Iterat
         remark = "the repairs cost what the layout wins"
         yield Advice(18, "bad", contiguous, remark, section="bench")
     elif remedy := layout_remedy(flow):
-        remark = "and time it: it costs time too" if verdict == "faster" else ""
+        remark = "and time it again" if verdict == "faster" else ""
         yield Advice(20, "warn", capitalized(remedy), remark)
     elif _is_never_kept(flow):
         yield Advice(69, "warn", contiguous, _outputs(flow))
@@ -245,7 +244,7 @@ def _on_page(flow: Flow, before: Flow | None) -> Iterator[Part]:
     text = f"Requested: {_wanted(flow)}; {how}. Bytes are those of one forward."
     yield Text(text=text, kind="note", where="page")
     notes = tuple(note for note in flow.notes if note != NOT_ASKED)  # the sentence says it
-    yield Items(texts=notes, kind="note")
+    yield Text(text=notes, kind="note")
     yield _breaks(flow, "page")
     yield _copies(flow)
     yield _convolutions(flow)
@@ -258,7 +257,7 @@ def _wanted(flow: Flow) -> str:
 def _causes(flow: Flow, label: str) -> Iterator[tuple[str, str, str, str]]:
     for cause in layout_causes(flow):
         name = ", ".join(filter(None, (cause.name, label.lower())))
-        lost = times(cause.count) if cause.count else "copied only"
+        lost = plural(cause.count, "time") if cause.count else "copied only"
         yield name, lost, size(cause.copied) if cause.copied else "", cause.first or _ROOT
 
 

@@ -10,7 +10,7 @@ from torch._prims_common import suggest_memory_format
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from prepare.core.forward.explain_error import explained
+from prepare.core.forward.run_example import explained
 from prepare.core.model.tensors import is_plain
 from prepare.core.utils.suggest import ALIASES
 from prepare.errors import ConfigError, RefusedError

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 
 from prepare.core.forward.call import arguments, tensors_in
 from prepare.core.forward.compiled import eager_if_compiled, is_compiled
-from prepare.core.forward.explain_error import explained
+from prepare.core.forward.run_example import explained
 from prepare.core.forward.torch_state import Amp, autocast, device_of, read_amp
 from prepare.core.forward.unchanged import (
     copy_of,
@@ -22,8 +22,8 @@ from prepare.core.forward.unchanged import (
     unchanged,
     without_gradients,
 )
-from prepare.core.model.call_issues import CallIssues, describe
 from prepare.core.model.forward_code import forward_code
+from prepare.core.model.known_issues import CallIssues, describe
 from prepare.core.model.module_kinds import is_rewritten, operation_of
 from prepare.core.model.tensors import lazy_parameter
 from prepare.core.utils.process_state import interruptible

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
@@ -56,7 +56,7 @@ class Copy:
     bytes: int = 0
     why: str
     count: int = 0
-    source: str = field(default="", metadata={"late": True})
+    source: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +103,8 @@ class Flow(JsonRecord, Readable):
     copies: tuple[Copy, ...]
     convolutions: tuple[Convolution, ...]
     notes: tuple[str, ...]
-    remedy: Remedy | None = field(default=None, metadata={"late": True})
-    device: str = field(default="", metadata={"late": True})
+    remedy: Remedy | None = None
+    device: str = ""
 
     @property
     def summary(self) -> dict[str, Any]:

@@ -8,8 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from prepare.errors import Problem
-from prepare.stages.registry import stage
-from prepare.stages.stage import Stage, StageContext, Task, key
+from prepare.stages.stage import Stage, StageContext, Task, key, stage
 
 if TYPE_CHECKING:
     from torch import nn
@@ -124,7 +123,6 @@ def _with_steps(work: StageContext) -> StageContext:
         model = copy_tree(work.model, clone_of)
         options: Any = {"strict": settings.strict, "amp": work.amp, "example": example}
         pipeline.apply(model, known_issues="ignore", **options)
-    work.notes.append(f"{', '.join(pipeline.steps)}: applied to a copy, to follow its layout")
     return replace(work, model=model, pipeline=pipeline, formatted=pipeline.formatted(example))
 
 
@@ -141,8 +139,7 @@ def _with_remedy(work: StageContext, flow: Flow) -> Flow:
 
 def _without_repairs(work: StageContext) -> nn.Module | None:
     """Return a copy of the model without repairs and rewritten calls; None if it has neither."""
-    structure = [step for step in work.pipeline.steps.values() if step.phase == "structure"]
-    if not any(step.only_layouts for step in structure):
+    if work.pipeline.steps.keys().isdisjoint(("keep_layout", "repair_layout")):
         return None
     return _bare(work, "structure", "runtime")
 

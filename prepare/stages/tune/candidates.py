@@ -20,7 +20,7 @@ from prepare.errors import PrepareError
 from prepare.patterns import exactly
 from prepare.pipeline import Pipeline
 from prepare.stages.tune.records import UNPREPARED, Steps
-from prepare.steps.rewrites import find_rewrite
+from prepare.steps.repairs import find_rewrite
 
 if TYPE_CHECKING:
     from torch import nn

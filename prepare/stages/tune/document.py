@@ -31,7 +31,7 @@ def tune_document(shown: parts.ReportContext) -> Document | None:
         parts=lambda: (
             parts.Text(text=f"{tune_sentence(tuning)}.", where="page"),
             _table(tuning),
-            parts.Items(texts=tuple(_notes(tuning)), kind="note"),
+            parts.Text(text=tuple(_notes(tuning)), kind="note"),
         ),
     )
 

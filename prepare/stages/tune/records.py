@@ -66,7 +66,7 @@ class Tuning(JsonRecord, Readable):
     winner: str
     seconds: float
     last: Comparison
-    from_file: bool = field(default=False, compare=False, metadata={"late": True})
+    from_file: bool = field(default=False, compare=False)
 
     def row(self, name: str) -> CandidateResult:
         """Return the row of a candidate; raise KeyError if there is no such candidate."""

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from prepare.core.utils.numbers import finite
 from prepare.errors import Problem
-from prepare.stages.registry import stage
-from prepare.stages.stage import Stage, StageContext, Task, key
+from prepare.stages.stage import Stage, StageContext, Task, key, stage
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.modules.conv import _ConvNd
 
-from prepare.core.forward.float32_calls import CAST_STEP, keep_option
+from prepare.core.forward.input_formatter import CAST_STEP, keep_option
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.tensors import name_of, named_modules
 from prepare.core.utils.wording import dropped, option, step
 from prepare.patterns import exactly
-from prepare.pipeline.collect_wants import format_steps
+from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.verify.deviations import GARBAGE
 
 if TYPE_CHECKING:

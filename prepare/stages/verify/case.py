@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
-from prepare.core.forward.explain_error import explained
-from prepare.core.forward.float32_calls import same_casts
+from prepare.core.forward.input_formatter import same_casts
+from prepare.core.forward.run_example import explained
 from prepare.core.model.tensors import name_of
 from prepare.core.utils.numbers import finite
 from prepare.core.utils.text import plural

@@ -43,7 +43,6 @@ def verify_document(shown: ReportContext) -> Document | None:
         advice=tuple(_advice(verification)),
         notes=(verification.advice,) if wrong and verification.advice else (),
         parts=lambda: _parts(verification),
-        lead=(Text(text=verification.advice),) if wrong and verification.advice else (),
     )
 
 
@@ -175,7 +174,7 @@ def _advice(verification: Verification) -> Iterator[parts.Advice]:
 
 
 def _parts(verification: Verification) -> Iterator[Part]:
-    yield Text(text=f"{capitalized(verify_sentence(verification))}.", where="page")
+    yield Text(text=f"{capitalized(verdict_sentence(verification))}.", where="page")
     serious = [check for check in verification.checks if check.status in _SERIOUS]
     serious.sort(key=lambda check: _SERIOUS.index(check.status))
     if serious:
@@ -188,8 +187,9 @@ def _parts(verification: Verification) -> Iterator[Part]:
     skipped = sum(check.status == "skipped" for check in fine)
     title = f"{plural(len(fine) - skipped, 'check')} passed"
     title += f", {skipped} skipped" if skipped else ""
-    about = Text(text=_ABOUT_ERRORS, kind="note", where="page")
-    yield parts.Folded(title=title, parts=(_table("Checks", fine), about))
+    finds = _sensitivity_text(verification)
+    texts = (_ABOUT_ERRORS, *([f"It finds systematic errors from {finds}."] if finds else []))
+    yield parts.Folded(title=title, parts=(_table("Checks", fine), Text(text=texts, kind="note")))
 
 
 def _table(label: str, checks: list[Check]) -> Table:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from prepare.core.forward.call import tensors_in
-from prepare.core.forward.float32_calls import same_casts
+from prepare.core.forward.input_formatter import same_casts
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.process_state import ignored_warnings

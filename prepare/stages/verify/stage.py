@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.numbers import finite, part_of_tolerance
-from prepare.stages.registry import stage
 from prepare.stages.stage import (
     Level,
     Seconds,
@@ -14,6 +13,7 @@ from prepare.stages.stage import (
     StageContext,
     Verdict,
     key,
+    stage,
 )
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from prepare.core.model.forward_code import may_read_mode
 from prepare.core.model.tensors import (
     is_plain,
     name_of,
@@ -14,7 +15,6 @@ from prepare.core.model.tensors import (
     named_tensors,
     stored_values,
 )
-from prepare.core.model.training_mode import may_read_mode
 from prepare.stages.verify.records import Check
 from prepare.steps.repairs import all_repairs
 
@@ -135,7 +135,7 @@ def _check_flags(reference: nn.Module, prepared: nn.Module, mode_changed: tuple[
             continue
         is_repaired = any(repair.is_repaired(module) for repair in repairs)
         may_differ = not is_repaired and is_under(name, mode_changed)
-        if not may_differ and may_read_mode(modules, name):
+        if not may_differ and may_read_mode(module):
             mode = "train" if module.training else "eval"
             note = f"{name} is in {mode} mode, but not in the reference"
             return Check(what="flags", status="fail", worst=name, compared=len(flags), note=note)

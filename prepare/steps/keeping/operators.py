@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.fx import Proxy
 from torch.nn import functional as F  # noqa: N812
 
-from prepare.core.model.transforms import is_transformed, recorded_view
+from prepare.core.model.module_kinds import is_transformed, recorded_view
 from prepare.steps.repairs.base import FORMATS, memory_dim, not_a_view, to_channels_last
 
 # While a choice is made: what `recording` returns.

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-from prepare.core.model.devices import one_thread
-from prepare.core.model.transforms import is_transformed
+from prepare.core.model.devices import with_threads
+from prepare.core.model.module_kinds import is_transformed
 from prepare.steps.repairs import _norm_kernels
 from prepare.steps.repairs.base import FORMATS, not_a_view, to_channels_last, with_exact_strides
 
@@ -141,7 +141,7 @@ def _gradients(  # noqa: PLR0917
 
 def _threads_for(x: Tensor) -> AbstractContextManager[Any]:
     """Return a context with one thread, if `x` is too small for more."""
-    return one_thread() if x.numel() < _LEAST_FOR_THREADS else nullcontext()
+    return with_threads(1) if x.numel() < _LEAST_FOR_THREADS else nullcontext()
 
 
 class _CopyInFormats(torch.autograd.Function):

@@ -9,14 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrize
 
-from prepare.core.model import issue_sizes
+from prepare.core.model import known_issues
 from prepare.core.model.module_kinds import mark_repair
 from prepare.core.model.tensors import computed_names, weight_hooks
 from prepare.core.model.unsafe_backward import is_unsafe_conv2d
 from prepare.steps.repairs import base
 from prepare.steps.repairs._norm_autograd import contiguous_copy, through_contiguous
-from prepare.steps.repairs.base import is_channels_last, not_a_view, to_channels_last
-from prepare.steps.repairs.swap_class import SwapClass
+from prepare.steps.repairs.base import SwapClass, is_channels_last, not_a_view, to_channels_last
 
 
 class KeepingConv2d(nn.Conv2d):
@@ -37,12 +36,12 @@ class KeepingConv2d(nn.Conv2d):
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
         if is_product(self, input, weight):
             return multiply(self, input, weight, bias)
-        if issue_sizes.is_narrow_strided(self) and is_unsafe_conv2d(
+        if known_issues.is_narrow_strided(self) and is_unsafe_conv2d(
             input, weight, stride=self.stride
         ):
             # Not a slice, whose gradient would be contiguous.
             return F.conv2d(F.avg_pool2d(input, 1, self.stride), weight, bias)
-        if issue_sizes.is_partly_grouped(self) and _is_view_of_one_sample(input):
+        if known_issues.is_partly_grouped(self) and _is_view_of_one_sample(input):
             input = base.with_exact_strides(input) if input.dim() == 4 else input.contiguous()  # noqa: A001
         return super()._conv_forward(input, weight, bias)
 
@@ -53,7 +52,7 @@ class _LargeConvRepair(SwapClass):
     def concerns(self, module: nn.Module) -> bool:
         if not super().concerns(module):
             return False
-        sizes = issue_sizes
+        sizes = known_issues
         kinds = (sizes.has_large_weight, sizes.is_narrow_strided, sizes.is_partly_grouped)
         return any(is_one(module) for is_one in kinds)
 
@@ -71,7 +70,7 @@ def _is_view_of_one_sample(x: Tensor) -> bool:
 def is_product(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool:
     """Return whether a product is faster for `x`; never while compiling: a compiler sees torch's code."""
     return (
-        issue_sizes.has_large_weight(module)
+        known_issues.has_large_weight(module)
         and not torch.compiler.is_compiling()
         and x.dim() == weight.dim()
         and x.device.type == "cpu"
@@ -79,7 +78,7 @@ def is_product(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool
         and x.dtype in (torch.float32, torch.bfloat16)
         and not torch.is_autocast_enabled("cpu")
         and x.shape[1] == module.in_channels
-        and issue_sizes.has_few_pixels(module, x.shape)
+        and known_issues.has_few_pixels(module, x.shape)
         and is_channels_last(x)
         and (prod(module.kernel_size) == 1 or is_channels_last(weight))
     )
@@ -268,7 +267,7 @@ def _kernel_exceeds(
     return (
         (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"))
         and module.padding_mode == "zeros"
-        and issue_sizes.is_smaller_than_kernel(module, sizes)
+        and known_issues.is_smaller_than_kernel(module, sizes)
     )
 
 

@@ -9,17 +9,17 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from prepare.core.model.issue_sizes import has_many_rows
-from prepare.core.model.transforms import is_transformed
+from prepare.core.model.known_issues import has_many_rows
+from prepare.core.model.module_kinds import is_transformed
 from prepare.core.model.unsafe_backward import is_unsafe_group_norm
 from prepare.steps.repairs import _norm_autograd, _norm_kernels
 from prepare.steps.repairs.base import (
+    SwapClass,
     is_channels_last,
     not_a_view,
     to_channels_last,
     with_channels_last_grad,
 )
-from prepare.steps.repairs.swap_class import SwapClass
 
 
 class _KeepingInstanceNorm(_InstanceNorm):
@@ -109,7 +109,7 @@ class KeepingGroupNorm(nn.GroupNorm):
             or _norm_autograd.autocasts_to_float32(x)
         ):
             # In vmap, torch's own raises for strides that are nearly channels-last.
-            copied = is_transformed() or is_unsafe_group_norm(x, weight, bias)
+            copied = is_transformed() or is_unsafe_group_norm(x, self.num_groups, weight, bias)
             return run_torchs(_norm_autograd.contiguous_copy(x) if copied else x)
         if _norm_autograd.needs_contiguous_copy(x):
             return _norm_autograd.through_contiguous(run_torchs, x)

@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from prepare.steps.repairs import base
-from prepare.steps.repairs.base import is_channels_last, not_a_view, to_channels_last
-from prepare.steps.repairs.swap_class import SwapClass
+from prepare.steps.repairs.base import SwapClass, is_channels_last, not_a_view, to_channels_last
 
 
 class KeepingAvgPool3d(nn.AvgPool3d):

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from prepare.core.document import Answer, Bar, Bars, Charts, Document, Facts, ReportContext
+from prepare.core.document import Answer, Bar, Bars, Document, Facts, ReportContext
 from prepare.stages.stage import Column, Stage, StageContext, Task, Verdict, key
 
 
@@ -72,9 +72,8 @@ class Depths(Stage):
             title="Deep?",
             line=text,
             answers=(Answer(question="Deep?", kind="plain", answer=f"{depth.depth} deep"),),
-            rows=(("depth", text),),
             parts=lambda: (
                 Facts(rows=(("Depth", str(depth.depth)), ("At most", str(depth.most)))),
-                Charts(charts=(Bars(title="Depth of the tree", rows=bars),)),
+                Bars(title="Depth of the tree", rows=bars),
             ),
         )

@@ -1,0 +1,185 @@
+"""The first screen of a run: its answers, a verdict in one line, and what to do next."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from prepare.app.report import sentences
+from prepare.core.document import (
+    FASTER,
+    NEXT,
+    RIGHT,
+    UNDECIDED,
+    USE_RECIPE,
+    Advice,
+    Answer,
+    Document,
+    ReportContext,
+)
+from prepare.core.utils.text import capitalized, first_line, plural
+from prepare.errors import Problem
+from prepare.stages.stage import ordered_stages, stages_of
+
+if TYPE_CHECKING:
+    from prepare.app.job.record import Result, Results
+    from prepare.audit import Audit
+
+# What to do with a model that is reported on in Python, if nothing speaks against it.
+_USE_MODEL = replace(USE_RECIPE, answer="Use the model as it is", remark="")
+# What to do about an open answer to these questions.
+_VERBS = {RIGHT: "Verify it", FASTER: "Time it"}
+
+_WORDS = {
+    "model": "The model raised",
+    "step": "A step raised",
+    "error": "An exception",
+    "oom": "Out of memory",
+    "exit": "sys.exit was called",
+    "file": "A file",
+    "weights": "The weights",
+    "configuration": "The configuration",
+    "known issue": "A known issue",
+}
+
+
+def stage_documents(run: Results, folder: str = "") -> list[Document]:
+    """Return the documents of the stages of a run, in their order."""
+    shown = ReportContext(
+        found=run.found,
+        ran=tuple(stages_of(run.task or "prepare")),
+        audit=run.audit,
+        unchanged=run.unchanged,
+        stopped=bool(run.stopped),
+        has_example=run.audit is None or bool(run.job.seen),
+        folder=folder,
+        elsewhere=sentences.elsewhere(run),
+    )
+    found = (cls.document(shown) for cls in ordered_stages())
+    return [document for document in found if document is not None]
+
+
+def answers(run: Results, documents: Iterable[Document]) -> list[Answer]:
+    """Return the answers that a run gives, what to do last."""
+    if run.result is not None and _has_failed(run):
+        return _failure_answers(run.result)
+    found = _by_question(documents)
+    what = advice(run, documents)
+    advised = Answer(NEXT, what.kind, what.answer, what.remark, section=what.section)
+    return [*found.values(), advised] if found else []
+
+
+def verdict(run: Results, documents: Iterable[Document]) -> str:
+    """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times.`."""
+    result = run.result
+    if result is not None and _has_failed(run):
+        return f"{result.status.replace('_', ' ').capitalize()}: {first_line(result.error)}"
+    found = answers(run, documents)
+    if not found and run.plan is not None and run.audit is None:
+        return f"Planned only: {sentences.changes_text(run.plan['summary'])}."
+    stopped = f"Interrupted: {first_line(run.stopped)}. " if run.stopped else ""
+    said = (answer for answer in found if answer.question != NEXT)
+    return stopped + " ".join(f"{answer.sentence or answer.answer}." for answer in said)
+
+
+def advice(run: Results, documents: Iterable[Document]) -> Advice:
+    """Return what to do: of all advice the one with the lowest rank.
+
+    A recipe is not advised as long as an answer is open, but to find that answer.
+    """
+    documents = list(documents)
+    found = [each for document in documents for each in document.advice]
+    found += _own_advice(run)
+    if open_ := [each for each in _by_question(documents).values() if each.answer in UNDECIDED]:
+        remark = open_[0].remark
+        use = Advice(
+            USE_RECIPE.rank,
+            "warn",
+            f"{_VERBS.get(open_[0].question, 'Measure it')} before you use it",
+            f"leave out {remark}" if remark.endswith("=none") else remark,
+            section=open_[0].section,
+        )
+        found = [use if each.section == USE_RECIPE.section else each for each in found]
+    return min(found, key=lambda each: each.rank)
+
+
+def failure_word(result: Result) -> str:
+    """Return the kind of failure in a few words: `The model raised`."""
+    reason = (result.reason or result.status).replace("_", " ")
+    return _WORDS.get(reason, capitalized(reason))
+
+
+def _has_failed(run: Results) -> bool:
+    """Return whether a run did not come to its end; one that fails a check has, and its answers say why."""
+    status = run.result.status if run.result is not None and run.result.error else "ok"
+    return run.audit is None and status not in ("ok", "verification_failed")
+
+
+def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
+    """Return one answer to each question, that of the document with the lowest place."""
+    found: dict[str, Answer] = {}
+    for document in sorted(documents, key=lambda each: each.place):
+        for answer in document.answers:
+            found.setdefault(answer.question, answer)
+    return found
+
+
+def _own_advice(run: Results) -> Iterator[Advice]:
+    """Yield what to do with a run, whatever its stages say."""
+    remedies = sentences.by_remedy(sentences.problems_of(run.plan, "problems", "warnings"))
+    read = capitalized(next(filter(None, remedies), "")) or "Read the warnings"
+    if run.plan and run.plan["problems"]:
+        yield Advice(40, "warn", read, section="issues")
+    if run.audit is None:
+        yield Advice(92, "plain", f"Leave out task={run.task} to prepare it")
+    elif run.audit.summary["convolutions"].get("ineffective"):
+        yield Advice(50, "warn", read, "some weights have another layout", section="result")
+    if run.unchanged:
+        yield _unchanged(run.audit)
+    elif run.audit is not None and not run.job.seen:
+        shapes = run.audit.summary.get("first_input") or ()
+        examples = [json.dumps(shape, separators=(",", ":")) for shape in shapes]
+        remark = f"as in input.shape={examples[-1]}" if examples else ""
+        yield Advice(60 if examples else 94, "warn", "Give an example input", remark)
+    yield USE_RECIPE if run.task else _USE_MODEL
+
+
+def _unchanged(audit: Audit | None) -> Advice:
+    """Return the advice to take the format of a model's convolutions; to compare two if it was taken."""
+    ranks = {
+        len(row.shape or ()) for row in sentences.convolution_weights(audit.rows if audit else ())
+    }
+    word = "channels_last" if ranks == {4} else "channels_last_3d" if ranks == {5} else "by_rank"
+    if ranks and audit and audit.summary.get("format_steps"):
+        remark = f"in a sweep, as in -m memfmt=contiguous,{word}"
+        return Advice(91, "plain", "Compare two formats", remark)
+    remark = f"as in memfmt={word} or precision=bfloat16" if ranks else "as in precision=bfloat16"
+    return Advice(93, "plain", "Choose a change", remark)
+
+
+def _failure_answers(result: Result) -> list[Answer]:
+    """Return what went wrong; and where, when, and what to do, as far as they are known."""
+    problem = next(iter(result.problems), Problem("", first_line(result.error or "")))
+    if result.status == "interrupted":
+        remedy = "Run the command again"
+    elif problem.remedy:
+        remedy = capitalized(problem.remedy)
+    elif result.reason == "oom":
+        remedy = "Use a smaller input or model"
+    elif result.traceback:
+        remedy = "Correct that line" if result.place else "Read the traceback"
+    else:
+        remedy = ""  # an error of ours without a remedy
+    text = str(replace(problem, remedy=""))
+    text = text.replace(f"{result.place}: ", "", 1) if result.place else text
+    answers = [("What went wrong?", "bad", failure_word(result), first_line(text))]
+    if result.place:
+        answers.append(("Where?", "plain", result.place, ""))
+    if result.during:
+        done = f"after {plural(len(result.done), 'completed stage')}" if result.done else ""
+        answers.append(("When?", "plain", f"While {result.during}", done))
+    if remedy:
+        answers.append((NEXT, "warn", remedy, ""))
+    return [Answer(*each, section="failure") for each in answers]

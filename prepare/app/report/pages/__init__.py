@@ -1,1 +1,0 @@
-"""HTML pages, made from records."""

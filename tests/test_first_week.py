@@ -1,0 +1,245 @@
+"""What an ordinary program does to us in its first week: each program once with us, once without.
+
+A row is a name and a program: a function of `prepare`, a function that prepares a model or, without us, returns
+it as it is. A program asserts its own right values. `with_us` tells it what more it may ask for.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import pytest
+import torch
+from torch import nn
+
+from prepare.pipeline import Pipeline, shortcut
+
+PROGRAMS = {}
+
+
+def program(function):
+    """Add a row to the table."""
+    PROGRAMS[function.__name__] = function
+    return function
+
+
+class Us:
+    """`prepare.prepare` and `Pipeline.format`; without us they return what they get."""
+
+    def __init__(self, *, with_us):
+        self.with_us = with_us
+
+    def prepare(self, model, *args, **options):
+        return shortcut.prepare(model, *args, **options) if self.with_us else model
+
+    def apply(self, steps, model, **options):
+        return Pipeline.from_config(steps).apply(model, **options) if self.with_us else model
+
+    def format(self, steps, batch):
+        return Pipeline.from_config(steps).format(batch) if self.with_us else batch
+
+
+# ------------------------------------------------------------------ an input is not an activation
+
+BFLOAT16 = {"half": {"dtype": "bfloat16"}, "input_format": {}}
+BOXES = torch.tensor([[13.3, 441.7, 1021.4, 1333.9], [1.7, 2.3, 700.1, 900.9]])
+
+
+class Detector(nn.Module):
+    """Pools the features in each box, and returns the boxes in pixels."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(3, 8, 3, padding=1)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, images, targets):
+        features = self.stem(images).mean((2, 3))
+        return self.head(features), [each["boxes"] / each["scale"] for each in targets]
+
+
+@program
+def boxes_in_nested_lists_keep_their_pixels(us):
+    targets = [{"boxes": BOXES, "scale": torch.tensor(3.3)} for _ in range(2)]
+    batch = {"images": torch.randn(2, 3, 16, 16), "targets": targets}
+    model = us.prepare(Detector().eval(), batch, dtype="bfloat16")
+    scores, boxes = model(**batch)
+    assert all(torch.equal(each, BOXES / 3.3) for each in boxes)
+    assert scores.dtype == (torch.bfloat16 if us.with_us else torch.float32)
+
+
+@program
+def a_time_in_float64_of_a_batch_keeps_its_seconds(us):
+    batch = {"image": torch.randn(2, 3, 8, 8), "time": torch.tensor([1737012345.25]).double()}
+    batch["time"] += 0.125
+    found = us.format(BFLOAT16, batch)
+    assert found["time"].item() == batch["time"].item()
+    assert found["image"].dtype == (torch.bfloat16 if us.with_us else torch.float32)
+
+
+class Diffusion(nn.Module):
+    """Embeds its time in float32, as diffusers does, and casts the embedding."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.time = nn.Conv2d(4, 8, 1), nn.Linear(8, 8)
+
+    def forward(self, sample, timestep, guidance=None):
+        angles = timestep[:, None].float() * torch.exp(-torch.arange(4.0))
+        embedding = torch.cat([angles.sin(), angles.cos()], 1)
+        self.seen = embedding if guidance is None else embedding * guidance
+        features = self.conv(sample)
+        return features + self.time(self.seen.to(features.dtype))[..., None, None]
+
+
+@program
+def a_timestep_is_embedded_as_it_is(us):
+    model = us.prepare(Diffusion().eval(), dtype="bfloat16")
+    model(torch.randn(2, 4, 8, 8), torch.tensor([998.4, 3.3]))
+    assert torch.equal(model.seen[:, 0], torch.tensor([998.4, 3.3]).sin())
+
+
+@program
+def a_timestep_of_two_dimensions_is_found_by_a_batch(us):
+    class OfColumns(Diffusion):
+        def forward(self, sample, timestep):
+            return super().forward(sample, timestep[:, 0])
+
+    batch = (torch.randn(2, 4, 8, 8), torch.tensor([[998.4], [3.3]]))
+    model = us.prepare(OfColumns().eval(), batch, dtype="bfloat16")
+    model(*batch)
+    assert torch.equal(model.seen[:, 0], batch[1][:, 0].sin())
+    model(batch[0], timestep=batch[1])
+    assert torch.equal(model.seen[:, 0], batch[1][:, 0].sin())
+
+
+@dataclass
+class Sample:
+    image: torch.Tensor
+    target: torch.Tensor
+    weights: tuple
+
+
+class Item(NamedTuple):
+    image: torch.Tensor
+    target: torch.Tensor
+
+
+@program
+def a_dataclass_and_a_named_tuple_keep_their_vectors(us):
+    image, target = torch.randn(2, 3, 8, 8), torch.tensor([998.4, 1e-3])
+    sample = us.format(BFLOAT16, Sample(image, target, (target, torch.tensor(1333.9))))
+    item = us.format(BFLOAT16, Item(image, target))
+    assert sample.target is item.target is target
+    assert sample.weights[1].item() == torch.tensor(1333.9).item()
+
+
+@program
+def an_output_of_transformers_is_a_batch(us):
+    outputs = pytest.importorskip("transformers.modeling_outputs")
+    loss = torch.tensor(998.4)
+    output = outputs.ImageClassifierOutput(loss=loss, logits=torch.randn(2, 8))
+    found = us.format(BFLOAT16, output)
+    assert type(found) is type(output)
+    assert found.loss is loss
+
+
+@program
+def a_number_that_float16_cannot_hold_stays(us):
+    depth = torch.tensor([[70000.0, 3.5]])
+    batch = {"image": torch.randn(1, 3, 8, 8), "depth": depth}
+    steps = {"half": {"dtype": "float16"}, "input_format": {}}
+    assert us.format(steps, batch)["depth"] is depth
+
+
+@program
+def a_mask_of_the_least_number_stays_a_mask(us):
+    mask = torch.zeros(1, 1, 4, 4).masked_fill(torch.ones(4, 4).triu(1).bool(), float("-inf"))
+    mask = mask.clamp(min=torch.finfo(torch.float32).min)
+    found = us.format({"half": {"dtype": "float16"}, "input_format": {}}, mask)
+    assert found.softmax(-1).isfinite().all()
+
+
+def wan():
+    diffusers = pytest.importorskip("diffusers")
+    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1, "ffn_dim": 32}
+    sizes |= {"in_channels": 4, "out_channels": 4, "text_dim": 16, "freq_dim": 32}
+    model = diffusers.WanTransformer3DModel(patch_size=(1, 2, 2), rope_max_seq_len=32, **sizes)
+    batch = {"hidden_states": torch.randn(1, 4, 2, 8, 8), "timestep": torch.tensor([998.4])}
+    return model.eval(), batch | {"encoder_hidden_states": torch.randn(1, 6, 16)}
+
+
+def unet():
+    diffusers = pytest.importorskip("diffusers")
+    kinds = {"down_block_types": ["CrossAttnDownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D"]}
+    model = diffusers.UNet2DConditionModel(
+        8, 4, 4, block_out_channels=[32], norm_num_groups=8, cross_attention_dim=16,
+        attention_head_dim=8, addition_embed_type="text_time", addition_time_embed_dim=8,
+        projection_class_embeddings_input_dim=64, **kinds,
+    )  # fmt: skip
+    added = {"text_embeds": torch.randn(1, 16), "time_ids": torch.full((1, 6), 1023.5)}
+    batch = {"sample": torch.randn(1, 4, 8, 8), "timestep": torch.tensor(998.4)}
+    batch |= {"encoder_hidden_states": torch.randn(1, 6, 16), "added_cond_kwargs": added}
+    return model.eval(), batch
+
+
+def flux():
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.FluxTransformer2DModel(
+        in_channels=4, num_layers=1, num_single_layers=1, attention_head_dim=16,
+        num_attention_heads=2, joint_attention_dim=16, pooled_projection_dim=16,
+        axes_dims_rope=(4, 4, 8), guidance_embeds=True,
+    )  # fmt: skip
+    batch = {"hidden_states": torch.randn(1, 16, 4), "encoder_hidden_states": torch.randn(1, 6, 16)}
+    batch |= {"pooled_projections": torch.randn(1, 16), "timestep": torch.tensor([0.9984])}
+    ids = torch.cartesian_prod(torch.zeros(1), torch.arange(4.0), torch.arange(4.0)) * 100.3
+    batch |= {"img_ids": ids, "txt_ids": torch.zeros(6, 3), "guidance": torch.tensor([3.57])}
+    return model.eval(), batch
+
+
+def sd3():
+    diffusers = pytest.importorskip("diffusers")
+    model = diffusers.SD3Transformer2DModel(
+        sample_size=8, patch_size=2, in_channels=4, num_layers=1, attention_head_dim=8,
+        num_attention_heads=2, caption_projection_dim=16, joint_attention_dim=16,
+        pooled_projection_dim=16, out_channels=4, pos_embed_max_size=8,
+    )  # fmt: skip
+    batch = {"hidden_states": torch.randn(1, 4, 8, 8), "timestep": torch.tensor([998.4])}
+    batch |= {"encoder_hidden_states": torch.randn(1, 6, 16)}
+    return model.eval(), batch | {"pooled_projections": torch.randn(1, 16)}
+
+
+def is_not_further_off_than_torchs_cast(us, make):
+    model, batch = make()
+    low = copy.deepcopy(model).to(torch.bfloat16)
+    cast = {
+        k: v.bfloat16() if isinstance(v, torch.Tensor) and k not in TIMES else v
+        for k, v in batch.items()
+    }
+    prepared = us.prepare(copy.deepcopy(model), batch, dtype="bfloat16")
+    with torch.no_grad():
+        right = model(**batch).sample
+        given = right.sub(prepared(**batch).sample).norm()
+        torchs = right.sub(low(**cast).sample).norm() if us.with_us else given
+    assert given <= 1.5 * torchs
+
+
+TIMES = ("timestep", "guidance", "img_ids")
+for each in (wan, unet, flux, sd3):
+
+    def run(us, make=each):
+        is_not_further_off_than_torchs_cast(us, make)
+
+    PROGRAMS[f"diffusers_{each.__name__}_in_bfloat16"] = run
+
+
+@pytest.mark.parametrize("with_us", [True, False], ids=["with us", "without us"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_of_the_first_week_runs(name, with_us):
+    torch.manual_seed(0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        PROGRAMS[name](Us(with_us=with_us))
