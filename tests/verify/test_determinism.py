@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from prepare.stages.verify import verify
-from verify_checks import FIXED, FLAT, Draws, check, checks_by_kind, prepared
+from verify_checks import FIXED, FLAT, Draws, check, prepared
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
@@ -20,7 +20,6 @@ def test_both_models_draw_the_same_random_numbers(draw, mode):
     model.last.register_forward_hook(lambda _module, _args, out: out + 1e-3)
     result = verify(reference, model, batch, pipeline=pipeline, mode=mode)
     assert (result.status, result.reference, result.culprit) == ("fail", "float64", "last")
-    assert checks_by_kind(result)["outputs"].error < 0.01  # the rest is equal in float64
 
 
 def test_a_fault_is_found_despite_random_numbers():

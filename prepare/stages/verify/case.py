@@ -315,7 +315,7 @@ class VerificationCase:
         if not self._graph and (self._open() or everywhere or is_blind):
             recorded = self._prepared(self.call, record=True)
             names = {c.name for c in recorded.calls if not is_under(c.name, self.rewritten)}
-            alone, self._left_out = compare_alone(self, recorded, names)
+            alone, self._left_out = compare_alone(self, recorded, names.__contains__)
             self._alone = names - {*self._left_out}
             self.deviations |= {k: alone[k] for k in MODULE_KINDS[: 1 + self.backward]}
             del recorded
@@ -361,7 +361,7 @@ class VerificationCase:
         if any(item.kind in KINDS for item in self.wrong):
             again = self._deviations(Runs(self._exact(moved), actual, [self._shaken(moved)]))
         if names:
-            again |= compare_alone(self, actual, names)[0]
+            again |= compare_alone(self, actual, names.__contains__)[0]
         wrong = {(i.kind, i.name) for items in again.values() for i in items if i.exceeds}
         for kind, items in self.deviations.items():
             self.deviations[kind] = [

@@ -105,15 +105,15 @@ def verify(
 def _check_arguments(
     reference: nn.Module, prepared: nn.Module, *, mode: str, gradients: bool
 ) -> None:
+    wrong = None
     if mode not in ("eval", "train"):
-        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
-    if mode == "train" and not gradients:
-        remedy = "remove gradients=False, or set mode='eval'"
-        raise RefusedError("gradients", "mode 'train' requires them", remedy)
-    if prepared is reference:
+        wrong = "mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train"))
+    elif mode == "train" and not gradients:
+        wrong = "gradients", "mode 'train' requires them", "leave out gradients=False"
+    elif prepared is reference:
         remedy = "apply works in place: pass copy.deepcopy(model), taken before apply, as reference"
-        raise RefusedError("prepared", "is the same object as the reference", remedy)
-    for model in (reference, prepared):
-        if parameter := lazy_parameter(model):
-            wrong = "this parameter has no shape yet"
-            raise RefusedError(parameter, wrong, "run one forward first")
+        wrong = "prepared", "is the same object as the reference", remedy
+    elif parameter := lazy_parameter(reference) or lazy_parameter(prepared):
+        wrong = parameter, "this parameter has no shape yet", "run one forward first"
+    if wrong:
+        raise RefusedError(*wrong)

@@ -218,7 +218,7 @@ def _hooks(
         if not _is_leaf(module):
             return None
         given = Call(args, kwargs)
-        call = ModuleCall(name, given.map(_copy) if record else given)
+        call = ModuleCall(name, given.map(_copy) if record else Call((), {}))
         call.needs, passed = tuple(t.requires_grad for t in given.tensors()), list[Tensor]()
 
         def view(tensor: Tensor) -> Tensor:
@@ -247,7 +247,6 @@ def _hooks(
         intact = [_version(tensor) == version for tensor, version in versions]
         call.needs = tuple(map(all, zip(call.needs, intact, strict=False)))
         call.tracked = tuple(tensor.requires_grad for tensor in tensors)
-        call.arguments = call.arguments if record else Call((), {})
         result.calls.append(call)
         for index, tensor in enumerate(tensors if record else ()):
             call.outputs[index] = _copy(_watched(tensor, call.output_gradients, index))
