@@ -13,7 +13,7 @@ from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.wording import argument, step, words
+from prepare.core.utils.text import argument, step, words
 from prepare.errors import ConfigError, KnownIssueError, Problem
 from prepare.pipeline.tensor_table import RequestTable
 from prepare.steps.repairs import find_repair

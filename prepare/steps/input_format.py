@@ -87,7 +87,7 @@ class InputFormat(InputStep):
 
     def without_example(self) -> str:
         asks = self.dtype in ("float16", "bfloat16") and self.exclude is None
-        return "each argument of two dimensions or more is cast" if asks else ""
+        return "exclude: each argument of two dimensions or more is cast" if asks else ""
 
     def for_example(
         self, model: torch.nn.Module, example: Any, *, backward: bool, amp: Any

@@ -19,9 +19,9 @@ from prepare.app.report.answers import (
     advice,
     answers,
     stage_documents,
+    training_code,
     verdict,
 )
-from prepare.app.report.code_to_paste import training_code
 from prepare.app.report.html import FOLDER, drawn, has_content, render, sections, short
 from prepare.app.report.sections import command, is_wrong, own_documents
 from prepare.app.report.sentences import bytes_text, converted_text, steps_text, timing_text
@@ -31,8 +31,7 @@ from prepare.app.sweep.summary import UNENDED, Summary, SweepRow
 from prepare.core import document as parts
 from prepare.core.document import LAYOUT, RIGHT, Answer, Code, Document, Facts, Part, Text
 from prepare.core.utils import files
-from prepare.core.utils.text import plural
-from prepare.core.utils.wording import command_line_words
+from prepare.core.utils.text import command_line_words, plural
 
 if TYPE_CHECKING:
     from prepare.app.job.record import Results

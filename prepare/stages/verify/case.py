@@ -23,8 +23,7 @@ from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.input_formatter import same_casts
 from prepare.core.forward.run_example import explained
 from prepare.core.model.tensors import name_of
-from prepare.core.utils.numbers import finite
-from prepare.core.utils.text import plural
+from prepare.core.utils.text import finite, plural
 from prepare.stages.verify.deviations import (
     Deviation,
     compare,

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from prepare.core import document as parts
 from prepare.core.document import Answer, Document, Part, ReportContext, Table, Text
-from prepare.core.utils.numbers import doubt, share_text, small, tolerance_text
-from prepare.core.utils.text import capitalized, plural, printable
-from prepare.core.utils.wording import argument, words
+from prepare.core.utils import text as texts
+from prepare.core.utils.text import capitalized, doubt, plural, printable, words
 
 if TYPE_CHECKING:
     from prepare.stages.verify.records import Check, Verification
@@ -84,7 +83,7 @@ def _outputs(verification: Verification) -> str:
     checks = [check for check in verification.checks if check.what == "outputs"]
     measured = [c.part for c in checks if c.part is not None and c.status != "skipped"]
     if measured:
-        return f"outputs at {tolerance_text(max(measured))}"
+        return f"outputs at {texts.tolerance_text(max(measured))}"
     return f"outputs: {checks[0].note}" if checks else "no outputs"
 
 
@@ -97,7 +96,7 @@ def _sensitivity_text(verification: Verification) -> str:
     if least > _BLIND and place:
         text += f" (errors below {_percent(least)} in {place} cannot be told from noise"
         is_eval = verification.mode == "eval"
-        text += f"; {argument('mode', 'train')} compares modules alone)" if is_eval else ")"
+        text += f"; {texts.argument('mode', 'train')} compares modules alone)" if is_eval else ")"
     return printable(text)
 
 
@@ -175,8 +174,8 @@ def _parts(verification: Verification) -> Iterator[Part]:
     title = f"{plural(len(fine) - skipped, 'check')} passed"
     title += f", {skipped} skipped" if skipped else ""
     finds = _sensitivity_text(verification)
-    texts = (_ABOUT_ERRORS, *([f"It finds systematic errors from {finds}."] if finds else []))
-    yield parts.Folded(title=title, parts=(_table("Checks", fine), Text(text=texts, kind="note")))
+    lines = (_ABOUT_ERRORS, *([f"It finds systematic errors from {finds}."] if finds else []))
+    yield parts.Folded(title=title, parts=(_table("Checks", fine), Text(text=lines, kind="note")))
 
 
 def _table(label: str, checks: list[Check]) -> Table:
@@ -186,6 +185,6 @@ def _table(label: str, checks: list[Check]) -> Table:
 def _row(check: Check) -> tuple[str, ...]:
     mode, batch = check.mode and f"{check.mode} mode", f"batch {check.batch}" if check.batch else ""
     case = ", ".join(filter(None, (mode, batch, check.inputs)))
-    share = "" if check.part is None else share_text(check.part)
-    numbers = small(check.error), small(check.allowed), share
+    share = "" if check.part is None else texts.share_text(check.part)
+    numbers = texts.small(check.error), texts.small(check.allowed), share
     return doubt(check.status), check.what, case, check.worst, *numbers

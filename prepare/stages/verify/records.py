@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
-from prepare.core.utils.numbers import part_of_tolerance
+from prepare.core.utils.text import part_of_tolerance
 from prepare.errors import VerificationError
 
 STATUSES = ("pass", "fail", "cannot tell")
