@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.suggest import nearest
-from prepare.core.utils.wording import words
+from prepare.core.utils.text import words
 
 NORMS = "norms"
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from prepare.core.forward.call import call_of
-from prepare.pipeline import Pipeline, shortcut
+from prepare.pipeline import Pipeline, pipeline
 from prepare.stages.verify import verify
 
 PROGRAMS = {}
@@ -35,7 +35,7 @@ class Us:
         self.with_us = with_us
 
     def prepare(self, model, *args, **options):
-        return shortcut.prepare(model, *args, **options) if self.with_us else model
+        return pipeline.prepare(model, *args, **options) if self.with_us else model
 
     def apply(self, steps, model, **options):
         return Pipeline.from_config(steps).apply(model, **options) if self.with_us else model

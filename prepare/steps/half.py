@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from prepare.core.utils.wording import in_training, option, words
+from prepare.core.utils.text import in_training, option, words
 from prepare.errors import Problem
 from prepare.patterns import NORMS, Patterns, declared_float32, kept_modules, matches, patterns_in
 from prepare.registry import register
@@ -134,10 +134,9 @@ undo = Half.undo
 
 def _needs_casts(module: torch.nn.Module) -> bool:
     """Return whether `module` is called, and cannot take 16-bit inputs with parameters in float32."""
-    from torch import nn
+    from prepare.core.model.module_tree import is_called
 
-    is_called = type(module).forward is not nn.Module.forward  # a ModuleList is not
-    return is_called and not matches(NORMS, "", module)
+    return is_called(module) and not matches(NORMS, "", module)
 
 
 def _tensors_in(model: torch.nn.Module, kept: Iterable[str]) -> set[int]:

@@ -12,8 +12,7 @@ from prepare.app.job.record import CONVOLUTIONS, NOTHING_CHANGED, interval_of
 from prepare.app.report.sentences import memory_text, timing_text, verified_text
 from prepare.app.sweep.ranking import rank
 from prepare.core.utils import files, json_records
-from prepare.core.utils.numbers import doubt, interval_text, seconds, verdict_text
-from prepare.core.utils.text import csv_text, size
+from prepare.core.utils.text import csv_text, doubt, interval_text, seconds, size, verdict_text
 from prepare.stages.stage import Column, ordered_stages
 
 if TYPE_CHECKING:

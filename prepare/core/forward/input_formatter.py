@@ -24,7 +24,7 @@ from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import NotScriptable, is_transformed, rows_copied
 from prepare.core.model.module_tree import remove_hooks
 from prepare.core.utils.process_state import interruptible
-from prepare.core.utils.wording import option
+from prepare.core.utils.text import option
 
 # A tensor whose last dimension is longer is no image with its channels there.
 _MOST_IMAGE_CHANNELS = 4
