@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.pipeline import Pipeline, shortcut
+from prepare.pipeline import Pipeline, pipeline
 
 PROGRAMS = {}
 
@@ -33,7 +33,7 @@ class Us:
         self.with_us = with_us
 
     def prepare(self, model, *args, **options):
-        return shortcut.prepare(model, *args, **options) if self.with_us else model
+        return pipeline.prepare(model, *args, **options) if self.with_us else model
 
     def apply(self, steps, model, **options):
         return Pipeline.from_config(steps).apply(model, **options) if self.with_us else model
