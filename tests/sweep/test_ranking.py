@@ -32,8 +32,8 @@ def test_the_best_row_is_significantly_faster(sweep):
 
 
 def test_fields_without_a_best_row_are_one_line(sweep):
-    row = timed("a", 1.0, verdict="unclear")
-    summary = sweep(*({**row, "overrides": [f"model={model}", "memfmt=a"]} for model in "xy"))
+    unclear = timed("a", 1.0, verdict="unclear")
+    summary = sweep(*(unclear | {"overrides": [f"model={name}", "memfmt=a"]} for name in "xy"))
     assert "of model=x or model=y" in " ".join(conclusions(summary, rank(summary)))
 
 
