@@ -39,11 +39,6 @@ class Bars:
     rows: tuple[Bar, ...]
     where: Where = "page"
 
-    @property
-    def baseline(self) -> float | None:
-        """Return the value of the first bar that is marked as the baseline."""
-        return next((bar.value for bar in self.rows if bar.mark == "baseline"), None)
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:

@@ -1,5 +1,6 @@
 """Ask the steps what they want of every tensor: one table, from which the moves and the plan follow."""
 
+from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -198,22 +199,17 @@ def _computed_plans(table: RequestTable) -> Iterable[TensorPlan]:
 
     What cannot be computed has a message in place of a tensor, and no state.
     """
-    modules: dict[str, nn.Module] = {}
-    sources: dict[str, list[tuple[TensorRequest, NamedTensor]]] = {}
+    held: dict[str, list[tuple[TensorRequest, NamedTensor]]] = {}
     for request in table.requests:
         for place in request.places:
-            modules[place.module_name] = place.module
-            sources.setdefault(place.module_name, []).append((request, place))
-    for module, value in modules.items():
-        for name, tensor in computed_tensors(value).items():
-            requests = [r for r, place in sources[module] if name in (place.name, place.computes)]
-            wants: dict[str, str] = {}
-            by: dict[str, tuple[str, ...]] = {}
-            off: dict[str, str] = {}
-            for request in reversed(requests):  # the first one counts
-                wants.update(request.wants)
-                by.update(request.by)
-                off.update(request.skipped)
+            held.setdefault(place.module_name, []).append((request, place))
+    for module, pairs in held.items():
+        for name, tensor in computed_tensors(pairs[0][1].module).items():
+            requests = [r for r, place in pairs if name in (place.name, place.computes)]
+            # The first one counts.
+            wants = dict(ChainMap(*({**r.wants} for r in requests)))
+            by = dict(ChainMap(*({**r.by} for r in requests)))
+            off = dict(ChainMap(*({**r.skipped} for r in requests)))
             now, shape = State(None, "", ""), None
             if isinstance(tensor, Tensor):
                 now, shape = state(tensor), tuple(tensor.shape)
@@ -336,10 +332,9 @@ class _Selection:
     def _match(self, name: str, module: nn.Module) -> str | None:
         first = {"keep": self._kept[name]} if name in self._kept else {}
         for option in ("include", "exclude"):
-            for pattern in self.patterns.get(option, ()):
-                if matches(pattern, name, module):
-                    self._matched.add((option, pattern))
-                    first.setdefault(option, pattern)
+            hits = [p for p in self.patterns.get(option, ()) if matches(p, name, module)]
+            self._matched |= {(option, pattern) for pattern in hits}
+            first |= {option: hits[0]} if hits else {}
         for option in ("exclude", "keep"):
             if option in first:
                 return f"{option}: {first[option]}"

@@ -15,12 +15,7 @@ from prepare.core.utils.suggest import choose, choose_option, nearest
 from prepare.core.utils.text import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.registry import STEPS
-from prepare.stages.stage import (
-    STAGES,
-    Stage,
-    ordered_stages,
-    tasks,
-)
+from prepare.stages.stage import STAGES, Stage, ordered_stages, tasks
 
 # The keys that hold one value each: words and switches that a help lists first, and others.
 _WORDS = ("mode", "amp", "strict", "known_issues")

@@ -16,8 +16,8 @@ from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import first_line, pace_text, plural
 from prepare.errors import ModelError, Problem, RefusedError, raise_problems
 from prepare.pipeline import Pipeline
+from prepare.pipeline.apply import lazy_problems, precondition_problems
 from prepare.pipeline.distributed import on_rank_zero
-from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.pipeline.tensor_table import make_table
 from prepare.stages.bench.compare_variants import compare
 from prepare.stages.tune.candidates import Candidate, candidates
