@@ -23,16 +23,14 @@ PICTURES = ROOT / "docs" / "pictures"
 NETWORK = ["model=unet3d", "model.norm=instance"]
 LAST, REPAIR = "memfmt=channels_last_3d", "+steps.repair_layout={}"
 RUNS = {
-    "before": [*NETWORK, LAST],
     "after": [*NETWORK, LAST, REPAIR],
-    "tune": ["task=tune", *NETWORK, "tune.budget=60", "tune.cache=false"],
+    "tune": ["task=tune", *NETWORK, "tune.budget=60"],
 }  # fmt: skip
 # Its page is the example of the site, and what it prints the picture at the top of it.
 EXAMPLE = [*NETWORK, LAST, REPAIR]  # on a quiet machine: its page shows a speed
 # Name of the picture: run, section (None is the top of the page), height.
 SCREENSHOTS = {
     "run-page": ("after", None, 760),
-    "run-lost": ("before", None, 760),
     "verify-section": ("after", "verify", 620),
     "timing-section": ("after", "bench", 620),
     "tune-page": ("tune", None, 900),

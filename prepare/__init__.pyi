@@ -3,6 +3,7 @@
 from prepare.app.model_report import report as report
 from prepare.audit import audit as audit
 from prepare.core.forward.call import calling as calling
+from prepare.frameworks.outside import outside as outside
 from prepare.pipeline import Pipeline as Pipeline
 from prepare.pipeline.shortcut import prepare as prepare
 from prepare.registry import register as register

@@ -8,18 +8,14 @@ from torch import nn
 from torch.optim import Optimizer
 
 from prepare.errors import RefusedError
-from prepare.frameworks._recipe import NetworkRecipe, Recipe
+from prepare.frameworks.outside import Outside, Recipe
 from prepare.pipeline.distributed import same_on_all_ranks
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
 
-def prepare(
-    accelerator: Accelerator,
-    *objects: Any,
-    recipe: Recipe,
-) -> Any:
+def prepare(accelerator: Accelerator, *objects: Any, recipe: Recipe) -> Any:
     """Apply a recipe to the model among `objects`, then return `accelerator.prepare(*objects)`.
 
     The optimizers among them are handed over, inputs are formatted by a hook of the model, and all ranks are
@@ -37,8 +33,7 @@ def prepare(
     if len(models) != 1:
         wrong = f"{len(models)} of {len(objects)} are models"
         raise RefusedError("objects", wrong, "give one model, and apply a Pipeline to any other")
-    network = NetworkRecipe(recipe)
     optimizers = [each for each in objects if isinstance(each, Optimizer)]
-    network.apply(models[0], optimizers)
+    Outside(recipe, only=lambda: models, optimizers=optimizers).prepare(models[0])
     same_on_all_ranks(models[0])
     return accelerator.prepare(*objects)

@@ -10,7 +10,7 @@ from torch import nn
 from prepare.core.forward.call import class_calling
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
-from prepare.frameworks._recipe import NetworkRecipe, Recipe
+from prepare.frameworks.outside import Recipe, network_pipeline
 
 
 def prepare(
@@ -46,12 +46,12 @@ def prepare(
         wrong = "its weights are offloaded module by module, which would bring back those of before"
         remedy = "prepare it first, then call enable_sequential_cpu_offload or enable_group_offload"
         raise RefusedError(component, wrong, remedy)
-    network = NetworkRecipe(recipe)
-    network.apply(model)
+    pipeline = network_pipeline(recipe)
+    pipeline.apply(model)
     if method != "forward":
         own = vars(model).get(method)  # what others have put there is called still
         inner = own.args[1] if isinstance(own, partial) and own.func is _formatted else own
-        vars(model)[method] = partial(_formatted, model, inner or method, network.pipeline.format)
+        vars(model)[method] = partial(_formatted, model, inner or method, pipeline.format)
     return pipe
 
 

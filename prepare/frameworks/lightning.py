@@ -1,12 +1,13 @@
-"""A Lightning callback that prepares the network of a module before its optimizers are made."""
+"""A Lightning callback that prepares the networks of a module before its optimizers are made."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.packages import naming_extra
-from prepare.frameworks._recipe import NetworkRecipe, Recipe, child_network
+from prepare.core.utils.suggest import choose
+from prepare.errors import RefusedError
+from prepare.frameworks.outside import Outside, Recipe
 
 with naming_extra("lightning"):
     import lightning.pytorch as pl
@@ -16,44 +17,49 @@ if TYPE_CHECKING:
 
 
 class Prepare(pl.Callback):
-    """Prepares the network in `setup`, which runs before optimizers are made and the strategy wraps it.
+    """Prepares each network of a LightningModule at its first call, or before the strategy wraps it.
 
-    Inputs are formatted by a hook of the network. At the start of a fit the optimizers are handed over, and
-    the audit and the recipe are written into the folder of the logger, on rank 0. At the start of training,
-    when checkpoints have been loaded, weights and optimizer states are checked.
+    So a network that `configure_model` builds is prepared too. Its inputs are formatted by a hook.
+    The state of optimizers follows, also from a checkpoint.
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: the name of the network in the LightningModule; by default its only child with parameters.
+        module: the name of the network in the LightningModule; by default each child with Parameters.
 
     Raises:
-        DriftError: when training starts, something has lost the layout.
-        RefusedError: `module` is not a module, or several are possible.
+        RefusedError: `module` is not a module.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        module: str | None = None,
-    ) -> None:
-        self._recipe, self._name = NetworkRecipe(recipe), module
+    def __init__(self, recipe: Recipe, *, module: str | None = None) -> None:
+        self._name, self._module = module, pl.LightningModule()
+        self._outside = Outside(recipe, only=self._networks)
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Prepare the network."""
-        self._recipe.apply(self._network(pl_module))
+        """Begin to look for networks, before optimizers are made."""
+        self._module = pl_module
+        self._networks()
+        self._outside.start()
 
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Hand over the optimizers, before their state is restored, and write the audit."""
-        network = self._network(pl_module)
-        self._recipe.adopt(network, trainer.optimizers)
-        # `log_dir` is a broadcast, which every rank has to join.
-        if (folder := trainer.log_dir) is not None and trainer.is_global_zero:
-            self._recipe.write(network, Path(folder))
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """End to look for networks."""
+        self._outside.stop()
 
-    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Check weights and optimizer states after checkpoints were loaded."""
-        self._recipe.check(self._network(pl_module), trainer.optimizers)
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """End to look for networks."""
+        self._outside.stop()
 
-    def _network(self, module: pl.LightningModule) -> nn.Module:
-        return child_network(module, self._name)
+    def _networks(self) -> list[nn.Module]:
+        children = dict(self._module.named_children())
+        if self._name is None:
+            return [each for each in children.values() if any(True for _ in each.parameters())]
+        try:
+            return [self._module.get_submodule(self._name)]
+        except AttributeError:
+            if hasattr(
+                self._module, self._name.partition(".")[0]
+            ):  # configure_model builds it later
+                return []
+            remedy = choose(self._name, children, noun="modules")
+            raise RefusedError("module", f"{self._name!r} is not a module", remedy) from None

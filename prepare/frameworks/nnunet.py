@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from prepare.errors import ConfigError
-from prepare.frameworks._recipe import NetworkRecipe, Recipe
+from prepare.frameworks.outside import Recipe, network_pipeline
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,6 +49,4 @@ class PrepareTrainer(nnUNetTrainer):
         if recipe is None:
             remedy = "set PREPARE_RECIPE=recipe.yaml, or recipe in a subclass"
             raise ConfigError("recipe", "PrepareTrainer has none", remedy)
-        network = super().build_network_architecture(*args, **kwargs)
-        NetworkRecipe(recipe).apply(network)
-        return network
+        return network_pipeline(recipe).apply(super().build_network_architecture(*args, **kwargs))

@@ -29,7 +29,7 @@ from checkpoint_nets import (
 from failing_calls import FailAt
 from failing_operations import first_middle_and_last, interrupt_at
 from prepare.checkpoint import load, save
-from prepare.checkpoint.init_empty import build_empty, empty_parameters
+from prepare.checkpoint.weights import build_empty, empty_parameters
 from prepare.errors import (
     CheckpointError,
     ConfigError,
@@ -325,10 +325,12 @@ def test_a_failure_leaves_the_given_model_unchanged(path, plugin):
 
     for model in (small(), build_empty(small)):
         Never.asked = 0
+        model.register_buffer("wide", torch.full((1,), 2.0).expand(3), persistent=False)
         before = state_of(model)
         with pytest.raises(PrepareError, match="of the plugin"):
             load(path, model, pipeline=Pipeline([Never()]))
         assert same_state(state_of(model), before)
+        assert model.wide.tolist() == [2.0] * 3
 
 
 class Evil:

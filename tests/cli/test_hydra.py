@@ -12,12 +12,12 @@ import pytest
 import torch
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
+from prepare.frameworks._recipe import NetworkRecipe, child_network
 from torch import nn
 
 import prepare.frameworks.hydra
 from paths import CONF
 from prepare.errors import ConfigError
-from prepare.frameworks._recipe import NetworkRecipe, child_network
 from prepare.pipeline import Pipeline
 from words import composing
 

@@ -16,10 +16,6 @@ KEEPING_NORM = find_repair("group_norm").swaps[nn.GroupNorm]
 KEEPING_CONV = find_repair("conv2d").swaps[nn.Conv2d]
 
 
-class Alias(nn.GroupNorm):
-    """Another name."""
-
-
 class Casting(nn.GroupNorm):
     def forward(self, input):  # noqa: A002
         return super().forward(input.float())
@@ -99,7 +95,6 @@ def parametrized():
     ("module", "repaired", "alone", "runs_torchs"),
     [
         (norm(), True, True, True),
-        (norm(Alias), True, True, True),
         (parametrized(), True, True, True),
         (norm(Casting), True, False, True),
         (norm(Grandchild), True, False, True),

@@ -11,7 +11,6 @@ from prepare.app.report.answers import stage_documents, verdict
 from prepare.stages.stage import STAGES
 
 CONF = RUN.parent / "conf"
-ANSWERS = ["layout", "right", "faster", "next", "details"]
 QUICK = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")
 
 
@@ -73,16 +72,6 @@ def test_a_run_that_changes_nothing_is_not_verified_or_timed(go, words):
     saved = made.read_run(folder)
     said = verdict(saved, stage_documents(saved))
     assert said.startswith("Unchanged. Speed not measured.")
-
-
-def test_the_answers_stand_in_the_first_lines(go):
-    words = ("flow=predict", "verify=short", "bench=short", "bench.seconds=0.2")
-    _, said = go("memfmt=channels_last", *words)
-    title, *rows = said.out.splitlines()
-    assert len(rows) < 10
-    assert title == "Sequential on cpu, channels_last: 2 of 2 convolutions converted"
-    labels = [row[2:10].strip() for row in rows]
-    assert [label for label in labels if label not in ("", "note")] == ANSWERS
 
 
 MEASURED = ("memfmt=channels_last", "flow=predict", "verify=short")

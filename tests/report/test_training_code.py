@@ -12,7 +12,7 @@ from coder_nets import Coder
 from prepare.app.cli import main as cli
 from prepare.app.job.record import Job, Results
 from prepare.app.job.run_stages import must_format
-from prepare.app.report.code_to_paste import one_line, training_code
+from prepare.app.report.answers import one_line, training_code
 from prepare.pipeline import Pipeline
 from sample_nets import wrong_in_training
 

@@ -62,6 +62,8 @@ def run(argv: list[str]) -> int:
 
     Under torchrun only rank 0 runs it, with one folder and one record; the other ranks return 0.
     """
+    if argv[:1] == ["run"]:
+        return _run(argv)  # the program is not changed: neither its environment nor its streams
     if rank() > 0:
         return DONE
     switch_off_telemetry()
@@ -82,7 +84,7 @@ def run(argv: list[str]) -> int:
 def _run(argv: list[str]) -> int:
     try:
         if argv and argv[0] in USAGES:
-            wants_help = {"--help", "-h"} & {*argv}
+            wants_help = {"--help", "-h"} & {*(argv[1:2] if argv[0] == "run" else argv)}
             command = commands.COMMANDS[argv[0]]
             return commands.show_usage(argv[0]) if wants_help else command(argv[1:])
         if "--version" in argv:

@@ -21,6 +21,8 @@ USAGES = {
     "steps": "steps [NAME]\n  Show the installed steps, or one, with their options.",
     "diff": "diff A B\n  Compare two runs' folders, audits or recipes.",
     "summary": "summary FOLDER\n  Print and write the table of the sweep in this folder.",
+    "run": "run RECIPE [--report FOLDER] [--module PATTERN] PROGRAM [ARGS...]\n"
+    "  Run a Python program unchanged, with its networks prepared; -m MODULE in place of PROGRAM.",
 }
 # Flags of Hydra that are followed by a value; that of --info may be left out.
 _INFO = ("--info", "-i")

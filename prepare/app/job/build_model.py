@@ -18,8 +18,7 @@ from prepare.app.job.model_target import (
     targets_in,
     without_method,
 )
-from prepare.checkpoint.init_empty import build_empty
-from prepare.checkpoint.weights import fill, read_weights
+from prepare.checkpoint.weights import build_empty, fill, read_weights
 from prepare.core.forward.call import class_calling
 from prepare.core.model.tensors import name_of, named_tensors
 from prepare.core.utils.packages import install_remedy, missing_module

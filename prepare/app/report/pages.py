@@ -19,9 +19,9 @@ from prepare.app.report.answers import (
     advice,
     answers,
     stage_documents,
+    training_code,
     verdict,
 )
-from prepare.app.report.code_to_paste import training_code
 from prepare.app.report.html import FOLDER, drawn, has_content, render, sections, short
 from prepare.app.report.sections import command, is_wrong, own_documents
 from prepare.app.report.sentences import bytes_text, converted_text, steps_text, timing_text

@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prepare.app.report import sentences
-from prepare.app.report.answers import failure_word
-from prepare.app.report.code_to_paste import training_code
+from prepare.app.report.answers import failure_word, training_code
 from prepare.audit import STATUSES, Audit, AuditRow
 from prepare.core.document import Code, Document, Facts, Folded, Part, Table, Text, columns
 from prepare.core.utils.machine import NAMES

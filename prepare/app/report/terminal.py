@@ -16,8 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from prepare.app.report import sentences
-from prepare.app.report.answers import advice, stage_documents
-from prepare.app.report.code_to_paste import one_line
+from prepare.app.report.answers import advice, one_line, stage_documents
 from prepare.app.report.sweep_table import columns, conclusions, in_words, numbered, reasons
 from prepare.app.sweep.ranking import rank
 from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Answer, Document, Facts, Table, Text

@@ -89,18 +89,18 @@ def _ranked(tuning: Tuning) -> list[CandidateResult]:
 
 def _table(tuning: Tuning) -> parts.Table:
     titles = "Recipe head, Result prose, Time number, Speed text, Interval text, Outputs text"
-    rows = [_cells(row) for row in _ranked(tuning)]
+    rows = [_cells(row, tuning.row(UNPREPARED).seconds or 0.0) for row in _ranked(tuning)]
     return parts.Table(
         label="All recipes", columns=parts.columns(titles), rows=rows, most=len(rows)
     )
 
 
-def _cells(row: CandidateResult) -> tuple[str, ...]:
+def _cells(row: CandidateResult, before: float) -> tuple[str, ...]:
     said = {"winner": "winner", "dropped": row.reason, "timed": row.reason}
     return (
         row.name,
         printable(said.get(row.status, f"{doubt(row.status)}: {row.reason}")),
-        "" if row.seconds is None else numbers.seconds(row.seconds),
+        "" if row.ratio is None else numbers.seconds(row.ratio * before),
         numbers.verdict_text(row.verdict, row.ratio, row.ratio_interval),
         interval_text(row.ratio_interval, row.verdict),
         _outputs(row),

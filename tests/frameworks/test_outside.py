@@ -1,0 +1,273 @@
+"""Programs that are not changed: each runs without us and with us, and its networks are prepared.
+
+The shapes are those of people's first week: a GAN, a frozen backbone, folds, an EMA, a resumed training.
+"""
+
+import copy
+import gc
+import warnings
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
+
+import prepare
+from prepare.errors import ConfigError
+from prepare.frameworks.outside import Outside
+
+RECIPE = {"device": {"device": "cpu"}, "conv2d_memory_format": {}, "repair_layout": {}}
+TORCH = nn.Module.__call__, torch.optim.Optimizer.__init__
+
+
+class Net(nn.Module):
+    """A small network whose forward has a named argument."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.ReLU())
+        self.head = nn.Conv2d(8, 2, 3)
+
+    def forward(self, x, scale=1.0):
+        return self.head(self.encoder(x)) * scale
+
+
+class PerceptualLoss(nn.Module):
+    """A loss with weights, which is no network to prepare."""
+
+    def __init__(self):
+        super().__init__()
+        self.features = nn.Conv2d(2, 4, 3)
+
+    def forward(self, x):
+        return self.features(x).square().mean()
+
+
+def batches(count=3):
+    torch.manual_seed(1)
+    return [torch.randn(2, 3, 12, 12) for _ in range(count)]
+
+
+def steps(net, optimizer, count=3, call=None):
+    losses = []
+    for x in batches(count):
+        loss = (net if call is None else call)(x).float().square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def is_last(*nets):
+    convolutions = [each for net in nets for each in net.modules() if isinstance(each, nn.Conv2d)]
+    return all(each.weight.stride(1) == 1 for each in convolutions)
+
+
+def plain():
+    net = Net()
+    return steps(net, torch.optim.AdamW(net.parameters(), fused=True)), [net]
+
+
+def mixed_precision_and_accumulation():
+    net = Net()
+    optimizer, losses = torch.optim.SGD(net.parameters(), 0.1), []
+    scaler = torch.amp.GradScaler("cpu")
+    for index, x in enumerate(batches(4)):
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = net(x=x, scale=0.5).square().mean() / 2
+        scaler.scale(loss).backward()
+        losses.append(loss.item())
+        if index % 2:
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    return losses, [net]
+
+
+def gan():
+    maker, critic = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 3, 3)), Net()
+    optimizers = [torch.optim.Adam(net.parameters()) for net in (maker, critic)]
+    losses = []
+    for x in batches():
+        of_critic = F.softplus(-critic(x)).mean() + F.softplus(critic(maker(x).detach())).mean()
+        optimizers[1].zero_grad()
+        of_critic.backward()
+        optimizers[1].step()
+        of_maker = F.softplus(-critic(maker(x))).mean()
+        optimizers[0].zero_grad()
+        of_maker.backward()
+        optimizers[0].step()
+        losses += [of_critic.item(), of_maker.item()]
+    return losses, [maker, critic]
+
+
+def frozen_backbone():
+    net = Net()
+    net.encoder.requires_grad_(False)
+    return steps(net, torch.optim.AdamW(net.head.parameters())), [net]
+
+
+def folds():
+    losses, nets = [], []
+    for _ in range(3):
+        nets.append(Net())
+        losses += steps(nets[-1], torch.optim.AdamW(nets[-1].parameters(), fused=True))
+    return losses, nets
+
+
+def resumed():
+    before = Net()
+    optimizer = torch.optim.AdamW(before.parameters(), fused=True)
+    for group in optimizer.param_groups:  # the state of a training that was never prepared
+        for each in group["params"]:
+            moments = {name: torch.full(each.shape, 0.01) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[each] = {"step": torch.tensor(2.0), **moments}
+    state = optimizer.state_dict()
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), fused=True)
+    optimizer.load_state_dict(state)
+    losses = steps(net, optimizer)
+    moment = optimizer.state[net.head.weight]["exp_avg"]
+    assert moment.stride() == net.head.weight.stride()
+    return losses, [net]
+
+
+def averages():
+    net = Net()
+    ema, swa = copy.deepcopy(net), AveragedModel(net)  # before the first call
+    losses = steps(net, torch.optim.AdamW(net.parameters()))
+    with torch.no_grad():
+        for mine, other in zip(ema.parameters(), net.parameters(), strict=True):
+            mine.lerp_(other, 0.1)
+    swa.update_parameters(net)
+    later = copy.deepcopy(net)
+    with torch.no_grad():
+        losses += [each(batches(1)[0]).mean().item() for each in (ema, swa, later)]
+    return losses, [net, ema, later]
+
+
+def assigned_checkpoint():
+    net = Net()
+    state = copy.deepcopy(net.state_dict())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    losses = steps(net, optimizer)
+    net.load_state_dict(state, assign=True)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    return losses + steps(net, optimizer), [net]
+
+
+def compiled():
+    net, other = Net(), Net()
+    other.compile(backend="eager")
+    call = torch.compile(net, backend="eager")
+    losses = steps(net, torch.optim.AdamW(net.parameters()), call=call)
+    return losses + steps(other, torch.optim.AdamW(other.parameters())), [net, other]
+
+
+def data_parallel_and_parts():
+    net = Net()
+    call = nn.DataParallel(net)
+    losses = steps(net, torch.optim.AdamW(net.parameters()), call=call)
+    return [*losses, net.encoder(batches(1)[0]).mean().item()], [net]
+
+
+def served():
+    net = Net().eval()
+    with torch.inference_mode():
+        return [net(x).mean().item() for x in batches(12)], [net]
+
+
+def traced():
+    net = Net().eval()
+    program = torch.fx.symbolic_trace(net)
+    return [program(batches(1)[0]).mean().item(), net(batches(1)[0]).mean().item()], [net]
+
+
+PROGRAMS = [plain, mixed_precision_and_accumulation, gan, frozen_backbone, folds, resumed, averages,
+            assigned_checkpoint, compiled, data_parallel_and_parts, served, traced]  # fmt: skip
+
+
+@contextmanager
+def session(recipe=RECIPE, **options):
+    found = Outside(recipe, **options).start()
+    try:
+        yield found
+    finally:
+        found.stop()
+    assert (nn.Module.__call__, torch.optim.Optimizer.__init__) == TORCH
+
+
+# torch's compiler looks at gradients of tensors that are no leaves.
+@pytest.mark.filterwarnings("ignore:The .grad attribute")
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_a_program_runs_as_without_us_and_is_prepared(program):
+    torch.manual_seed(0)
+    before, nets = program()
+    assert not is_last(*nets)
+    del nets
+    gc.collect()
+    torch.manual_seed(0)
+    with session() as found:
+        losses, nets = program()
+        assert program is traced or nn.Module.__call__ is TORCH[0]  # a call costs nothing any more
+    noise = 2e-2 if program is mixed_precision_and_accumulation else 1e-4
+    assert losses == pytest.approx(before, rel=noise)
+    assert is_last(*nets), [*found.lines()]
+    assert [each.left for each in found.found if each.left] == []
+
+
+def test_a_cast_network_gets_its_first_named_arguments_cast():
+    net = Net().eval()
+    with session({"half": {"dtype": "bfloat16"}}), torch.no_grad():
+        assert net(x=batches(1)[0]).dtype == torch.bfloat16
+
+
+def test_losses_and_other_classes_are_left_alone():
+    net, loss, other = Net(), PerceptualLoss(), nn.Conv2d(3, 4, 3)
+    with session(module="N*t") as found:
+        loss(net(batches(1)[0]))
+        other(batches(1)[0])
+    assert is_last(net)
+    assert not is_last(loss, other)
+    assert [each.name for each in found.found] == ["Net"]
+
+
+def test_what_cannot_be_prepared_is_said_and_the_program_goes_on():
+    net = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), batches(1)[0])
+    with session() as found, pytest.warns(UserWarning, match="is not prepared: .*script"):
+        net(batches(1)[0])
+    assert "is as it was" in next(found.lines())
+
+
+def test_gradients_that_would_be_wrong_leave_the_network_as_it_was():
+    net = Net()  # its InstanceNorm has wrong gradients in channels-last, without repair_layout
+    with session({"conv2d_memory_format": {}}) as found, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        net.eval()(batches(1)[0])  # a trainer's sanity check; the Parameters are trained later
+    assert not is_last(net)
+    assert "repair_layout" in found.found[0].left
+
+
+def test_a_network_that_nothing_calls_is_named_at_the_end():
+    net, idle = Net(), nn.Conv2d(3, 4, 3)
+    with session() as found:
+        net(batches(1)[0])
+        lines = "\n".join(found.lines())
+    assert "Net: 2 of 2 convolutions prepared" in lines
+    assert "layout    kept" in lines
+    assert "Conv2d" in lines.partition("never called")[2]
+    assert not is_last(idle)
+
+
+def test_outside_is_the_switch_at_the_top_of_a_program(capsys):
+    found = prepare.outside(RECIPE)
+    net = Net()
+    steps(net, torch.optim.AdamW(net.parameters()))
+    prepare.frameworks.outside.tell(found)
+    assert "prepare: Net: 2 of 2" in capsys.readouterr().err
+    assert (nn.Module.__call__, torch.optim.Optimizer.__init__) == TORCH
+    with pytest.raises(ConfigError, match="recipe"):
+        prepare.outside(3)
