@@ -74,10 +74,7 @@ def test_a_tiny_budget_runs_one_round_and_notes_it_is_too_few():
     assert found.repeats == 1
     row = found.row("b")
     assert (row.seconds, row.ratio, row.ratio_interval) == (10.0, 1.0, None)
-    assert (row.verdict, found.aa) == (
-        "unclear",
-        Control(ratio=1.0, interval=None, noise=None),
-    )
+    assert (row.verdict, found.aa) == ("unclear", Control(ratio=1.0, interval=None, noise=None))
     assert row.reason.startswith("too few rounds, 1 of at least 6")
 
 

@@ -188,8 +188,7 @@ def named(model):
 
 
 @pytest.mark.parametrize(
-    "network",
-    [pytest.param(n, marks=pytest.mark.slow if n == "folding" else ()) for n in FOLDS],
+    "network", [pytest.param(n, marks=pytest.mark.slow if n == "folding" else ()) for n in FOLDS]
 )
 def test_dynamo_traces_it_without_a_graph_break(network):
     build, batch, calls = FOLDS[network]
