@@ -2,6 +2,10 @@
 
 Nothing is added, read or listed until `+prepare=default` or a defaults list asks for it: an application's own
 key or group `prepare` works as without us.
+
+What does not keep that: a folder in the search path is listed in every `--help`, and makes `prepare=true` of
+somebody's own key a choice in a group; a name that nobody else has would be listed too; `sys.argv` lacks the
+words of Hydra's compose API. So the source looks for the override in its callers.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from prepare.audit import audit as audit
 from prepare.core.forward.call import calling as calling
 from prepare.frameworks.outside import outside as outside
 from prepare.pipeline import Pipeline as Pipeline
-from prepare.pipeline.shortcut import prepare as prepare
+from prepare.pipeline.pipeline import prepare as prepare
 from prepare.registry import register as register
 from prepare.stages.bench import compare as compare
 from prepare.stages.flow import observe as observe

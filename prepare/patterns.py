@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.suggest import nearest
-from prepare.core.utils.wording import words
+from prepare.core.utils.text import words
 
 NORMS = "norms"
 
@@ -45,6 +45,19 @@ def kept_modules(model: Any, patterns: tuple[str, ...]) -> dict[str, str]:
         pattern = next((each for each in patterns if matches(each, name, module)), above)
         if pattern is not None:
             found[name] = pattern
+    return found
+
+
+def declared_float32(model: Any) -> dict[int, str]:
+    """Return the word by which a class of diffusers or transformers keeps a tensor in float32, by its id."""
+    found: dict[int, str] = {}
+    for module in model.modules():
+        keys = ("_keep_in_fp32_modules", "_keep_in_fp32_modules_strict")
+        words = {word: None for key in keys for word in sorted(getattr(module, key, None) or ())}
+        tables = (module.named_parameters, module.named_buffers) if words else ()
+        for name, tensor in (pair for table in tables for pair in table(remove_duplicate=False)):
+            named = (word for word in words if f".{word}." in f".{name}.")
+            found |= {id(tensor): f"{word} of {type(module).__name__}" for word in named}
     return found
 
 

@@ -13,7 +13,7 @@ from prepare.core.utils import files, plain_yaml
 from prepare.core.utils.options import is_for_recipes, plain
 from prepare.core.utils.plain_yaml import dotted, kind_of, short_repr
 from prepare.core.utils.suggest import choose, nearest
-from prepare.core.utils.wording import words
+from prepare.core.utils.text import words
 from prepare.errors import FileError, Problem, RecipeError, raise_problems
 
 if TYPE_CHECKING:

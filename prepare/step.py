@@ -122,6 +122,10 @@ class TensorStep(Step):
         """Return what this tensor should have, or None. Must be pure: it changes nothing."""
         raise NotImplementedError
 
+    def want_of_kept(self, tensor: NamedTensor) -> Want | None:
+        """Return what a tensor that `keep` names should have; by default it stays as it is."""
+        return None
+
     def formats(self, model: torch.nn.Module | None = None) -> Mapping[int, str]:
         """Return the memory format that it wants for weights of convolutions, by their rank, 4 and 5.
 

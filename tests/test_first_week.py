@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.pipeline import Pipeline, shortcut
+from prepare.core.forward.call import call_of
+from prepare.pipeline import Pipeline, pipeline
+from prepare.stages.verify import verify
 
 PROGRAMS = {}
 
@@ -33,7 +35,7 @@ class Us:
         self.with_us = with_us
 
     def prepare(self, model, *args, **options):
-        return shortcut.prepare(model, *args, **options) if self.with_us else model
+        return pipeline.prepare(model, *args, **options) if self.with_us else model
 
     def apply(self, steps, model, **options):
         return Pipeline.from_config(steps).apply(model, **options) if self.with_us else model
@@ -163,6 +165,38 @@ def a_mask_of_the_least_number_stays_a_mask(us):
     assert found.softmax(-1).isfinite().all()
 
 
+@pytest.mark.parametrize("attached", [True, False])
+def test_verification_counts_the_rounding_of_a_time(attached):
+    model = Diffusion().eval()
+    model.time.weight.data *= 5
+    batch, statuses = (torch.randn(2, 4, 8, 8), torch.tensor([998.4, 3.3])), []
+    for include in ([], ["timestep"]):
+        steps = {"half": {"dtype": "bfloat16"}}
+        steps["input_format"] = {"include": include, "attach": attached}
+        pipeline, prepared = Pipeline.from_config(steps), copy.deepcopy(model)
+        pipeline.apply(prepared)
+        statuses.append(verify(model, prepared, batch, pipeline=pipeline).status)
+    assert statuses == ["pass", "fail"]
+
+
+def test_a_run_formats_arguments_by_their_names():
+    step = {"dtype": "bfloat16", "include": ["timestep"]}
+    pipeline = Pipeline.from_config({"input_format": step})
+    call = call_of((torch.randn(2, 4, 8, 8), torch.tensor([998.4, 3.3])))
+    assert pipeline.format_call(call, Diffusion()).args[1].dtype == torch.bfloat16
+    assert pipeline.formatted(call, Diffusion()).args[1].dtype == torch.bfloat16
+
+
+def test_an_attached_format_does_not_hide_what_a_layer_needs():
+    batch = (torch.randn(2, 4, 8, 8), torch.tensor([998.4, 3.3]))
+    pipeline = Pipeline.from_config({**BFLOAT16, "input_format": {"attach": True}})
+    model = pipeline.apply(Diffusion().eval())
+    again = Pipeline.from_config({**BFLOAT16, "input_format": {"attach": True}})
+    again.apply(model, example=batch)
+    assert again.to_config()["input_format"]["exclude"] == []
+    assert model(*batch).dtype == torch.bfloat16
+
+
 def wan():
     diffusers = pytest.importorskip("diffusers")
     sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1, "ffn_dim": 32}
@@ -234,6 +268,96 @@ for each in (wan, unet, flux, sd3):
         is_not_further_off_than_torchs_cast(us, make)
 
     PROGRAMS[f"diffusers_{each.__name__}_in_bfloat16"] = run
+
+
+# ------------------------------------------------------------------ a network in another precision
+
+DTYPES = {name: getattr(torch, name) for name in ("float16", "bfloat16", "float32", "float64")}
+
+
+def network():
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1))
+
+
+def comes_as(us, stored, wanted):
+    """Prepare a checkpoint in one dtype for another: as torch's own cast, but norms are in float32."""
+    model = network().eval().to(DTYPES[stored])
+    right = copy.deepcopy(model).to(DTYPES[wanted])
+    if us.with_us:
+        us.prepare(model, dtype=wanted)
+    else:
+        model.to(DTYPES[wanted])
+    low = wanted in ("float16", "bfloat16")
+    for (name, found), other in zip(model.named_parameters(), right.parameters(), strict=True):
+        kept = us.with_us and low and name.startswith("1.")
+        assert found.dtype == (torch.float32 if kept else other.dtype)
+        assert kept or torch.equal(found, other)
+    image = torch.randn(2, 3, 8, 8)
+    assert model(image if us.with_us else image.to(DTYPES[wanted])).dtype == DTYPES[wanted]
+
+
+for stored in DTYPES:
+    for wanted in DTYPES:
+
+        def run(us, stored=stored, wanted=wanted):
+            comes_as(us, stored, wanted)
+
+        PROGRAMS[f"{stored}_to_{wanted}"] = run
+
+
+@program
+def a_network_of_several_dtypes_becomes_float32(us):
+    model = network().eval()
+    model[0].half()
+    model[3].bfloat16()
+    model = us.prepare(model, "channels_last", dtype="float32") if us.with_us else model.float()
+    assert {each.dtype for each in model.parameters()} == {torch.float32}
+    assert model(torch.randn(2, 3, 8, 8)).dtype == torch.float32
+
+
+@program
+def what_half_keeps_of_a_float16_network_is_float32(us):
+    model = nn.Sequential(nn.Conv2d(3, 8, 1), nn.Flatten(), nn.Linear(8, 8), nn.Linear(8, 4))
+    steps = {"half": {"dtype": "bfloat16", "keep": ["2"]}, "input_format": {"attach": True}}
+    model = us.apply(steps, model.half() if us.with_us else model)
+    assert model[2].weight.dtype == torch.float32
+    assert model(torch.randn(2, 3, 1, 1)).dtype == model[3].weight.dtype
+
+
+class Own(nn.Module):
+    """A class that says itself what must stay in float32, and casts what that gets."""
+
+    _keep_in_fp32_modules = ["scale", "wide"]
+
+    def __init__(self):
+        super().__init__()
+        self.wide, self.wide_too, self.out = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.scale = nn.Parameter(torch.ones(4))
+
+    def forward(self, x):
+        y = self.wide(x.to(self.wide.weight.dtype)) * self.scale
+        return self.out(self.wide_too(y.to(self.out.weight.dtype)))
+
+
+@program
+def a_class_keeps_its_modules_in_float32(us):
+    for model, start in ((Own(), ""), (nn.Sequential(Own(), nn.Linear(4, 4)), "0.")):
+        us.prepare(model, dtype="bfloat16")
+        names = [n for n, p in model.named_parameters() if p.dtype == torch.float32]
+        kept = [f"{start}scale", f"{start}wide.weight", f"{start}wide.bias"]
+        assert names == kept or not us.with_us
+        model(torch.randn(2, 4))
+
+
+@program
+def t5_keeps_its_wide_product_in_float32(us):
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(vocab_size=32, decoder_start_token_id=0, **sizes)
+    model = us.prepare(transformers.T5EncoderModel(config).eval(), dtype="float16")
+    wide = model.encoder.block[0].layer[1].DenseReluDense.wo.weight
+    assert wide.dtype == torch.float32
+    assert model(torch.tensor([[1, 2, 3]])).last_hidden_state.isfinite().all()
 
 
 @pytest.mark.parametrize("with_us", [True, False], ids=["with us", "without us"])

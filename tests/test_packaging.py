@@ -175,6 +175,7 @@ def test_only_command_line_modules_need_its_packages(tmp_path):
         "prepare.frameworks.hydra",
         "prepare.app.cli.",
         "prepare.app.report.terminal",
+        "prepare.app.report.sweep_progress",
         "prepare.app.report.pages",
         "prepare.app.report.html",
         "prepare.app.sweep.preloaded",

@@ -33,8 +33,8 @@ def test_a_recipe_of_version_1_is_read_and_written_the_same_for_ever():
     ("text", "value"),
     [
         ("", None), ("~", None), ("Null", None), ("true", True), ("FALSE", False), ("0", 0), ("+5", 5),
-        ("0o17", 15), ("0x1F", 31), (".5", 0.5), ("5.", 5.0), ("-1e3", -1000.0), ("on", "on"), ("No", "No"),
-        ("1:30", "1:30"), ("None", "None"), ("2024-01-01", "2024-01-01"), ("0X1F", "0X1F"), ("1_", "1_"),
+        (".5", 0.5), ("5.", 5.0), ("-1e3", -1000.0), ("on", "on"), ("No", "No"),
+        ("1:30", "1:30"), ("None", "None"), ("2024-01-01", "2024-01-01"),
         ("cuda:0", "cuda:0"), ("'1'", "1"), ('"true"', "true"), ('".nan"', ".nan"), ("|\n      1\n", "1\n"),
         (">-\n      a\n      b\n", "a b"), ('"\\x41\\u00e9\\e\\0"', "Aé\x1b\0"), ("$x", "$x"), ("[a: 1]", [{"a": 1}]),
         (str((1 << 64) - 1), (1 << 64) - 1),
@@ -44,8 +44,8 @@ def test_plain_values_mean_what_yaml_1_2_says(text, value):
     assert repr(read(text)) == repr(value)
 
 
-AMBIGUOUS = ["010", "0_1", "01.5", "1_000", "1e1_0", "inf", "-inf", "nan", ".inf", ".NaN", "tRue", "nUll"]  # fmt: skip
-WORDS = ["0", "+5", "1.5", "5.", "1e3", "True", "NULL", "on", "No", "1:30", "1_", "cuda:0", "re:x", "a.b.*", "'010'"]  # fmt: skip
+AMBIGUOUS = ["010", "0x1F", "0o17", "1_", "0_1", "01.5", "1_000", "1e1_0", "-inf", "nan", ".inf", ".NaN", "tRue"]  # fmt: skip
+WORDS = ["0", "+5", "1.5", "5.", "1e3", "True", "NULL", "on", "No", "1:30", "cuda:0", "re:x", "a.b.*", "'010'"]  # fmt: skip
 
 
 @pytest.mark.parametrize("text", [*AMBIGUOUS, *WORDS])
@@ -95,11 +95,10 @@ HOSTILE_VALUES = [
     ("\n      " + "? " * 500_000, 6, "list or a mapping"),
     ("a\0b", 5, "U+0000"),
     ("\x1b[31m", 5, "U+001B"),
-    ("\ud800", 5, "U+D800"),
+    ("\ud800", 5, "UTF-8"),
     ('"\\U00110000"', 5, "not YAML"),
     ("9" * 1_000_000, 5, "64 bits"),
     (str(1 << 64), 5, "64 bits"),
-    ("0x" + "f" * 500_000, 5, "64 bits"),
     ("1e999", 5, "too large"),
     ("a\n---\nformat: prepare.recipe", 6, "second document"),
     ("[a", 6, "not YAML"),
@@ -132,7 +131,7 @@ def test_a_hostile_recipe_is_refused_and_nothing_runs(slow, tmp_path, monkeypatc
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     if slow:
-        monkeypatch.setattr(plain_yaml, "_FAST", plain_yaml._SLOW)
+        monkeypatch.setattr(plain_yaml, "_LOADER", yaml.SafeLoader)
     modules, environment = set(sys.modules), dict(os.environ)
     for data, line, wrong in HOSTILE:
         with WATCH:

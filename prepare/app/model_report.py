@@ -12,7 +12,7 @@ from prepare.core.utils.json_records import Readable
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
-from prepare.pipeline.shortcut import PLANS
+from prepare.pipeline.pipeline import PLANS
 
 if TYPE_CHECKING:
     from torch import nn

@@ -33,11 +33,11 @@ from prepare.core.model.tensors import (
 from prepare.core.utils import files, json_records
 from prepare.core.utils.process_state import held_interrupts
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.wording import words
+from prepare.core.utils.text import words
 from prepare.errors import CheckpointError, ConfigError, Problem, RefusedError, raise_problems
 from prepare.pipeline import Pipeline
+from prepare.pipeline.apply import fsdp_problems, scripted_problems
 from prepare.pipeline.known_issue_checks import KnownIssues, check_known_issues
-from prepare.pipeline.preconditions import fsdp_problems, scripted_problems
 from prepare.pipeline.tensor_table import TensorRequest, make_table, preserved_stride
 from prepare.pipeline.transfer import Move, Transfer, check_cast
 from prepare.step import ModuleStep, TensorStep

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.core.utils.wording import words
+from prepare.core.utils.text import words
 
 if TYPE_CHECKING:
-    from prepare.core.utils.numbers import Interval
+    from prepare.core.utils.text import Interval
 
 # The kinds of bars: the baseline, better (smaller), worse (larger), not different, and invalid because its
 # outputs are wrong. Each has a colour.
@@ -38,11 +38,6 @@ class Bars:
     title: str
     rows: tuple[Bar, ...]
     where: Where = "page"
-
-    @property
-    def baseline(self) -> float | None:
-        """Return the value of the first bar that is marked as the baseline."""
-        return next((bar.value for bar in self.rows if bar.mark == "baseline"), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,10 +226,6 @@ class ReportContext:
     def had(self, stage: str) -> bool:
         """Return whether a prepared model was to go through `stage`."""
         return self.ran is not None and stage in self.ran and self.audit is not None
-
-    def file(self, name: str) -> str:
-        """Return the path of a file in the folder, as a user writes it."""
-        return f"{self.folder}/{name}" if self.folder else name
 
 
 # The reason of a run whose pipeline changes neither the model nor its example.

@@ -227,7 +227,7 @@ class Outside:
     def _apply(self, network: nn.Module, optimizers: Iterable[Optimizer], amp: Amp) -> None:
         held = {id(parameter) for parameter in network.parameters()}
         mine = [each for each in optimizers if held & _parameters(each)]
-        self.pipeline.apply(network, self._only is not None, optimizer=mine, amp=amp)
+        self.pipeline.apply(network, strict=self._only is not None, optimizer=mine, amp=amp)
 
     def _add(self, network: nn.Module) -> Found:
         found = self._networks[network] = Found(type(network).__name__)

@@ -118,18 +118,19 @@ def _differences(ranks: list[dict[str, tuple[Any, ...]]]) -> Iterator[Problem]:
     # As lists, because the order counts.
     other = next(i for i, held in enumerate(ranks) if [*held.items()] != [*first.items()])
     second = ranks[other]
-    differences = [
-        (path, f"{side} is {a} on rank 0 and {b} on rank {other}")
-        for path in first.keys() & second.keys()
-        for side, a, b in zip(_SIDES, first[path], second[path], strict=True)
-        if a != b
-    ]
-    differences += [(path, f"is missing on rank {other}") for path in first.keys() - second.keys()]
-    differences += [(path, "is missing on rank 0") for path in second.keys() - first.keys()]
-    differences.sort()
-    if not differences:
-        differences = [("the model", f"its tensors are in another order on rank {other}")]
-    for path, wrong in differences[:_SHOWN]:
-        yield Problem(path, wrong, _REMEDY if (path, wrong) == differences[-1] else "")
-    if len(differences) > _SHOWN:
-        yield Problem("", f"and {len(differences) - _SHOWN} more differences", _REMEDY)
+    found = []
+    for path in sorted(first.keys() | second.keys()):
+        if path not in first or path not in second:
+            found.append((path, f"is missing on rank {other if path in first else 0}"))
+            continue
+        sides = zip(_SIDES, first[path], second[path], strict=True)
+        found += [
+            (path, f"{side} is {a} on rank 0 and {b} on rank {other}")
+            for side, a, b in sides
+            if a != b
+        ]
+    found = found or [("the model", f"its tensors are in another order on rank {other}")]
+    more = f" (and {len(found) - _SHOWN} more differences)" if len(found) > _SHOWN else ""
+    *shown, (path, last) = found[:_SHOWN]
+    yield from (Problem(*each) for each in shown)
+    yield Problem(path, last + more, _REMEDY)

@@ -12,8 +12,8 @@ from prepare.core.model.module_tree import Snapshot
 from prepare.core.model.tensors import NamedTensor, is_wrapper, named_tensors, stride_of
 from prepare.core.utils.process_state import held_interrupts
 from prepare.errors import RefusedError, raise_problems
+from prepare.pipeline.apply import scripted_problems
 from prepare.pipeline.plan import state
-from prepare.pipeline.preconditions import scripted_problems
 from prepare.pipeline.tensor_table import make_table
 from prepare.pipeline.transfer import Move, Transfer
 from prepare.steps.compile import Compile
@@ -92,18 +92,15 @@ def _follow_calls(module: nn.Module, same: Any) -> None:
             hook.install(module)
 
 
-def _are_alike(tensor: Tensor, target: Tensor) -> bool:
-    if is_wrapper(tensor) != is_wrapper(target):  # as a weight that torchao quantized
-        return False
-    if tensor.is_nested or target.is_nested:  # nested tensors have no shape
-        return tensor.is_nested == target.is_nested
-    return tensor.shape == target.shape
-
-
 def _check_same_tensors(places: Mapping[str, NamedTensor], targets: Mapping[str, Tensor]) -> None:
     differing = sorted(places.keys() ^ targets.keys()) or [
-        path for path, place in places.items() if not _are_alike(place.tensor, targets[path])
+        path for path, place in places.items() if _form(place.tensor) != _form(targets[path])
     ]
     if differing:
         wrong = "the tensors of the two models differ in name, shape or class"
         raise RefusedError(differing[0], wrong, "pass a copy of the reference")
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    """Return whether a tensor is of another class, as a weight that torchao quantized, and its shape."""
+    return is_wrapper(tensor), tensor.is_nested or tensor.shape  # nested tensors have no shape

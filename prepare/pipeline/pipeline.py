@@ -10,7 +10,9 @@ from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
@@ -22,6 +24,7 @@ from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
 from prepare.core.utils.options import no_options, plain
 from prepare.core.utils.process_state import held_interrupts, paused_collector
+from prepare.core.utils.suggest import choose, meant
 from prepare.core.utils.text import first_line, plural
 from prepare.errors import (
     ConfigError,
@@ -33,7 +36,14 @@ from prepare.errors import (
     combined,
     raise_problems,
 )
-from prepare.pipeline.apply import apply_steps, by_phase, check_module, survey
+from prepare.pipeline.apply import (
+    apply_steps,
+    by_phase,
+    check_module,
+    lazy_problems,
+    module_problems,
+    survey,
+)
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.known_issue_checks import (
     IssueMatch,
@@ -48,10 +58,6 @@ from prepare.pipeline.optimizer_state import (
     warn_of_untrained,
 )
 from prepare.pipeline.plan import Drift, Plan, plan_drift, raise_drift
-from prepare.pipeline.preconditions import (
-    lazy_problems,
-    module_problems,
-)
 from prepare.pipeline.tensor_table import tensor_plans
 from prepare.registry import STEPS
 from prepare.step import PHASES, ModuleStep, Step, remembering
@@ -66,6 +72,20 @@ _Example = TypeVar("_Example", bound="Example | Call")
 _Asking = ModuleStep | InputFormat
 _Steps = Mapping[str, Mapping[str, Any] | None]
 _log = logging.getLogger(__name__)
+_2D = {"conv2d_memory_format": "channels_last"}
+_3D = {"conv3d_memory_format": "channels_last_3d"}
+# The steps and their memory formats for each word.
+_FORMATS = {
+    "channels_last": _2D,
+    "channels_last_3d": _3D,
+    "by_rank": _2D | _3D,
+    "contiguous": dict.fromkeys(_2D | _3D, "contiguous"),
+}
+_DTYPES = {name: name for name in ("float16", "bfloat16", "float32", "float64")}
+
+
+# What `prepare` was to change in each model, for `report`; an entry goes with its model.
+PLANS: WeakKeyDictionary[nn.Module, Plan] = WeakKeyDictionary()
 
 
 class Pipeline:
@@ -288,13 +308,16 @@ class Pipeline:
             chosen, notes = self.step_for(step, copied, given, amp)
             for note in notes:
                 _log.warning("%s", note)
-            self.steps[step.name] = chosen
-            self._bind()
+            if is_chosen(self.steps, chosen):
+                self.steps[step.name] = chosen
+                self._bind()
 
     def asking(self) -> list[_Asking]:
         """Return the steps that choose options by an example, and have none yet."""
-        steps = [step for step in self.steps.values() if isinstance(step, _Asking)]
-        return [step for step in steps if step.bind(self.steps.values()).without_example()]
+        steps = list(self.steps.values())
+        steps += [] if self._phases["inputs"] else [InputFormat()]  # which is what `format` does
+        asking = [step for step in steps if isinstance(step, _Asking)]
+        return [step for step in asking if step.bind(steps).without_example()]
 
     def step_for(
         self, step: _Asking, copied: nn.Module, example: Any, amp: Amp
@@ -307,7 +330,7 @@ class Pipeline:
         others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
-        bound, given = step.bind(steps), others.formatted(call_of(example).map(copy_of))
+        bound, given = step.bind(steps), others.formatted(call_of(example).map(copy_of), copied)
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
         raise_problems(RefusedError, module_problems(copied))
         chosen, notes = on_rank_zero(
@@ -362,10 +385,21 @@ class Pipeline:
         needed = replace(InputFormat().bind(self.steps.values()), memory_format=None)
         return [needed] if needed.device or needed.dtype else []
 
-    def formatted(self, example: _Example) -> _Example:
-        """Return an example, or a call, as `input_format` formats it."""
-        change = self.input_format().format
-        return replace(example, args=change(example.args), kwargs=change(example.kwargs))
+    def formatted(self, example: _Example, model: nn.Module) -> _Example:
+        """Return an example, or a call, of `model` as `input_format` formats it."""
+        args, kwargs = self.input_format().format_call(model, example.args, example.kwargs)
+        return replace(example, args=args, kwargs=kwargs)
+
+    def format_call(self, call: Call, model: nn.Module) -> Call:
+        """Return a call of `model` as `format` formats its batch."""
+        args, kwargs = call.args, call.kwargs
+        for step in self._phases["inputs"] or self._needed_format():
+            if isinstance(step, InputFormat):
+                args, kwargs = step.format_call(model, args, kwargs)
+            else:  # a step written by a user expects the batch itself, not a tuple of arguments
+                args = (step.format(args[0]),) if len(args) == 1 else step.format(args)
+                kwargs = step.format(kwargs)
+        return Call(args, kwargs)
 
     def input_format(self) -> InputFormat:
         """Return the step that formats batches of tensors, also if the pipeline declares none."""
@@ -412,3 +446,83 @@ def _options(name: str, steps: Mapping[str, Any]) -> dict[str, Any] | None:
     if options is not None and not isinstance(options, dict):
         raise ConfigError.of([no_options(name, options)])
     return options
+
+
+def is_chosen(steps: Collection[str], chosen: Step) -> bool:
+    """Return whether a step with the options that it has found belongs into `steps`: one adds itself."""
+    return chosen.name in steps or bool(getattr(chosen, "exclude", ()))
+
+
+def prepare(
+    model: _Model,
+    memory_format: torch.memory_format | str | Any = None,
+    *,
+    example: Any = None,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str | None = None,
+    optimizer: Optimizer | Iterable[Optimizer] | None = None,
+    repair_layout: bool | None = None,
+    format_inputs: bool = True,
+    known_issues: KnownIssues = "error",
+) -> _Model:
+    """Prepare `model` in place and return it: the pipeline of these options, built and applied.
+
+    Args:
+        model: in training or evaluation mode; the same object with the same Parameters is returned.
+        memory_format: of the weights of convolutions: `channels_last` (2-d), `channels_last_3d`, `by_rank`
+            (both) or `contiguous`; also torch's objects. A batch in its place is the `example`.
+        example: a batch, as before `format`. `rewrite_conv` times the convolutions with it, and runs those
+            as other operations that are faster so.
+        dtype: of the weights, whatever they were: `float16` or `bfloat16`, beside which batch and instance
+            norms are in float32, `float32` or `float64`.
+        device: `cpu`, `cuda`, `mps` or `auto`; also torch's object.
+        optimizer: one or several; their state is moved along with the parameters.
+        repair_layout: replace kernels that lose the layout, or compute wrong gradients in it; by default
+            if a channels-last format is asked for.
+        format_inputs: install a hook that formats the inputs of the model.
+        known_issues: as in `Pipeline.apply`.
+
+    `Pipeline.from_config` has more options, and `Pipeline.save` writes a recipe.
+
+    Raises:
+        ConfigError: an option is wrong, or has no effect on this model.
+        RefusedError: the model cannot be prepared in its present state.
+    """
+    steps: dict[str, Any] = {}
+    if example is None and call_of(memory_format).tensors():
+        memory_format, example = None, memory_format
+    if device is not None:
+        steps["device"] = {"device": plain(device)}
+    if dtype is not None:
+        steps["half"] = {"dtype": _chosen("dtype", dtype, _DTYPES)}
+    if memory_format is not None:
+        formats = _chosen("memory_format", memory_format, _FORMATS)
+        steps |= {step: {"memory_format": name} for step, name in formats.items()}
+        if repair_layout is None:
+            repair_layout = formats != _FORMATS["contiguous"]
+    if repair_layout:
+        steps[REPAIR_STEP] = {}
+    if steps and format_inputs:
+        steps["input_format"] = {"attach": True}
+    if example is not None:
+        steps["rewrite_conv"] = {}
+    if not steps:
+        allowed = "give memory_format, dtype, device or example"
+        raise ConfigError("prepare", "nothing is asked for", allowed)
+    pipeline = Pipeline.from_config(steps)
+    if example is not None:
+        pipeline.choose(model, example)
+        if pipeline.asking():
+            example = None  # it cannot be called, as a warning has said
+    plan = pipeline.plan(model, known_issues="ignore")
+    pipeline.apply(model, optimizer=optimizer, known_issues=known_issues, example=example)
+    PLANS[model] = plan
+    return model
+
+
+def _chosen(key: str, value: Any, allowed: Mapping[str, Any]) -> Any:
+    name = meant(value, allowed)
+    if name is None:
+        word = str(plain(value))
+        raise ConfigError(key, f"{word!r} is not allowed", choose(word, allowed))
+    return allowed[name]

@@ -1,6 +1,7 @@
 """Ask the steps what they want of every tensor: one table, from which the moves and the plan follow."""
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 
@@ -29,7 +30,14 @@ from prepare.errors import (
     Problem,
     StepError,
 )
-from prepare.patterns import NORMS, kept_modules, matches, near_misses, patterns_in
+from prepare.patterns import (
+    NORMS,
+    declared_float32,
+    kept_modules,
+    matches,
+    near_misses,
+    patterns_in,
+)
 from prepare.pipeline.plan import State, TensorPlan, state, steps_of
 from prepare.pipeline.transfer import Move
 from prepare.step import ModuleStep, Step, TensorStep, Want
@@ -191,22 +199,17 @@ def _computed_plans(table: RequestTable) -> Iterable[TensorPlan]:
 
     What cannot be computed has a message in place of a tensor, and no state.
     """
-    modules: dict[str, nn.Module] = {}
-    sources: dict[str, list[tuple[TensorRequest, NamedTensor]]] = {}
+    held: dict[str, list[tuple[TensorRequest, NamedTensor]]] = {}
     for request in table.requests:
         for place in request.places:
-            modules[place.module_name] = place.module
-            sources.setdefault(place.module_name, []).append((request, place))
-    for module, value in modules.items():
-        for name, tensor in computed_tensors(value).items():
-            requests = [r for r, place in sources[module] if name in (place.name, place.computes)]
-            wants: dict[str, str] = {}
-            by: dict[str, tuple[str, ...]] = {}
-            off: dict[str, str] = {}
-            for request in reversed(requests):  # the first one counts
-                wants.update(request.wants)
-                by.update(request.by)
-                off.update(request.skipped)
+            held.setdefault(place.module_name, []).append((request, place))
+    for module, pairs in held.items():
+        for name, tensor in computed_tensors(pairs[0][1].module).items():
+            requests = [r for r, place in pairs if name in (place.name, place.computes)]
+            # The first one counts.
+            wants = dict(ChainMap(*({**r.wants} for r in requests)))
+            by = dict(ChainMap(*({**r.by} for r in requests)))
+            off = dict(ChainMap(*({**r.skipped} for r in requests)))
             now, shape = State(None, "", ""), None
             if isinstance(tensor, Tensor):
                 now, shape = state(tensor), tuple(tensor.shape)
@@ -302,6 +305,7 @@ class _Selection:
         self.candidates: dict[str, nn.Module] = {}
         self.patterns = {each: found for each in _OPTIONS if (found := patterns_in(step, each))}
         self._kept = kept_modules(model, patterns_in(step, "keep"))
+        self._declared = declared_float32(model) if "keep" in self.patterns else {}
         self._reasons: dict[str, str | None] = {}
         self._matched: set[tuple[str, str]] = set()
 
@@ -315,7 +319,8 @@ class _Selection:
         for reason, path in reasons:
             if reason:
                 return f"{reason} (as {path})" if len(places) > 1 else reason
-        return None
+        declared = (self._declared.get(id(place.tensor)) for place in places)
+        return next((f"keep: {each}" for each in declared if each), None)
 
     def reason(self, name: str, module: nn.Module) -> str | None:
         """Return why a pattern keeps the step off a module, or None."""
@@ -327,10 +332,9 @@ class _Selection:
     def _match(self, name: str, module: nn.Module) -> str | None:
         first = {"keep": self._kept[name]} if name in self._kept else {}
         for option in ("include", "exclude"):
-            for pattern in self.patterns.get(option, ()):
-                if matches(pattern, name, module):
-                    self._matched.add((option, pattern))
-                    first.setdefault(option, pattern)
+            hits = [p for p in self.patterns.get(option, ()) if matches(p, name, module)]
+            self._matched |= {(option, pattern) for pattern in hits}
+            first |= {option: hits[0]} if hits else {}
         for option in ("exclude", "keep"):
             if option in first:
                 return f"{option}: {first[option]}"
@@ -372,6 +376,10 @@ def _fill(
             continue
         places = [place for place, _ in answers]
         skipped = selection.reason_for(places) if selection.patterns else None
+        if (skipped or "").startswith("keep: "):
+            wanted = [(p, want) for p in places if (want := _ask(step, p, step.want_of_kept))]
+            if any(("dtype", name_of(place.tensor.dtype)) not in want for place, want in wanted):
+                answers, skipped = wanted, None
         for side, value in () if skipped else [pair for _, want in answers for pair in want]:
             if side == "clamp":  # it says how to cast, and is no property of the tensor
                 request.clamp = True
@@ -409,11 +417,13 @@ def _merge(
     return wants, by, tuple(conflicts)
 
 
-def _ask(step: TensorStep, place: NamedTensor) -> tuple[tuple[str, str], ...]:
+def _ask(
+    step: TensorStep, place: NamedTensor, ask: Callable[[NamedTensor], Want | None] | None = None
+) -> tuple[tuple[str, str], ...]:
     """Return what `step` wants of this tensor as (property, value) pairs, checked."""
     where = f"steps.{step.name}"
     try:
-        want = step.want(place)
+        want = (ask or step.want)(place)
     except Exception as error:
         wrong = f"want() raised on {place.path}: {type(error).__name__}: {error}"
         raise StepError(where, wrong) from error

@@ -15,7 +15,7 @@ from prepare.core.model.devices import OneThreadWorkers, wait_for
 from prepare.core.model.memory_format import span
 from prepare.core.model.tensors import is_plain, name_of, special_form, stored_values, with_bits_of
 from prepare.core.utils.process_state import act_on_interrupts, held_interrupts
-from prepare.core.utils.wording import option, words
+from prepare.core.utils.text import option, words
 from prepare.errors import PartialError, Problem, RefusedError
 
 # With `low_memory`, this share of the new data exists beside the old tensors at a time, or the largest one.

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from prepare.core.utils.wording import option
+from prepare.core.utils.text import option
 from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.registry import register
 from prepare.step import ModelStep

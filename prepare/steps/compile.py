@@ -15,11 +15,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from prepare.core.forward.compiled import compile_cache
-from prepare.core.utils import wording
+from prepare.core.utils import text as wording
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose, nearest
-from prepare.core.utils.text import first_line
-from prepare.core.utils.wording import in_training, inference_mode
+from prepare.core.utils.text import first_line, in_training, inference_mode
 from prepare.errors import ConfigError, Problem
 from prepare.registry import register
 from prepare.step import ForRecipes, ModelStep

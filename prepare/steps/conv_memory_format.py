@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from prepare.core.model.memory_format import CHANNELS_LAST
-from prepare.core.utils.wording import step, words
+from prepare.core.utils.text import step, words
 from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from prepare.core.utils.wording import inference_mode, option, words
+from prepare.core.utils.text import inference_mode, option, words
 from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from prepare.core.utils.text import plural
-from prepare.core.utils.wording import dropped, in_training, inference_mode
+from prepare.core.utils.text import dropped, in_training, inference_mode, plural
 from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register

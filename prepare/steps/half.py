@@ -1,4 +1,4 @@
-"""Cast floating-point parameters and buffers to a 16-bit dtype."""
+"""Cast floating-point parameters and buffers to one dtype, as a rule to 16 bits."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from prepare.core.utils.wording import in_training, option, words
+from prepare.core.utils.text import in_training, option, words
 from prepare.errors import Problem
-from prepare.patterns import NORMS, Patterns, kept_modules, matches, patterns_in
+from prepare.patterns import NORMS, Patterns, declared_float32, kept_modules, matches, patterns_in
 from prepare.registry import register
 from prepare.step import TensorStep, Want
 
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
 
 @register("half")
 class Half(TensorStep):
-    """Casts floating-point parameters and buffers to 16 bits; never integers or complex numbers.
+    """Casts floating-point parameters and buffers, as a rule to 16 bits; never integers or complex numbers.
 
-    A kept module stays in float32 with all modules in it. Its 16-bit arguments are cast to float32, and its
-    results to 16 bits, by hooks that survive deepcopy and pickle; only batch and instance norms take 16-bit
-    inputs as they are. Under autocast, the operators inside it follow autocast.
+    In 16 bits a kept module is in float32, whatever it was, with all modules in it. The 16-bit arguments of a
+    kept module are cast to float32, its results to 16 bits, by hooks that survive deepcopy and pickle; only
+    batch and instance norms take 16-bit inputs as they are. Unless `keep=[]`, what a class of diffusers or
+    transformers names in `_keep_in_fp32_modules` is in float32 too; the casts are its own. In float32 and
+    float64 nothing is kept apart. Under autocast, the operators inside it follow autocast.
     Helps: half the memory, and faster convolutions on hardware with 16-bit units.
     A finite value that `dtype` cannot hold is refused, as the mask value `finfo(float32).min` in bfloat16;
     with `clamp` it becomes the largest finite number of its sign.
@@ -38,9 +40,9 @@ class Half(TensorStep):
     Source: `torch.nn.Module.half`, `torch.nn.Module.bfloat16`; NVIDIA/apex issue 144 for the norms.
     """
 
-    dtype: Literal["float16", "bfloat16"] = "float16"
+    dtype: Literal["float16", "bfloat16", "float32", "float64"] = "float16"
     keep: Literal["norms"] | Patterns = "norms"
-    """Patterns of modules that stay in float32; the word `norms` means batch and instance norms."""
+    """Patterns of modules that are in float32 beside 16 bits; `norms` means batch and instance norms."""
     clamp: bool = False
     """Clamp finite values beyond the range of `dtype` to its largest number; else they are refused."""
 
@@ -69,6 +71,15 @@ class Half(TensorStep):
     def want(self, tensor: NamedTensor) -> Want | None:
         return self._want if tensor.tensor.is_floating_point() else None
 
+    def remarks(self, model: torch.nn.Module) -> Iterable[Problem]:
+        if self._is_low and self.keep and (named := set(declared_float32(model).values())):
+            wrong = f"stays in float32, as its code asks: {', '.join(sorted(named))}"
+            yield Problem(f"steps.{self.name}", wrong, f"{option(self.name, 'keep', [])} casts all")
+
+    def want_of_kept(self, tensor: NamedTensor) -> Want | None:
+        dtype = "float32" if self._is_low else self.dtype
+        return Want(dtype=dtype, clamp=self.clamp) if tensor.tensor.is_floating_point() else None
+
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         from prepare.core.forward.input_formatter import casts_of
 
@@ -93,13 +104,17 @@ class Half(TensorStep):
     def _want(self) -> Want:
         return Want(dtype=self.dtype, clamp=self.clamp)
 
+    @property
+    def _is_low(self) -> bool:
+        return self.dtype in ("float16", "bfloat16")
+
     def _casts(self, model: torch.nn.Module) -> dict[int, CastResults]:
         """Return the casts by the id of each module that gets them: the outermost that are kept."""
         import torch
 
         from prepare.core.forward.input_formatter import CastResults
 
-        if set(patterns_in(self, "keep")) <= {NORMS}:
+        if not self._is_low or set(patterns_in(self, "keep")) <= {NORMS}:
             return {}
         kept = kept_modules(model, patterns_in(self, "keep"))
         shared = _tensors_in(model, kept)
@@ -110,9 +125,7 @@ class Half(TensorStep):
                 inside.add(name)
             elif (name in kept or _holds(module, shared)) and _needs_casts(module):
                 inside.add(name)
-                dtype = _dtype(module)
-                if dtype.itemsize > 2:
-                    casts[id(module)] = CastResults(dtype, getattr(torch, self.dtype))
+                casts[id(module)] = CastResults(torch.float32, getattr(torch, self.dtype))
         return casts
 
 
@@ -121,10 +134,9 @@ undo = Half.undo
 
 def _needs_casts(module: torch.nn.Module) -> bool:
     """Return whether `module` is called, and cannot take 16-bit inputs with parameters in float32."""
-    from torch import nn
+    from prepare.core.model.module_tree import is_called
 
-    is_called = type(module).forward is not nn.Module.forward  # a ModuleList is not
-    return is_called and not matches(NORMS, "", module)
+    return is_called(module) and not matches(NORMS, "", module)
 
 
 def _tensors_in(model: torch.nn.Module, kept: Iterable[str]) -> set[int]:
@@ -137,11 +149,3 @@ def _holds(module: torch.nn.Module, tensors: set[int]) -> bool:
     """Return whether `module` holds one of the tensors, such as a tied weight."""
     own = (*module._parameters.values(), *module._buffers.values())
     return not tensors.isdisjoint(map(id, own))
-
-
-def _dtype(module: torch.nn.Module) -> torch.dtype:
-    """Return the floating-point dtype of the tensors in `module`; float32 without any."""
-    import torch
-
-    tensors = (t for each in (module.parameters(), module.buffers()) for t in each)
-    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)

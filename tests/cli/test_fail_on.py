@@ -14,7 +14,7 @@ NET = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cp
     ("words", "wrong"),
     [
         (("memfmt=channels_last",), ""),
-        ((), "layout Contiguous: channels-last was not requested"),
+        ((), "layout Contiguous: no step asks for channels-last"),
         (("memfmt=channels_last", "flow=none"), "layout not measured, without an example input"),
     ],
 )

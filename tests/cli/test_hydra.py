@@ -12,7 +12,6 @@ import pytest
 import torch
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
-from prepare.frameworks._recipe import NetworkRecipe, child_network
 from torch import nn
 
 import prepare.frameworks.hydra
@@ -252,10 +251,10 @@ def test_the_code_of_a_stranger_trains_prepared_as_it_is(strangers, monkeypatch,
         """Stands for `prepare.frameworks.lightning.Prepare`: prepares in `setup`, without the import of Lightning."""
 
         def __init__(self, recipe):
-            self.recipe = NetworkRecipe(recipe)
+            self.steps = Pipeline.from_config(recipe)
 
         def setup(self, trainer, module, stage):
-            self.recipe.apply(child_network(module, None))
+            self.steps.apply(module.net)
 
     monkeypatch.setitem(sys.modules, "theirs_prepare", types.SimpleNamespace(Prepare=Prepare))
     plain, losses = strangers("model=created" if "model=created" in words else "model=lit")

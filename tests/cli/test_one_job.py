@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from paths import RUN
@@ -172,12 +173,13 @@ def test_options_are_set_steps_dropped_added_and_moved(go):
     assert "half" not in composed(go, *base, "~precision")["steps"]
 
 
-def test_the_precision_float32_refuses_a_model_that_is_something_else(go):
-    ran = go(NET, "+model.dtype=bfloat16", "+model.depth=2")
-    assert ran.code == 2
-    assert ran.err == (
-        "precision: float32 adds no step, and the model holds 4 tensors that are not: "
-        "convs.0.weight (bfloat16), convs.0.bias (bfloat16), convs.1.weight (bfloat16), ...; build it in "
-        "float32, or choose precision=bfloat16 or half; ~precision drops this check\n"
-    )
-    assert go(NET, "+model.dtype=bfloat16", "~precision").code == 0
+@pytest.mark.parametrize("stored", ["float16", "bfloat16", "float64"])
+def test_precision_float32_casts_a_model_of_another(go, stored):
+    ran = go(NET, SMALL, f"+model.dtype={stored}", "verify=short")
+    assert ran.code == 0
+    recipe = yaml.safe_load((ran.folder / "recipe.yaml").read_text())
+    assert recipe["steps"]["half"]["dtype"] == "float32"
+    rows = json.loads((ran.folder / "audit.json").read_text())["rows"]
+    assert {row["dtype"] for row in rows} == {"float32"}
+    dropped = go(NET, SMALL, f"+model.dtype={stored}", "~precision")
+    assert "half" not in dropped.err + (dropped.folder / "job.json").read_text()

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from prepare.core.utils import wording
+from prepare.core.utils import text as wording
 from prepare.core.utils.text import csv_text
 from prepare.pipeline import pipeline
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from paths import ROOT
 from prepare import checkpoint, recipe
-from prepare.core.utils.wording import command_line_words
+from prepare.core.utils.text import command_line_words
 from prepare.errors import ConfigError, PrepareError, RecipeError, RecipeWarning
 from prepare.patterns import Patterns
 from prepare.pipeline import Pipeline

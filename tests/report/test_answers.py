@@ -9,7 +9,7 @@ from prepare.app.job.record import Job, Result, Results
 from prepare.app.report.answers import answers, stage_documents
 from prepare.app.report.answers import verdict as verdict_of
 from prepare.audit import Audit
-from prepare.core.utils.wording import command_line_words
+from prepare.core.utils.text import command_line_words
 from prepare.errors import Problem
 from prepare.stages.flow.records import Copy, Event, Remedy
 

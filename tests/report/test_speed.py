@@ -1,7 +1,7 @@
 """Ratios of times in words, and which of them are printed."""
 
 from prepare.core.utils.machine import busy_sentence
-from prepare.core.utils.numbers import speed_text, verdict_text
+from prepare.core.utils.text import speed_text, verdict_text
 
 
 def test_the_times_and_the_ratio_are_one_number():

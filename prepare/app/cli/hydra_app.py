@@ -35,7 +35,6 @@ from prepare.app.sweep.manifest import SweepManifest, identity_of, number_duplic
 from prepare.app.sweep.worker import run_in_sweep, shares_cores
 from prepare.core.utils.files import conf_dir, hold_folder, new_folder
 from prepare.core.utils.machine import command_line
-from prepare.core.utils.packages import check_torch
 from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, raise_problems
@@ -159,7 +158,6 @@ class Checks(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Exit with code 2 if any row of the sweep is wrong; then write the list of its rows."""
         with _ending_on_errors() as state:
-            check_torch()  # the processes of the rows import it
             raise_problems(ConfigError, configuration.launcher_problems(config.hydra))
             rows = configuration.rows_of(config)
             composed = configuration.composed(rows, kwargs.get("config_name"))

@@ -21,9 +21,8 @@ from prepare.core.utils import files
 from prepare.core.utils.machine import limit_spinning
 from prepare.core.utils.packages import switch_off_telemetry
 from prepare.core.utils.process_state import stopped_by_sigterm
-from prepare.core.utils.text import to_nobody
+from prepare.core.utils.text import command_line_words, to_nobody
 from prepare.core.utils.user_code import causes
-from prepare.core.utils.wording import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.pipeline.distributed import rank
 from prepare.stages.stage import DONE, FAILED, INTERRUPTED, WRONG

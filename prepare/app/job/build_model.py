@@ -20,7 +20,6 @@ from prepare.app.job.model_target import (
 )
 from prepare.checkpoint.weights import build_empty, fill, read_weights
 from prepare.core.forward.call import class_calling
-from prepare.core.model.tensors import name_of, named_tensors
 from prepare.core.utils.packages import install_remedy, missing_module
 from prepare.core.utils.text import first_line, size
 from prepare.core.utils.user_code import described, is_out_of_memory
@@ -82,8 +81,6 @@ def build_model(settings: Settings) -> nn.Module:
         raise ConfigError("model._target_", wrong, "name a class or function that returns a model")
     if method is not None:
         model.__class__ = class_calling(type(model), method)
-    if settings.choices.get("precision") == "float32" and settings.steps.get("half") is None:
-        _require_float32(model)
     return model.train(settings.mode == "train")
 
 
@@ -128,20 +125,13 @@ def call_named(name: str, where: str, seed: int) -> Any:
         raise ModelError(where, f"calling {name}: {described(error)}") from error
 
 
-def _require_float32(model: nn.Module) -> None:
-    """Raise ConfigError for 16-bit tensors: precision=float32 adds no step that would cast them."""
-    low = {
-        id(place.tensor): f"{place.path} ({name_of(place.tensor.dtype)})"
-        for place in named_tensors(model)
-        if place.tensor.dtype in (torch.float16, torch.bfloat16)
-    }
-    if low:
-        first = ", ".join(list(low.values())[:3]) + (", ..." if len(low) > 3 else "")
-        raise ConfigError(
-            "precision",
-            f"float32 adds no step, and the model holds {len(low)} tensors that are not: {first}",
-            "build it in float32, or choose precision=bfloat16 or half; ~precision drops this check",
-        )
+def with_precision(settings: Settings, model: nn.Module) -> Settings:
+    """Return the settings with a cast, if precision=float32 is chosen and `model` comes in another one."""
+    of_others = (torch.float16, torch.bfloat16, torch.float64)
+    asks = settings.choices.get("precision") == "float32" and settings.steps.get("half") is None
+    if asks and any(each.dtype in of_others for each in model.parameters()):
+        return replace(settings, steps={**settings.steps, "half": {"dtype": "float32"}})
+    return settings
 
 
 def model_of(settings: Settings, stages: list[Stage]) -> nn.Module:

@@ -19,9 +19,8 @@ from prepare.app.job.settings import Settings, read_settings
 from prepare.core.utils.machine import environment
 from prepare.core.utils.packages import quiet_torchao, switch_off_telemetry
 from prepare.core.utils.process_state import held_interrupts
-from prepare.core.utils.text import printable, size
+from prepare.core.utils.text import command_line_words, printable, size
 from prepare.core.utils.user_code import described, is_out_of_memory, place_of, raised_at
-from prepare.core.utils.wording import command_line_words
 from prepare.errors import (
     CheckpointError,
     ConfigError,

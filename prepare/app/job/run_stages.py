@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from prepare import checkpoint, recipe
@@ -17,6 +18,7 @@ from prepare.app.job.build_model import (
     plan_of,
     read_into,
     too_large,
+    with_precision,
 )
 from prepare.app.job.model_target import without_method
 from prepare.app.job.record import Job, Results
@@ -28,6 +30,7 @@ from prepare.core.forward.run_example import run_example
 from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
+from prepare.pipeline.pipeline import is_chosen
 from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.stage import Stage, StageContext, stages_of, tasks
 
@@ -52,6 +55,7 @@ def run_stages(
     stages = [settings.stages[name] for name in stages_of(settings.task)]
     with progress(f"building {settings.model['_target_']}"):
         model = model_of(settings, stages)
+    settings = with_precision(settings, model)
     work = _planned(settings, model, stages, progress=progress)
     unsaid = [*(p for error in work.plan.errors for p in error.problems), *work.pipeline.left_out()]
     work.notes[:0] = map(str, unsaid)
@@ -153,7 +157,7 @@ def _planned(
         chosen = stage.choose(work) or chosen
     if chosen is not declared:
         work.pipeline, work.plan = chosen, plan_of(settings, model, chosen, batch)
-    work.formatted = work.pipeline.formatted(example) if example and formats else example
+    work.formatted = work.pipeline.formatted(example, model) if example and formats else example
     # As in a timing, which formats the strides of a batch only by a step for it.
     same = not (example and formats) or (
         work.pipeline.format(example.args) is example.args
@@ -183,7 +187,7 @@ def _example(settings: Settings) -> Example | None:
 def _require_devices(work: StageContext) -> None:
     """Raise RefusedError for what stands in the way of the steps, if the example cannot be formatted."""
     try:
-        work.pipeline.formatted(work.needed_example())
+        work.pipeline.formatted(work.needed_example(), work.model)
     except Exception:
         # Torch's own words for a missing device name neither the key nor the devices that there are.
         steps = work.pipeline.steps.values()
@@ -205,8 +209,11 @@ def _for_example(work: StageContext) -> Pipeline:
             except CopyError as error:
                 work.notes.append(f"steps.{step.name}.{step.without_example()}: {error}")
                 continue
+            # Weights that are read later: what runs, and how fast, depends on no value.
+            copied._apply(lambda t: torch.zeros_like(t, device="cpu") if t.is_meta else t)
             found, notes = work.pipeline.step_for(step, copied, work.example, work.amp)
-            config[step.name] = found.to_options()
+            if is_chosen(config, found):
+                config[step.name] = found.to_options()
             work.notes += notes
     if config == work.pipeline.to_config():
         return work.pipeline

@@ -12,15 +12,10 @@ from prepare.core.forward.example_input import read_example
 from prepare.core.utils.files import STEP_GROUPS
 from prepare.core.utils.options import as_written, convert, no_options, read_options
 from prepare.core.utils.suggest import choose, choose_option, nearest
-from prepare.core.utils.wording import command_line_words
+from prepare.core.utils.text import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.registry import STEPS
-from prepare.stages.stage import (
-    STAGES,
-    Stage,
-    ordered_stages,
-    tasks,
-)
+from prepare.stages.stage import STAGES, Stage, ordered_stages, tasks
 
 # The keys that hold one value each: words and switches that a help lists first, and others.
 _WORDS = ("mode", "amp", "strict", "known_issues")

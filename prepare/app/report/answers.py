@@ -20,8 +20,7 @@ from prepare.core.document import (
     ReportContext,
 )
 from prepare.core.utils.machine import how_threads_waited
-from prepare.core.utils.text import capitalized, first_line, plural, printable
-from prepare.core.utils.wording import as_python
+from prepare.core.utils.text import as_python, capitalized, first_line, plural, printable
 from prepare.errors import Problem
 from prepare.stages.stage import ordered_stages, stages_of
 

@@ -86,7 +86,7 @@ def laid_out(chart: Bars) -> tuple[float | None, list[dict[str, Any]]]:
             low, high = map(place, bar.interval)
             row["whisker"] = (low, round(high - low, 1))
         rows.append(row)
-    return None if chart.baseline is None else place(chart.baseline), rows
+    return next((row["wide"] for row in rows if row["mark"] == "baseline"), None), rows
 
 
 def _text(value: Any) -> str:

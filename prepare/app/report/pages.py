@@ -31,8 +31,7 @@ from prepare.app.sweep.summary import UNENDED, Summary, SweepRow
 from prepare.core import document as parts
 from prepare.core.document import LAYOUT, RIGHT, Answer, Code, Document, Facts, Part, Text
 from prepare.core.utils import files
-from prepare.core.utils.text import plural
-from prepare.core.utils.wording import command_line_words
+from prepare.core.utils.text import command_line_words, plural
 
 if TYPE_CHECKING:
     from prepare.app.job.record import Results

@@ -13,8 +13,7 @@ from prepare.app.report.answers import failure_word, training_code
 from prepare.audit import STATUSES, Audit, AuditRow
 from prepare.core.document import Code, Document, Facts, Folded, Part, Table, Text, columns
 from prepare.core.utils.machine import NAMES
-from prepare.core.utils.text import plural, size
-from prepare.core.utils.wording import as_python
+from prepare.core.utils.text import as_python, plural, size
 
 if TYPE_CHECKING:
     from prepare.app.job.record import Results

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.record import interval_of
 from prepare.audit import STATUSES, Audit, AuditRow
-from prepare.core.utils.numbers import (
+from prepare.core.utils.text import (
+    counts,
     doubt,
     part_of_tolerance,
+    plural,
     share_text,
+    size,
     speed_text,
 )
-from prepare.core.utils.text import counts, plural, size
 from prepare.errors import Problem
 
 if TYPE_CHECKING:

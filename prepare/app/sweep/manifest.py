@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.app.job.model_target import targets_in
 from prepare.core.utils.json_records import JsonRecord, Kind
-from prepare.core.utils.machine import driver
 from prepare.core.utils.packages import version_of
 from prepare.errors import FileError
 
@@ -82,7 +81,6 @@ def identity_of(config: Mapping[str, Any], choices: Mapping[str, Any]) -> str:
         "config": {key: value for key, value in config.items() if key not in _WITHOUT_EFFECT},
         "choices": dict(choices),
         "versions": {name: version_of(name) for name in sorted(packages)},
-        "driver": driver(),
         "code": {name: _code(name) for name in sorted(targets | {*config.get("plugins", ())})},
     }
     text = json.dumps(facts, sort_keys=True, default=repr)

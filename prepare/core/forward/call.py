@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from prepare.core.model.module_kinds import make_class
 from prepare.core.utils.suggest import choose, nearest
-from prepare.core.utils.wording import words
+from prepare.core.utils.text import words
 from prepare.errors import ConfigError
 
 NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)

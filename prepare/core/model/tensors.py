@@ -11,10 +11,8 @@ from torch.nn.utils import parametrize
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, is_repair
-from prepare.core.utils.packages import check_torch
 
 # The check is here, because all code that works on a model imports this file.
-check_torch(torch.__version__)
 
 _PLAIN = (Tensor, nn.Parameter, nn.Buffer)
 _NO_DISPATCH = Tensor.__torch_dispatch__

@@ -30,8 +30,7 @@ _TYPES = {
     "accelerator": dict[str, Any] | None,
 }
 # Every key of the identity of an accelerator.
-NAMES = ("backend", "cuda", "cudnn", "driver", "architectures", "hip")
-_DRIVERS = (Path("/proc/driver/nvidia/version"), Path("/sys/module/amdgpu/version"))
+NAMES = ("backend", "cuda", "cudnn", "architectures", "hip")
 _CPU, _STAT = Path("/proc/cpuinfo"), Path("/proc/stat")
 # A machine is busy if other programs use this part of a core for each of our threads.
 _BUSY = 0.2
@@ -108,14 +107,9 @@ def accelerator() -> dict[str, Any]:
         is_rocm = known["backend"] == "rocm"
         names = {each.gcnArchName.partition(":")[0] for each in devices} if is_rocm else set()
         names |= set() if is_rocm else {f"sm_{each.major}{each.minor}" for each in devices}
-        known |= {"driver": driver(), "architectures": sorted(names)}
+        known["architectures"] = sorted(names)
         known["cudnn"] = None if is_rocm else _dotted_cudnn(torch.backends.cudnn.version())
     return {key: known.get(key) for key in NAMES}
-
-
-def driver() -> str | None:
-    """Return the version of an accelerator's driver, as the kernel tells it."""
-    return next(filter(None, (_found_in(path, r"(\d+(?:\.\d+)+)") for path in _DRIVERS)), None)
 
 
 def _found_in(path: Path, pattern: str) -> str | None:

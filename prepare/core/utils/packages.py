@@ -10,9 +10,6 @@ from contextlib import contextmanager
 from importlib import import_module, metadata
 from typing import Any
 
-from prepare.errors import ConfigError
-
-LEAST_TORCH = (2, 5)
 # Import names of packages, and the extra of ours that installs each.
 _EXTRAS = {name: name for name in ("monai", "diffusers", "transformers", "torchvision", "timm")}
 _EXTRAS |= {"dynamic_network_architectures": "nnunet"}
@@ -43,15 +40,6 @@ def lazy_names(package: str, **modules: tuple[str, ...]) -> Callable[[str], Any]
         return getattr(import_module(f"{package}.{homes[name]}"), name)
 
     return load
-
-
-def check_torch(version: str | None = None) -> None:
-    """Raise ConfigError if `version` of torch, by default the installed one, is too old; import no torch."""
-    version = version or version_of("torch")
-    if version and tuple(map(int, re.findall(r"\d+", version)[:2])) < LEAST_TORCH:
-        least = ".".join(map(str, LEAST_TORCH))
-        wrong = f"prepare needs torch {least} or newer, and this is {version}"
-        raise ConfigError("", wrong, "pip install -U torch")
 
 
 def version_of(package: str) -> str | None:

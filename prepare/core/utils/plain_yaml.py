@@ -2,16 +2,15 @@
 
 Tags, anchors, aliases, directives, merge keys, `${`, keys that begin with `_`, duplicate keys and a
 second document are errors, each with its line. Unquoted values have the meaning of YAML 1.2's core schema:
-`on`, `yes` and `1:30` are strings. A value that has another type on the command line (`010`, `1_000`, `nan`,
-`nUll`) is an error; only `0x1f` and `0o17` are integers here and strings there. Numbers are finite, integers
-have at most 64 bits. A document has at most 1 MiB and 32 levels.
+`on`, `yes` and `1:30` are strings. A value that has another type on the command line, or for another reader
+(`010`, `0x1f`, `1_000`, `nan`, `nUll`), is an error. Numbers are finite, integers have at most 64 bits. A
+document has at most 1 MiB and 32 levels.
 """
 
 import math
 import re
 import sys
-from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
@@ -20,11 +19,9 @@ from prepare.errors import RecipeError
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 _INTEGERS = range(-(1 << 63), 1 << 64)
-_AMBIGUOUS = "means one thing in YAML and another on the command line"
 
-# Only the events of these loaders are used; their constructors never run. libyaml's rejects lone surrogates.
-_FAST, _SLOW = getattr(yaml, "CSafeLoader", yaml.SafeLoader), yaml.SafeLoader
-_SURROGATE = re.compile(r"\\(?:u|U0000)[dD][89a-fA-F]")
+# Only the events of this loader are used; its constructors never run.
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # Line breaks of YAML 1.1 only (U+0085, U+2028, U+2029) count as unprintable.
 _UNPRINTABLE = re.compile(
     "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
@@ -32,13 +29,11 @@ _UNPRINTABLE = re.compile(
 
 _WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_BASED = re.compile(r"0o[0-7]+|0x[0-9a-fA-F]+")
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
 _FLOAT = re.compile(r"[-+]?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)?")
-_DIGITS = r"[0-9]+(?:_[0-9]+)*"
+# What else some reader takes for a number or a word of YAML.
 _OTHERWISE = re.compile(
-    rf"null|true|false|[-+]?(?:\.?(?:inf|nan)|(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:e[-+]?{_DIGITS})?)",
-    re.IGNORECASE,
+    r"null|true|false|0[xo]\w+|[-+]?\.?(?:inf|nan|[0-9][0-9._]*(?:e[-+]?[0-9_]+)?)", re.IGNORECASE
 )
 
 # Strings that are written without quotes: every version of YAML reads them as strings.
@@ -47,29 +42,20 @@ _QUOTED = {"null", "true", "false", "yes", "no", "on", "off", "y", "n", "inf", "
 _KINDS = {int: "a number", float: "a number", str: "a string", list: "a list", dict: "a mapping"}
 
 
-class YamlDocument(NamedTuple):
-    """The value of a YAML document, and a function from a path of keys to `file:line`."""
-
-    value: object
-    at: Callable[[tuple], str]
-
-
-def read(text: str | bytes, where: str, *, remedy: str) -> YamlDocument:
+def read(text: str | bytes, where: str, *, remedy: str) -> "YamlDocument":
     """Read `text`; raise RecipeError with places in the file `where`, and `remedy` if it is empty."""
     data = text if isinstance(text, bytes) else text.encode(errors="surrogatepass")
     _check_size(data, where)
     try:
-        text = data.decode(errors="strict" if isinstance(text, bytes) else "surrogatepass")
+        text = data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise RecipeError(f"{where}:{line}", "is not UTF-8", "save it as UTF-8") from error
-    text = text.removeprefix("\ufeff")
     if bad := _UNPRINTABLE.search(text):
         place = f"{where}:{text.count(chr(10), 0, bad.start()) + 1}"
         remedy = "remove it, or escape it in double quotes"
         raise RecipeError(place, f"holds the character U+{ord(bad[0]):04X}", remedy)
-    reader = _Reader(text, where)
-    return YamlDocument(reader.document(remedy), reader.at)
+    return YamlDocument(text, where, remedy)
 
 
 def write(value: object, where: str) -> str:
@@ -79,10 +65,10 @@ def write(value: object, where: str) -> str:
     text is beyond the limits.
     """
     _refuse_unfit(value, ())
-    # The Python emitter of PyYAML: libyaml's rejects surrogates, and writes other bytes.
+    # The Python emitter of PyYAML: libyaml's writes other bytes.
     text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
     _check_size(text.encode(), where)
-    _Reader(text, "").document("")
+    YamlDocument(text, "", "")
     return text
 
 
@@ -96,12 +82,9 @@ def dotted(path: tuple[str | int, ...]) -> str:
     """Return `("steps", "half", "keep", 1)` as `steps.half.keep[1]`, with unusual keys in quotes."""
     text = ""
     for key in path:
-        if isinstance(key, int):
-            text += f"[{key}]"
-        else:
-            simple = _PLAIN.fullmatch(key) and len(key) <= 60
-            text += "." * bool(text) + (key if simple else short_repr(key))
-    return text
+        simple = isinstance(key, str) and _PLAIN.fullmatch(key) and len(key) <= 60
+        text += f"[{key}]" if isinstance(key, int) else f".{key if simple else short_repr(key)}"
+    return text.removeprefix(".")
 
 
 def short_repr(value: object) -> str:
@@ -118,109 +101,114 @@ def kind_of(value: object) -> str:
     return _KINDS.get(type(value)) or f"of type {type(value).__name__}"
 
 
-class _Reader:
-    """Build the value of one YAML document from its events; raise RecipeError for all but data.
+class YamlDocument:
+    """The `value` of one YAML document, built from its events; raises RecipeError for all but data.
 
     An error names its line in the file `where`, or the path of its key if that is empty.
     """
 
-    def __init__(self, text: str, where: str) -> None:
-        # Without escaped backslashes, every backslash that is left begins an escape.
-        loader = _SLOW if _SURROGATE.search(text.replace(r"\\", "")) else _FAST
-        self.events, self.where = yaml.parse(text, Loader=loader), where
-        self.lines: dict[tuple, int] = {}
-        self.path: tuple = ()
+    def __init__(self, text: str, where: str, remedy: str) -> None:
+        self._events, self._where = yaml.parse(text, Loader=_LOADER), where
+        self._lines: dict[tuple, int] = {}
+        self._path: tuple = ()
+        self.value = self._document(remedy)
 
     def at(self, keys: tuple) -> str:
         """Return `file:line` of a key at the top level or one below; the file alone for others."""
-        return f"{self.where}:{self.lines[keys]}" if keys in self.lines else self.where
+        return f"{self._where}:{self._lines[keys]}" if keys in self._lines else self._where
 
-    def refuse(self, event: yaml.Event, wrong: str, remedy: str) -> NoReturn:
-        line = f"{self.where}:{event.start_mark.line + 1}"
-        raise RecipeError(line if self.where else dotted(self.path), wrong, remedy)
+    def _refuse(self, event: yaml.Event, wrong: str, remedy: str) -> NoReturn:
+        line = f"{self._where}:{event.start_mark.line + 1}"
+        raise RecipeError(line if self._where else dotted(self._path), wrong, remedy)
 
-    def next(self) -> yaml.Event:
+    def _next(self) -> yaml.Event:
         try:
-            return next(self.events)
+            return next(self._events)
         # PyYAML's own parser lets chr() and int() raise for escapes and versions out of range.
         except (yaml.YAMLError, ValueError, OverflowError) as error:
             mark = getattr(error, "problem_mark", None)
-            where = f"{self.where}:{mark.line + 1}" if mark and self.where else self.where
+            where = f"{self._where}:{mark.line + 1}" if mark and self._where else self._where
             problem = " ".join(str(getattr(error, "problem", None) or error).split())
             raise RecipeError(where, f"is not YAML: {problem}", "correct it there") from error
 
-    def document(self, remedy: str) -> object:
-        self.next()
-        start = self.next()
+    def _document(self, remedy: str) -> object:
+        self._next()
+        start = self._next()
         if isinstance(start, yaml.StreamEndEvent):
-            raise RecipeError(self.where, "is empty", remedy)
+            raise RecipeError(self._where, "is empty", remedy)
         if start.version or start.tags:
-            self.refuse(start, "holds a directive (%)", "remove it")
-        value = self.value(self.next(), ())
-        self.next()
-        if not isinstance(end := self.next(), yaml.StreamEndEvent):
-            self.refuse(end, "holds a second document", "give each recipe a file of its own")
+            self._refuse(start, "holds a directive (%)", "remove it")
+        value = self._read(self._next(), ())
+        self._next()
+        if not isinstance(end := self._next(), yaml.StreamEndEvent):
+            self._refuse(end, "holds a second document", "give each recipe a file of its own")
         return value
 
-    def value(self, event: yaml.Event, path: tuple) -> object:
-        self.path = path
-        self.inspect(event)
+    def _read(self, event: yaml.Event, path: tuple) -> object:
+        self._path = path
+        self._inspect(event)
         if isinstance(event, yaml.ScalarEvent):
-            return self.scalar(event)
+            return self._scalar(event)
         if len(path) >= MAX_DEPTH:
-            self.refuse(event, f"is more than {MAX_DEPTH} levels deep", "nest less")
+            self._refuse(event, f"is more than {MAX_DEPTH} levels deep", "nest less")
         if isinstance(event, yaml.MappingStartEvent):
-            return self.pairs(path)
+            return self._pairs(path)
         result: list[object] = []
-        while not isinstance(event := self.next(), yaml.SequenceEndEvent):
-            result.append(self.value(event, (*path, len(result))))
+        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
+            result.append(self._read(event, (*path, len(result))))
         return result
 
-    def pairs(self, path: tuple) -> dict[str, object]:
+    def _pairs(self, path: tuple) -> dict[str, object]:
         result: dict[str, object] = {}
         lines: dict[str, int] = {}
-        while not isinstance(event := self.next(), yaml.MappingEndEvent):
-            key = self.key(event)
+        while not isinstance(event := self._next(), yaml.MappingEndEvent):
+            key = self._key(event)
             if key in result:
                 wrong = f"holds the key {short_repr(key)} again, first in line {lines[key]}"
-                self.refuse(event, wrong, "keep one of them")
+                self._refuse(event, wrong, "keep one of them")
             lines[key] = event.start_mark.line + 1
             if len(path) < 2:
-                self.lines[(*path, key)] = lines[key]
-            result[key] = self.value(self.next(), (*path, key))
+                self._lines[(*path, key)] = lines[key]
+            result[key] = self._read(self._next(), (*path, key))
         return result
 
-    def key(self, event: yaml.Event) -> str:
-        self.inspect(event)
+    def _key(self, event: yaml.Event) -> str:
+        self._inspect(event)
         if not isinstance(event, yaml.ScalarEvent):
-            self.refuse(event, "holds a key that is a list or a mapping", "use a string as the key")
-        key = self.scalar(event)
+            self._refuse(
+                event, "holds a key that is a list or a mapping", "use a string as the key"
+            )
+        key = self._scalar(event)
         if not isinstance(key, str):
             wrong = f"holds the key {short_repr(event.value)}, which is {kind_of(key)}"
-            self.refuse(event, wrong, "put quotes around it")
-        if wrong := _key_trouble(key):
-            self.refuse(event, wrong, "remove it")
+            self._refuse(event, wrong, "put quotes around it")
+        # Hydra or another YAML reader acts on such keys.
+        if key == "<<":
+            self._refuse(event, "holds the merge key '<<'", "remove it")
+        if key.startswith("_"):
+            wrong = f"holds the key {short_repr(key)}: no key of a recipe begins with '_'"
+            self._refuse(event, wrong, "remove it")
         return key
 
-    def inspect(self, event: yaml.Event) -> None:
+    def _inspect(self, event: yaml.Event) -> None:
         """Raise RecipeError for aliases, anchors and tags."""
         if isinstance(event, yaml.AliasEvent):
             alias = short_repr("*" + event.anchor)
-            self.refuse(event, f"holds the alias {alias}", "repeat the value")
+            self._refuse(event, f"holds the alias {alias}", "repeat the value")
         if event.anchor is not None:
-            self.refuse(event, f"holds the anchor {short_repr('&' + event.anchor)}", "remove it")
+            self._refuse(event, f"holds the anchor {short_repr('&' + event.anchor)}", "remove it")
         if event.tag is not None:
-            self.refuse(event, f"holds the tag {short_repr(event.tag)}", "write plain data")
+            self._refuse(event, f"holds the tag {short_repr(event.tag)}", "write plain data")
 
-    def scalar(self, event: yaml.ScalarEvent) -> object:
+    def _scalar(self, event: yaml.ScalarEvent) -> object:
         shown = short_repr(event.value)
         if "${" in event.value:
-            self.refuse(event, f"holds '${{' in {shown}", "write the value itself")
+            self._refuse(event, f"holds '${{' in {shown}", "write the value itself")
         try:
             return event.value if event.style else _scalar(event.value)
         except ValueError as error:
             wrong = f"holds {shown}, which {error}"
-            self.refuse(event, wrong, "write it another way, or in quotes if it is text")
+            self._refuse(event, wrong, "write it another way, or in quotes if it is text")
 
 
 class _Dumper(yaml.SafeDumper):
@@ -261,9 +249,9 @@ def _scalar(text: str) -> object:
     """Return the value of an unquoted scalar; raise ValueError if its meaning is ambiguous."""
     if text in _WORDS:
         return _WORDS[text]
-    if _BASED.fullmatch(text) or _INTEGER.fullmatch(text):
+    if _INTEGER.fullmatch(text):
         # Python reads no integer of more than 4,300 digits.
-        if len(text.lstrip("+-0xo")) > 22 or (number := int(text, 0)) not in _INTEGERS:
+        if len(text) > 22 or (number := int(text)) not in _INTEGERS:
             raise ValueError("has more than 64 bits")
         return number
     if _FLOAT.fullmatch(text):
@@ -271,12 +259,5 @@ def _scalar(text: str) -> object:
             raise ValueError("is too large a number")
         return real
     if _OTHERWISE.fullmatch(text):
-        raise ValueError(_AMBIGUOUS)
+        raise ValueError("means one thing in YAML and another on the command line")
     return text
-
-
-def _key_trouble(key: object) -> str:
-    """Return the reason why `key` is not allowed, as Hydra or another YAML reader acts on it; or ""."""
-    if isinstance(key, str) and key.startswith("_"):
-        return f"holds the key {short_repr(key)}: no key of a recipe begins with '_'"
-    return "holds the merge key '<<'" if key == "<<" else ""

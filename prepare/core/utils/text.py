@@ -1,9 +1,11 @@
-"""Format sizes, counts, arbitrary names and tables, print lines, and announce what a job does."""
+"""Write numbers, names and tables for reading, print lines, and name settings in the words of their user."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
+import math
 import os
 import re
 import sys
@@ -96,3 +98,255 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     stream = io.StringIO(newline="")
     csv.writer(stream).writerows(rows)
     return stream.getvalue().encode("utf-8", "backslashreplace").decode()
+
+
+# ------------------------------------------------------------ times and ratios
+Interval = tuple[float, float] | None
+# The figure of a wider interval, as a factor between its ends, is its nearer end: `over 4x`.
+_WIDEST = 4.0
+# An interval that reaches this ratio is wide if its ends differ by this factor.
+_BEYOND, _NARROW = 10.0, 1.5
+# The words of records, and those that people read.
+_DOUBTS = {
+    "cannot tell": "unclear",
+    "cannot predict": "unclear",
+    "too noisy": "unclear",
+    "not compared": "not measured",
+}
+# An error of more times its tolerance is not given in figures.
+_MANY_TIMES = 1000
+# More noise than this, as a factor, is not printed.
+_LOUDEST = 1.5
+
+
+def seconds(value: float) -> str:
+    """Format a time with three digits: `1.23 s`, `45.6 ms`, `789 us`."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
+        if value >= 0.9995 * scale:
+            return f"{digits(value / scale)} {unit}"
+    return f"{digits(value / 1e-6)} us"
+
+
+def digits(value: float) -> str:
+    """Format a number with three digits, or with all before the point if these are more."""
+    places = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:,.{places}f}"
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number as JSON can hold it; None for None, infinity and NaN."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def part_of_tolerance(error: float | None, tolerance: float | None) -> float | None:
+    """Return an error as a part of its tolerance: infinite for an error where none is allowed.
+
+    None if one of them is not known.
+    """
+    if error is None or tolerance is None:
+        return None
+    if not tolerance:
+        return math.inf if error else 0.0
+    return error / tolerance
+
+
+def share_text(part: float) -> str:
+    """Return a part as a share: `<1 %`, `4 %`, `46 times`, `more than 1,000 times`."""
+    if part > _MANY_TIMES:
+        return f"more than {_MANY_TIMES:,} times"
+    if part >= 10:
+        return f"{part:,.0f} times"
+    return "<1 %" if part < 0.01 else f"{100 * part:,.0f} %"
+
+
+def tolerance_text(part: float) -> str:
+    """Return a part of a tolerance in words: `17 % of the tolerance`, `46 times the tolerance`."""
+    text = share_text(part)
+    return f"{text} of the tolerance" if text.endswith("%") else f"{text} the tolerance"
+
+
+def small(value: float | None) -> str:
+    """Format an error with two digits, `1.7e-06`; empty for None."""
+    return "" if value is None else f"{value:.2g}"
+
+
+def verdict_text(verdict: str, ratio: float | None, interval: Interval = None) -> str:
+    """Return `1.5x faster` or `1.2x slower`; another verdict in the words of readers.
+
+    Of a wide interval it is the end nearer to 1, rounded down: `over 4x faster`, or the verdict alone if that
+    end is 1. A figure has two places, `1.36x`, where one would lie outside of the interval.
+    """
+    if ratio is None or verdict not in ("faster", "slower"):
+        return doubt(verdict)
+    factor, *ends = (r if verdict == "slower" else _inverse(r) for r in (ratio, *(interval or ())))
+    if interval and is_wide(interval):
+        return f"{_over(min(ends))}{verdict}"
+    is_outside = bool(ends) and not min(ends) <= round(factor, 1) <= max(ends)
+    return f"{_times(factor, fine=is_outside)} {verdict}"
+
+
+def pace_text(ratio: float, interval: Interval = None) -> str:
+    """Return a ratio of times with its interval, whatever it is worth: `1.3x slower (1.22x to 1.37x)`."""
+    verdict = "faster" if ratio < 1 else "slower"
+    shown = interval_text(interval, verdict)
+    return verdict_text(verdict, ratio, interval) + (f" ({shown})" if shown else "")
+
+
+def speed_text(
+    verdict: str,
+    ratio: float | None,
+    interval: Interval = None,
+    *,
+    time: float | None = None,
+    confidence: float | None = 0.95,
+) -> str:
+    """Return the verdict with its figures: `1.3x faster, 163 instead of 214 ms (95 % interval: ...)`.
+
+    `time` are the seconds that belong to the ratio. `unclear` has no times, and a wide interval none that
+    would say one ratio. Without `confidence` the interval is left out.
+    """
+    text = verdict_text(verdict, ratio, interval)
+    if ratio is None or verdict not in ("faster", "slower", "no difference", "unclear"):
+        return text
+    if time is not None and verdict != "unclear" and not (interval and is_wide(interval)):
+        before = time / ratio
+        text += f", {seconds(before) if verdict == 'no difference' else instead(time, before)}"
+    if confidence is None or not (shown := interval_text(interval, verdict)):
+        return text
+    return f"{text} ({100 * confidence:g} % interval: {shown})"
+
+
+def instead(after: float, before: float) -> str:
+    """Return two times: `163 instead of 214 ms`, the unit once if it is the same."""
+    first, second = seconds(after), seconds(before)
+    figure, _, unit = first.partition(" ")
+    return f"{figure if second.endswith(f' {unit}') else first} instead of {second}"
+
+
+def interval_text(interval: Interval, verdict: str = "") -> str:
+    """Return an interval of ratios: `1.22x to 1.37x faster`, `1.05x slower to 1.1x faster`.
+
+    It leaves out the word that `verdict` says, and is empty for None.
+    """
+    if interval is None:
+        return ""
+    (low, high), fine = interval, not is_wide(interval)
+    if high <= 1 or low >= 1:
+        word = "faster" if high <= 1 else "slower"
+        ends = (_inverse(high), _inverse(low)) if high <= 1 else interval
+        text = " to ".join(_times(end, fine=fine) for end in ends)
+        return text if word == verdict else f"{text} {word}"
+    return f"{_times(high, fine=fine)} slower to {_times(_inverse(low), fine=fine)} faster"
+
+
+def is_wide(interval: tuple[float, float]) -> bool:
+    """Return whether an interval of ratios is too wide for one figure."""
+    low, high = interval
+    reaches = max(high, _inverse(low)) >= _BEYOND
+    return high > low * (_NARROW if reaches else _WIDEST)
+
+
+def doubt(status: str) -> str:
+    """Return a status in one of the two words of doubt, `unclear` or `not measured`; others stay."""
+    return _DOUBTS.get(status, status)
+
+
+def noise_text(noise: float | None) -> str:
+    """Return what the unprepared model shows against itself; empty if there is no interval."""
+    if noise is None:
+        return ""
+    if noise > _LOUDEST:
+        return "these times scatter too much to show a difference"
+    return f"differences below {100 * (noise - 1):.1f} % are noise"
+
+
+def _inverse(ratio: float) -> float:
+    return 1 / ratio if ratio else math.inf
+
+
+def _over(factor: float) -> str:
+    """Return `over 4x ` for 4.9, `over 1.2x ` for 1.29, `over 30x ` for 39; empty below 1.01."""
+    if not 1.01 <= factor < math.inf:
+        return ""
+    unit = 0.01 if factor < 1.1 else 0.1 if factor < 2 else 10.0 ** math.floor(math.log10(factor))
+    # A tiny part more: 1.2 / 0.1 is less than 12.
+    return f"over {math.floor(factor / unit + 1e-9) * unit:,.12g}x "
+
+
+def _times(factor: float, *, fine: bool = False) -> str:
+    """Return `1.04x`, `1.5x`, `45x`; a `fine` factor has two places below 10."""
+    places = 2 if factor < (9.95 if fine else 1.095) else 1 if factor < 9.95 else 0
+    return f"{factor:,.{places}f}x"
+
+
+# ------------------------------------------------------------ words of the command line or of Python
+# Errors, advice and sentences are made in many places, and their user is known in two: where the command
+# line begins, and where one of its jobs begins in a process of its own.
+_ON_COMMAND_LINE: ContextVar[bool] = ContextVar("_ON_COMMAND_LINE", default=False)
+
+
+@contextmanager
+def command_line_words() -> Iterator[None]:
+    """Within this context, write everything as on the command line; outside of it, as in Python."""
+    token = _ON_COMMAND_LINE.set(True)
+    try:
+        yield
+    finally:
+        _ON_COMMAND_LINE.reset(token)
+
+
+def words(*, cli: str, python: str) -> str:
+    """Return the text for the present user."""
+    return cli if _ON_COMMAND_LINE.get() else python
+
+
+def step(name: str, /, **options: Any) -> str:
+    """Return a step to add: `+steps.half={dtype:bfloat16}`, or `"half": {"dtype": "bfloat16"}`."""
+    python = f"{as_python(name)}: {as_python(options)}"
+    return words(cli=f"+steps.{name}={_hydra(options)}", python=python)
+
+
+def option(name: str, key: str, value: Any) -> str:
+    """Return an option to set: `steps.half.dtype=bfloat16`, or `"half": {"dtype": "bfloat16"}`."""
+    return words(cli=f"steps.{name}.{key}={_hydra(value)}", python=step(name, **{key: value}))
+
+
+def dropped(name: str) -> str:
+    """Return a step to drop: `steps.compile=null`, or `"compile": None`."""
+    return words(cli=f"steps.{name}=null", python=f"{as_python(name)}: None")
+
+
+def argument(key: str, value: Any) -> str:
+    """Return a setting that is an argument in Python: `bench=full`, or `bench="full"`."""
+    return f"{key}={words(cli=_hydra(value), python=as_python(value))}"
+
+
+def in_training() -> str:
+    """Return ` (mode=train)`, which says on the command line why a model is in training mode."""
+    return words(cli=" (mode=train)", python="")
+
+
+def inference_mode() -> str:
+    """Return the words for the other mode: `choose mode=eval`, or `call model.eval()`."""
+    return words(cli="choose mode=eval", python="call model.eval() first")
+
+
+def _hydra(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"{{{','.join(f'{key}:{_hydra(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_hydra, value))}]"
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return "..." if value is ... else str(value)
+
+
+def as_python(value: Any) -> str:
+    """Return a plain value as Python code, with double quotes."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{as_python(key)}: {as_python(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(as_python, value))}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    return "..." if value is ... else repr(value)

@@ -7,10 +7,9 @@ from dataclasses import replace
 
 from prepare.core import document as parts
 from prepare.core.document import FASTER, NOT_MEASURED, UNCHANGED, Advice, Answer, Document, Text
-from prepare.core.utils import numbers
+from prepare.core.utils import text as numbers
 from prepare.core.utils.machine import disturbed_times
-from prepare.core.utils.numbers import doubt, interval_text
-from prepare.core.utils.text import capitalized, plural, printable
+from prepare.core.utils.text import capitalized, doubt, interval_text, plural, printable
 from prepare.stages.bench.records import PREPARED, UNPREPARED, Comparison, VariantResult
 
 _MARKS = {"baseline": "baseline", "faster": "better", "slower": "worse"}

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
 from prepare.core.utils.machine import busy_sentence, check_environment, disturbance
-from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
+from prepare.core.utils.text import Interval  # noqa: TC001  read at run time
 from prepare.errors import BenchError
 
 # The names of the two variants that a job times, and what it times.

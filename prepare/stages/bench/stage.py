@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from prepare.core.utils.numbers import finite
+from prepare.core.utils.text import finite
 from prepare.stages.stage import Level, Seconds, Stage, StageContext, key, stage
 
 if TYPE_CHECKING:

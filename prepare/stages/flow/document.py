@@ -22,9 +22,7 @@ from prepare.core.document import (
     Text,
     columns,
 )
-from prepare.core.utils.numbers import doubt
-from prepare.core.utils.text import capitalized, plural, printable, size
-from prepare.core.utils.wording import step, words
+from prepare.core.utils.text import capitalized, doubt, plural, printable, size, step, words
 from prepare.stages.flow.records import NOT_ASKED, Flow
 
 if TYPE_CHECKING:
@@ -161,7 +159,7 @@ def _verdict(flow: Flow, before: Flow | None, rest: str) -> tuple[str, str, str]
             remark += f"; {others:,} of {of} {verb} another layout"
         return "bad", f"Lost at {plural(summary['breaks'], 'place')}", remark
     if set(flow.wanted.values()) <= {"contiguous"}:
-        return "plain", "Contiguous", "channels-last was not requested"
+        return "plain", "Contiguous", "no step asks for channels-last"
     outputs = _outputs(flow) + rest
     if before is not None and before.summary["breaks"]:
         outputs += f"; lost at {plural(before.summary['breaks'], 'place')} without the repairs"

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 from prepare.core import document as parts
 from prepare.core.document import FASTER, RIGHT, USE_RECIPE, Advice, Answer, Document
-from prepare.core.utils import numbers
+from prepare.core.utils import text as numbers
 from prepare.core.utils.machine import disturbed_times
-from prepare.core.utils.numbers import doubt, interval_text
-from prepare.core.utils.text import capitalized, plural, printable
+from prepare.core.utils.text import capitalized, doubt, interval_text, plural, printable
 from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 
 _NONE = "no recipe was shown to be right and faster"

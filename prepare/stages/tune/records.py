@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
-from prepare.core.utils.numbers import Interval  # noqa: TC001  read at run time
+from prepare.core.utils.text import Interval  # noqa: TC001  read at run time
 from prepare.errors import TuneError
 from prepare.stages.bench.records import UNPREPARED, VERDICTS, Comparison, check_ratios
 

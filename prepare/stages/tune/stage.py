@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from prepare.core.utils.numbers import finite
+from prepare.core.utils.text import finite
 from prepare.errors import Problem
 from prepare.stages.stage import Stage, StageContext, Task, key, stage
 

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from prepare.core.forward.torch_state import Amp, device_of, isolated, read_amp
 from prepare.core.model.devices import free_memory
 from prepare.core.model.module_tree import CopyError, copy_or_build
-from prepare.core.utils.numbers import pace_text
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.text import first_line, plural
+from prepare.core.utils.text import first_line, pace_text, plural
 from prepare.errors import ModelError, Problem, RefusedError, raise_problems
 from prepare.pipeline import Pipeline
+from prepare.pipeline.apply import lazy_problems, precondition_problems
 from prepare.pipeline.distributed import on_rank_zero
-from prepare.pipeline.preconditions import lazy_problems, precondition_problems
 from prepare.pipeline.tensor_table import make_table
 from prepare.stages.bench.compare_variants import compare
 from prepare.stages.tune.candidates import Candidate, candidates

@@ -11,7 +11,7 @@ from torch.nn.modules.conv import _ConvNd
 from prepare.core.forward.input_formatter import CAST_STEP, keep_option
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.tensors import name_of, named_modules
-from prepare.core.utils.wording import dropped, option, step
+from prepare.core.utils.text import dropped, option, step
 from prepare.patterns import exactly
 from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.verify.deviations import GARBAGE

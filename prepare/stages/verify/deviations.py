@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from prepare.core.utils.numbers import part_of_tolerance
+from prepare.core.utils.text import part_of_tolerance
 
 FACTOR, GARBAGE = 6.0, 4.0
 # A 16-bit kernel accumulates in float32 and rounds once; a float32 kernel rounds at every addition.
