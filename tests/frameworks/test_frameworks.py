@@ -274,3 +274,150 @@ def test_a_missing_package_names_the_extra_that_brings_it(monkeypatch, module, p
     monkeypatch.delitem(sys.modules, f"prepare.frameworks.{module}", raising=False)
     with pytest.raises(ModuleNotFoundError, match=rf"pip install 'torch-prepare\[{extra}\]'"):
         importlib.import_module(f"prepare.frameworks.{module}")
+
+
+# ------------------------------------------------------------------------------ shapes of programs
+
+
+def lightning_module(kind):
+    """Return a LightningModule as people write it, and its networks once it has been fitted."""
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = kind != "gan"
+            if kind == "own layers":
+                self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 1)
+            elif kind != "late":
+                self.net, self.other = network(), network()
+
+        def configure_model(self):
+            if kind == "late" and not hasattr(self, "net"):
+                self.net = network()
+
+        def training_step(self, batch, index):
+            if kind == "own layers":
+                return self.last(self.first(batch[0]).relu()).square().mean()
+            if kind != "gan":
+                return self.net(batch[0]).square().mean()
+            for optimizer, net in zip(self.optimizers(), (self.net, self.other), strict=True):
+                optimizer.zero_grad()
+                self.manual_backward(net(batch[0]).square().mean())
+                optimizer.step()
+            return None
+
+        def configure_optimizers(self):
+            if kind == "no optimizer":
+                return None
+            if kind == "gan":
+                return [torch.optim.Adam(net.parameters()) for net in (self.net, self.other)]
+            if kind == "frozen":
+                self.net[0].requires_grad_(False)
+            return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad])
+
+    return Module()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["own layers", "late", "gan", "no optimizer", "frozen", "plain"])
+def test_modules_of_lightning_run_and_are_prepared(kind, tmp_path):
+    from prepare.frameworks.lightning import Prepare
+
+    trainer = fit(lightning_module(kind), [Prepare(STEPS)], tmp_path)
+    module = trainer.lightning_module
+    called = (
+        [module]
+        if kind == "own layers"
+        else [module.net, *([module.other] if kind == "gan" else [])]
+    )
+    weights = [p for net in called for p in net.parameters() if p.dim() == 4]
+    assert [p.stride(1) for p in weights] == [1] * len(weights)
+    assert trainer.global_step == (4 if kind == "gan" else 2)
+
+
+@pytest.mark.slow
+def test_each_model_of_model_init_is_prepared(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    from prepare.frameworks.transformers import PrepareCallback
+
+    made = []
+
+    def model_init():
+        config = transformers.ResNetConfig(
+            embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic", num_labels=2
+        )
+        made.append(transformers.ResNetForImageClassification(config))
+        return made[-1]
+
+    samples = [{"pixel_values": torch.randn(3, 16, 16), "labels": i % 2} for i in range(8)]
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        max_steps=1,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="no",
+    )
+    callbacks = [PrepareCallback(STEPS)]
+    trainer = transformers.Trainer(
+        model_init=model_init, args=arguments, train_dataset=samples, callbacks=callbacks
+    )
+    trainer.train()
+    assert next(p for p in made[-1].parameters() if p.dim() == 4).stride(1) == 1
+    assert len(made) == 2
+
+
+def test_both_networks_of_a_gan_trainer_are_prepared(handler):
+    engines = pytest.importorskip("monai.engines")
+    maker, critic = network(), nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.LazyLinear(1))
+    critic(torch.zeros(1, 2, 6, 6))
+    trainer = engines.GanTrainer(
+        device=torch.device("cpu"),
+        max_epochs=1,
+        train_data_loader=DataLoader(torch.randn(4, 2, 6, 6), batch_size=2),
+        g_network=maker,
+        g_optimizer=torch.optim.Adam(maker.parameters()),
+        g_loss_function=lambda scores: -scores.mean(),
+        d_network=critic,
+        d_optimizer=torch.optim.Adam(critic.parameters()),
+        d_loss_function=lambda made, real: (critic(made) - critic(real)).mean(),
+        g_prepare_batch=lambda **_: torch.randn(2, 3, 8, 8),
+        d_prepare_batch=lambda batch, *_, **__: batch,
+        g_update_latents=False,
+        train_handlers=[handler(STEPS)],
+    )
+    trainer.run()
+    assert [net[0].weight.stride(1) for net in (maker, critic)] == [1, 1]
+
+
+@pytest.mark.slow
+def test_a_diffusion_training_with_an_ema_runs_under_outside():
+    diffusers = pytest.importorskip("diffusers")
+    from diffusers.training_utils import EMAModel
+
+    import prepare
+
+    net = diffusers.UNet2DModel(
+        sample_size=16, in_channels=3, out_channels=3, layers_per_block=1, norm_num_groups=4,
+        block_out_channels=(8, 8), down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2,
+    )  # fmt: skip
+    ema = EMAModel(net.parameters(), model_cls=diffusers.UNet2DModel, model_config=net.config)
+    noises = diffusers.DDPMScheduler(num_train_timesteps=1000)
+    optimizer = torch.optim.AdamW(net.parameters())
+    found = prepare.outside({**STEPS, "repair_layout": {}})
+    for _ in range(3):
+        images, noise = torch.randn(2, 3, 16, 16), torch.randn(2, 3, 16, 16)
+        steps = torch.randint(0, 1000, (2,))
+        loss = (net(noises.add_noise(images, noise, steps), steps).sample - noise).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ema.step(net.parameters())
+    ema.copy_to(net.parameters())
+    lines = list(found.lines())
+    found.stop()
+    assert net.conv_in.weight.stride(1) == 1
+    assert "UNet2DModel" in lines[0]
+    assert "layout" in lines[1]
