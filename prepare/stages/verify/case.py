@@ -25,7 +25,7 @@ from prepare.core.forward.run_example import explained
 from prepare.core.model.tensors import name_of
 from prepare.core.utils.text import finite, plural
 from prepare.stages.verify.deviations import Deviation, compare, largest, rounding_step, sensitivity
-from prepare.stages.verify.inputs import format_call, jittered, nudged, user_call
+from prepare.stages.verify.inputs import jittered, nudged, rounded_call, user_call
 from prepare.stages.verify.modules_alone import MODULE_KINDS, compare_alone
 from prepare.stages.verify.records import ALL_ZERO, Check
 from prepare.stages.verify.runs import KINDS, Run, cast, run_model, training_flags
@@ -179,8 +179,9 @@ class VerificationCase:
 
     def _noisy(self, call: Call, **options: Any) -> Run:
         """Run the reference in the prepared dtypes or, where torch lacks a kernel, with rounded outputs."""
-        # What the formatted inputs lose here counts as noise, not as an error of the prepared model.
-        call = format_call(call, self.prepared, self.pipeline).map(nudged)
+        # What activations lose here counts as noise, not as an error of the prepared model.
+        with eager_if_compiled(self.prepared):
+            call = rounded_call(call, self.prepared, self.pipeline, self.dtype).map(nudged)
         options |= {"repair": self.dtype}
         if not self._lacks_kernel:
             given = call.map(lambda tensor: cast(tensor, tensor.dtype))
