@@ -79,6 +79,10 @@ class InputFormat(InputStep):
     def format(self, batch: Any) -> Any:
         return self._formatter(batch)
 
+    def format_call(self, model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of a call, formatted by the names that they have in `model`."""
+        return self._formatter((args, kwargs), self._hook(model).name_of)
+
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         from prepare.core.model.module_tree import called_modules
 

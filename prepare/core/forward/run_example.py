@@ -5,19 +5,18 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from prepare.core.forward.call import describe
-from prepare.core.forward.input_formatter import keep_option
+from prepare.core.forward.input_formatter import keep_option, note_of
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged, without_gradients
-from prepare.core.utils.packages import install_remedy, missing_module
+from prepare.core.utils.packages import described, install_remedy, missing_module
 from prepare.core.utils.process_state import interruptible
 from prepare.core.utils.text import words
-from prepare.core.utils.user_code import described
 from prepare.errors import ModelError
 
 if TYPE_CHECKING:
@@ -64,8 +63,11 @@ def _hints() -> dict[str, str]:
     }
 
 
-def explained(model: nn.Module, error: Exception) -> ModelError:
-    """Return a ModelError for an error in a forward, with the innermost module and the likely cause."""
+def explained(model: nn.Module, error: Exception, example: Any = None) -> ModelError:
+    """Return a ModelError for an error in a forward, with the innermost module and the likely cause.
+
+    Of an error for a dtype it names the arguments in `example`, and the patterns that decide on them.
+    """
     lines = str(error).strip().split("\n")
     # The first line of a compiler's error names its backend, the next line the error of the backend.
     message = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
@@ -78,9 +80,9 @@ def explained(model: nn.Module, error: Exception) -> ModelError:
     if any(each.dtype.itemsize == 2 for each in model.parameters()) and re.search(_OF_DTYPE, text):
         hints = [_instead_of_cast(name), *hints]
     wrong = described(error, message).rstrip(".")
-    return ModelError(
-        f"forward of {f'{name} ({kind})' if name else kind}", wrong, "".join(hints[:1])
-    )
+    where = f"{name} ({kind})" if name else kind
+    named = example and note_of(model, error, example.args, example.kwargs)
+    return ModelError(f"forward of {where}", wrong, "; ".join(filter(None, (*hints[:1], named))))
 
 
 def _instead_of_cast(name: str) -> str:
@@ -136,4 +138,4 @@ def run_example(model: nn.Module, example: Example, *, amp: str = "none") -> For
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise explained(model, error) from error
+        raise explained(model, error, example) from error

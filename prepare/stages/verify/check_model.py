@@ -2,26 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from prepare.core.forward.call import call_of
+from prepare.core.forward.input_formatter import CAST_STEP, keep_option
 from prepare.core.forward.torch_state import Amp, autocast, device_of, read_amp
+from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.tensors import lazy_parameter, name_of
 from prepare.core.utils.machine import environment
 from prepare.core.utils.suggest import choose
+from prepare.core.utils.text import dropped, option, step
 from prepare.errors import RefusedError
-from prepare.stages.verify.advice import advice
+from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.verify.budget import Budget
 from prepare.stages.verify.case import VerificationCase
-from prepare.stages.verify.records import Verification, unknown
+from prepare.stages.verify.deviations import GARBAGE
+from prepare.stages.verify.records import Check, Verification, unknown
 from prepare.stages.verify.static_checks import static_checks, tensor_pairs
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
     from prepare.stages.stage import Mode
+
+_BY_CHECK = {
+    "layout": "something undid the preparation, such as load_state_dict(assign=True) or a second cast: "
+    "apply the pipeline again",
+    "values": "the reference is not a copy of the same weights, or the model was trained or loaded since: "
+    "take copy.deepcopy(model) just before apply",
+    "flags": "model.train() or .eval() was called on a part of one model, or a class does not copy its mode: "
+    "call prepared.train(mode) and reference.train(mode) with the same mode",
+}
 
 
 def verify(
@@ -54,10 +67,10 @@ def verify(
         amp: run the forward of the prepared model under `torch.autocast` to this dtype, with scaled gradients
             for float16. The tolerance is then that of the dtype; the exact run has no autocast.
 
-    The reference runs in float64 if that fits into the limits, else in float32. The tolerance follows from
-    its error in the prepared model's dtypes: see `deviations.py`. In mode `train`, and where something is
-    wrong, each leaf module is compared alone: see `modules_alone.py`. Dropout is off, and both models draw
-    the same random numbers. A compiled model is compared without the compiler, and called once with it.
+    The reference runs in float32, and in float64 where something may be wrong: see `case.py`. The tolerance
+    follows from its error in the prepared model's dtypes: see `deviations.py`. Where gradients cannot be told
+    otherwise, each leaf module is compared alone: see `modules_alone.py`. Dropout is off, and both models
+    draw the same random numbers. A compiled model is compared without the compiler, and called once with it.
 
     Raises:
         RefusedError: both models are the same object, `mode` or `amp` is unknown, mode `train` is
@@ -83,8 +96,14 @@ def verify(
     worst = first.get("wrong" if status == "pass" else status)
     bad, culprit, advised = [c for c in checks if c.status in ("fail", "wrong")], None, ""
     if bad:
-        culprit = case.culprit if case.culprit is not None or bad[0].mode else bad[0].worst
-        advised = advice(case, checks, culprit)
+        culprit = case.culprit
+        if culprit is None and not bad[0].mode:
+            place = bad[0].worst
+            culprit = place.rpartition(".")[0] if bad[0].what == "values" else place
+        causes = [
+            f"({chr(97 + i)}) {each}" for i, each in enumerate(_causes(case, checks, culprit))
+        ]
+        advised = f"If you expected this to work, it may be that {', or that '.join(causes)}."
     return Verification(
         status=status,
         reason=worst.reason if worst else "",
@@ -102,15 +121,52 @@ def verify(
 def _check_arguments(
     reference: nn.Module, prepared: nn.Module, *, mode: str, gradients: bool
 ) -> None:
+    wrong = None
     if mode not in ("eval", "train"):
-        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
-    if mode == "train" and not gradients:
-        remedy = "remove gradients=False, or set mode='eval'"
-        raise RefusedError("gradients", "mode 'train' requires them", remedy)
-    if prepared is reference:
+        wrong = "mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train"))
+    elif mode == "train" and not gradients:
+        wrong = "gradients", "mode 'train' requires them", "leave out gradients=False"
+    elif prepared is reference:
         remedy = "apply works in place: pass copy.deepcopy(model), taken before apply, as reference"
-        raise RefusedError("prepared", "is the same object as the reference", remedy)
-    for model in (reference, prepared):
-        if parameter := lazy_parameter(model):
-            wrong = "this parameter has no shape yet"
-            raise RefusedError(parameter, wrong, "run one forward first")
+        wrong = "prepared", "is the same object as the reference", remedy
+    elif parameter := lazy_parameter(reference) or lazy_parameter(prepared):
+        wrong = parameter, "this parameter has no shape yet", "run one forward first"
+    if wrong:
+        raise RefusedError(*wrong)
+
+
+def _causes(case: VerificationCase, checks: Sequence[Check], culprit: str | None) -> Iterator[str]:
+    """Yield probable causes with their remedies, the first one the most probable."""
+    name = culprit or (type(case.prepared).__name__ if culprit is not None else "NAME")
+    steps: Mapping[str, Any] = case.pipeline.to_config() if case.pipeline else {}
+    repair = "" if REPAIR_STEP in steps else f"add {step(REPAIR_STEP)}, or "
+    bad = [check for check in checks if check.status in ("fail", "wrong")]
+    failed = {check.what for check in bad}
+    if any(check.inputs == "compiled" for check in bad):
+        remedy = f"choose another backend or mode of it, or remove it with {dropped('compile')}"
+        yield f"the compiler computes something else than the modules do: {remedy}"
+    if case.raised:
+        yield f"its forward cannot run on the prepared inputs: {case.raised}"
+    if case.unsafe:
+        place, issue = case.unsafe
+        yield f"the backward of {place or 'the model'} may end the process [{issue}]: {repair}exclude it"
+    half = str((steps.get(CAST_STEP) or {}).get("dtype", "its new dtype"))
+    keep = f"add {keep_option(name)}"
+    keep += f", or use {option(CAST_STEP, 'dtype', 'bfloat16')}" if half == "float16" else ""
+    lost = next((check for check in checks if check.what == "casts" and check.note), None)
+    if lost is not None and ("casts" in failed or lost.worst.rpartition(".")[0] == culprit):
+        yield f"{lost.note}: {keep}, or set {option(CAST_STEP, 'clamp', value=True)}"
+    if any(item.noise > GARBAGE for item in case.wrong):
+        low = f"torch itself is wrong in {name} in {name_of(case.dtype)} on this device"
+        yield f"{low}: the unprepared model, in the contiguous format, is as far off"
+    yield from (cause for kind, cause in _BY_CHECK.items() if kind in failed)
+    if failed <= {*_BY_CHECK, "casts"}:
+        return
+    wanted = format_steps(case.pipeline.steps.values() if case.pipeline else (), case.reference)
+    formats = [each for each, found in wanted.items() if {*found.values()} - {"contiguous"}]
+    if formats:
+        remedy = f"{repair}remove the step with {dropped(formats[0])}"
+        yield f"{name}, or torch in it, depends on the layout of tensors: {remedy}"
+    if CAST_STEP in steps:
+        yield f"{name} needs more precision or a wider range than {half} has: {keep}"
+    yield "the model computes something else at every call, or one of its hooks changes gradients"
