@@ -1,5 +1,6 @@
 """The audit reads the model itself, judges it against a plan, and loads from its file unchanged."""
 
+import dataclasses
 import json
 import warnings
 
@@ -266,3 +267,7 @@ def test_another_dtype_or_device_than_wanted_is_ineffective():
     rows = audit(net.half().to("meta"), plan=plan).rows
     assert {row.reason for row in rows} == {"device is meta, not cpu"}
     assert {row.status for row in rows} == {"ineffective"}
+    numbered = [each._replace(wants={"device": "cpu:1"}) for each in plan.tensors]
+    plan = dataclasses.replace(plan, tensors=tuple(numbered))
+    rows = audit(nn.Conv2d(3, 4, 3), plan=plan).rows
+    assert {row.reason for row in rows} == {"device is cpu, not cpu:1"}

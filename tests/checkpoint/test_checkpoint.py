@@ -30,13 +30,7 @@ from failing_calls import FailAt
 from failing_operations import first_middle_and_last, interrupt_at
 from prepare.checkpoint import load, save
 from prepare.checkpoint.weights import build_empty, empty_parameters
-from prepare.errors import (
-    CheckpointError,
-    ConfigError,
-    FileError,
-    PrepareError,
-    RefusedError,
-)
+from prepare.errors import CheckpointError, ConfigError, FileError, PrepareError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.step import TensorStep, Want
 

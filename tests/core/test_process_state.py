@@ -139,13 +139,3 @@ def beside_a_serving_thread(runs):
 @pytest.mark.slow
 def test_threads_leave_the_process_and_a_serving_one_as_they_were():
     assert beside_a_serving_thread(2) > 10
-
-
-@pytest.mark.slow
-def test_many_threads_leave_the_process_and_a_serving_one_alone():
-    assert beside_a_serving_thread(100) > 1000
-
-
-def fused(work):
-    blocks = nn.Sequential(work.conv, work.norm, nn.ReLU()).eval()
-    Pipeline.from_config({"fuse_conv_bn": {}}).apply(blocks)

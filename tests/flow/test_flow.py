@@ -188,7 +188,8 @@ def test_a_reused_module_is_one_event_with_a_count(flow_of):
 
     net = Net(inside, norm=nn.InstanceNorm2d(4), conv=nn.Conv2d(4, 4, 3, padding=1))
     flow = flow_of(net, cl(2, 4, 8, 8))
-    assert [(e.module, e.count) for e in flow.events] == [("norm", 3)]
+    each = 2 * 4 * 8 * 8 * 4
+    assert [(e.module, e.count, e.bytes) for e in flow.events] == [("norm", 3, 3 * each)]
     assert {c.module: c.calls for c in flow.convolutions}["conv"] == 3
     assert flow.summary["breaks"] == 3
 

@@ -23,11 +23,7 @@ pytest.importorskip("expecttest", reason="torch's own tests ask for it")
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-STEPS = {
-    "converted": {},
-    "repaired": {"repair_layout": {}},
-    "kept": {"keep_layout": {}},
-}
+STEPS = {"converted": {}, "repaired": {"repair_layout": {}}, "kept": {"keep_layout": {}}}
 DTYPES = (torch.float32, torch.bfloat16)
 # Draws random numbers in every forward that do not depend on the layout, or returns uninitialised memory.
 RANDOM = (
