@@ -112,7 +112,7 @@ def _through_hydra(argv: list[str]) -> int:
     words, flags = split_words(argv)
     check_flags(flags)
     from prepare.app.cli import hydra_app
-    from prepare.app.cli.configuration import store_defaults
+    from prepare.app.cli.hydra_app import store_defaults
 
     words = store_defaults(words)
     state = hydra_app.CommandState()
@@ -145,7 +145,7 @@ def _through_hydra(argv: list[str]) -> int:
 
 def _told(error: BaseException, state: CommandState, words: list[str]) -> BaseException:
     """Return what ended Hydra as an error of one line; a fault of ours stays what it is."""
-    from prepare.app.cli.configuration import ERRORS
+    from prepare.app.cli.hydra_app import ERRORS
     from prepare.app.job.record import unusable
 
     # Also behind another error, as of a library that then closes a file it has not opened.
