@@ -109,9 +109,8 @@ class KeepLayout(ForChannelsLast):
         if choice.names:
             return replace(self, calls=choice.names), []
         breaks = choice.before.summary["breaks"]
-        why = "nothing loses the layout"
-        if breaks:
-            why = f"none of {plural(breaks, 'break')} can be removed"
+        lost = f"none of {plural(breaks, 'break')} can be removed"
+        why = lost if breaks else "nothing loses the layout"
         text = f"{where}: no call of the model's own code is replaced: {why}"
         return replace(self, calls=()), [text]
 
