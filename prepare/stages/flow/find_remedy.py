@@ -35,8 +35,12 @@ def find_remedy(
     missing = [name for name in _STEPS if name not in set(present)]
     best = flow
     while missing and best.summary["breaks"]:
-        tried = ((name, _flow_with([*added, name], model, example, flow, amp)) for name in missing)
-        flows = {name: found for name, found in tried if found}
+        flows: dict[str, Flow] = {}
+        for name in missing:
+            if found := _flow_with([*added, name], model, example, flow, amp):
+                flows[name] = found
+                if not found.summary["breaks"]:
+                    break  # no step removes more
         name = min(flows, key=lambda name: flows[name].summary["breaks"], default="")
         if not name or flows[name].summary["breaks"] >= best.summary["breaks"]:
             break
