@@ -215,7 +215,7 @@ def _convolution_weights(
         dtype = name_of(move.dtype if move else tensor.dtype)
         for module in convolutions:
             dtypes.setdefault(id(module), set()).add(dtype)
-        devices.add(request.device.type)
+        devices.add((move or tensor).device.type)
     return formats - {""}, dtypes, devices
 
 

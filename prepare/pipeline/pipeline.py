@@ -45,12 +45,7 @@ from prepare.pipeline.apply import (
     survey,
 )
 from prepare.pipeline.distributed import on_rank_zero
-from prepare.pipeline.known_issue_checks import (
-    IssueMatch,
-    KnownIssues,
-    known_errors,
-    warned_of,
-)
+from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, known_errors, warned_of
 from prepare.pipeline.optimizer_state import (
     RestrideLoadedState,
     optimizer_drift,

@@ -23,9 +23,8 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from prepare.app.cli import configuration
-from prepare.app.cli.answer import is_quiet, tell
 from prepare.app.cli.configuration import choices_in, overrides_in, resolved
-from prepare.app.cli.words import refused
+from prepare.app.cli.words import is_quiet, refused, tell
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.record import Job, used_folder
 from prepare.app.report.sweep_progress import SweepProgress

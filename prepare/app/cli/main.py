@@ -15,14 +15,20 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 from prepare.app.cli import commands
-from prepare.app.cli.answer import answered, print_problems
-from prepare.app.cli.words import USAGES, check_flags, first_sentence, refused, split_words
+from prepare.app.cli.words import (
+    USAGES,
+    answered,
+    check_flags,
+    first_sentence,
+    print_problems,
+    refused,
+    split_words,
+)
 from prepare.core.utils import files
 from prepare.core.utils.machine import limit_spinning
-from prepare.core.utils.packages import switch_off_telemetry
+from prepare.core.utils.packages import causes, switch_off_telemetry
 from prepare.core.utils.process_state import stopped_by_sigterm
 from prepare.core.utils.text import command_line_words, to_nobody
-from prepare.core.utils.user_code import causes
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.pipeline.distributed import rank
 from prepare.stages.stage import DONE, FAILED, INTERRUPTED, WRONG
