@@ -63,8 +63,8 @@ def run_program(argv: list[str]) -> tuple[int, Outside, str]:
         if isinstance(stop.code, str):
             print(stop.code, file=sys.stderr)  # noqa: T201
         code = int(stop.code or 0) if not isinstance(stop.code, str) else 1
-    except Exception as error:
-        code = 1
+    except (Exception, KeyboardInterrupt) as error:
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
         # The traceback begins in the program, as without us.
         trace = error.__traceback__
         ours = (__file__, "<frozen runpy>")
