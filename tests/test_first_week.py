@@ -15,7 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from prepare.core.forward.call import call_of
 from prepare.pipeline import Pipeline, pipeline
+from prepare.stages.verify import verify
 
 PROGRAMS = {}
 
@@ -161,6 +163,38 @@ def a_mask_of_the_least_number_stays_a_mask(us):
     mask = mask.clamp(min=torch.finfo(torch.float32).min)
     found = us.format({"half": {"dtype": "float16"}, "input_format": {}}, mask)
     assert found.softmax(-1).isfinite().all()
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_verification_counts_the_rounding_of_a_time(attached):
+    model = Diffusion().eval()
+    model.time.weight.data *= 5
+    batch, statuses = (torch.randn(2, 4, 8, 8), torch.tensor([998.4, 3.3])), []
+    for include in ([], ["timestep"]):
+        steps = {"half": {"dtype": "bfloat16"}}
+        steps["input_format"] = {"include": include, "attach": attached}
+        pipeline, prepared = Pipeline.from_config(steps), copy.deepcopy(model)
+        pipeline.apply(prepared)
+        statuses.append(verify(model, prepared, batch, pipeline=pipeline).status)
+    assert statuses == ["pass", "fail"]
+
+
+def test_a_run_formats_arguments_by_their_names():
+    step = {"dtype": "bfloat16", "include": ["timestep"]}
+    pipeline = Pipeline.from_config({"input_format": step})
+    call = call_of((torch.randn(2, 4, 8, 8), torch.tensor([998.4, 3.3])))
+    assert pipeline.format_call(call, Diffusion()).args[1].dtype == torch.bfloat16
+    assert pipeline.formatted(call, Diffusion()).args[1].dtype == torch.bfloat16
+
+
+def test_an_attached_format_does_not_hide_what_a_layer_needs():
+    batch = (torch.randn(2, 4, 8, 8), torch.tensor([998.4, 3.3]))
+    pipeline = Pipeline.from_config({**BFLOAT16, "input_format": {"attach": True}})
+    model = pipeline.apply(Diffusion().eval())
+    again = Pipeline.from_config({**BFLOAT16, "input_format": {"attach": True}})
+    again.apply(model, example=batch)
+    assert again.to_config()["input_format"]["exclude"] == []
+    assert model(*batch).dtype == torch.bfloat16
 
 
 def wan():

@@ -25,8 +25,14 @@ from prepare.pipeline.optimizer_state import (
     removed_parameters,
     unsupported_training,
 )
-from prepare.pipeline.plan import Action
-from prepare.pipeline.tensor_table import RequestTable, TensorRequest, make_table, targets
+from prepare.pipeline.plan import Action, steps_of
+from prepare.pipeline.tensor_table import (
+    RequestTable,
+    TensorRequest,
+    make_table,
+    must_separate,
+    targets,
+)
 from prepare.pipeline.transfer import Move, Transfer
 from prepare.step import PHASES, ModuleStep, Step
 
@@ -202,7 +208,7 @@ def _check_nothing_left(after: Survey) -> None:
     for request in after.table.requests:
         if request.move():
             wrong = f"{request.path} does not have {dict(request.wants)} after the steps ran"
-            raise StepError(f"steps.{', '.join(request.steps)}", wrong)
+            raise StepError(f"steps.{', '.join(steps_of(request.by))}", wrong)
 
 
 def precondition_problems(model: nn.Module, table: RequestTable) -> Iterator[Problem]:
@@ -265,10 +271,10 @@ def _tensor_problems(table: RequestTable) -> Iterator[Problem]:
         wrong = "holds a .grad, which would keep the old layout and dtype"
         yield Problem(_paths(with_grad), wrong, "call zero_grad(set_to_none=True) first")
     for group in table.shared:
-        if group.must_separate():
+        if must_separate(group):
             wrong = "share one storage, which the requested layout would split"
             remedy = "prepare the model before making them views of it, or exclude them"
-            yield Problem(_paths(group.requests), wrong, remedy)
+            yield Problem(_paths(group), wrong, remedy)
     if from_meta:
         remedy = "load it with prepare.checkpoint.load(path, model), which allocates it as wanted"
         yield Problem(_paths(from_meta), "meta holds no data", remedy)

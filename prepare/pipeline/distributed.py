@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _Result = TypeVar("_Result")
-_SIDES = ("shape", "stride", "dtype", "device", "requires_grad")
 _SHOWN = 3
 _REMEDY = "prepare with one recipe on every rank, before DistributedDataParallel or any collective"
 
@@ -96,40 +95,36 @@ def _gathered(value: Any, group: ProcessGroup | None) -> list[Any]:
     return values
 
 
-def _described(model: nn.Module) -> dict[str, tuple[Any, ...]]:
-    """Return each tensor as plain data, by its name, in the order of the model."""
+def _described(model: nn.Module) -> dict[str, str]:
+    """Return the state of each tensor as text, by its name, in the order of the model."""
     from prepare.core.model.tensors import is_lazy, is_strided, named_tensors
 
-    return {
-        place.path: (
-            None if is_lazy(place.tensor) else tuple(place.tensor.shape),
-            place.tensor.stride() if is_strided(place.tensor) else None,
-            str(place.tensor.dtype).removeprefix("torch."),
-            place.tensor.device.type,
-            place.tensor.requires_grad,
+    described = {}
+    for path, tensor in ((place.path, place.tensor) for place in named_tensors(model)):
+        shape = None if is_lazy(tensor) else tuple(tensor.shape)
+        stride = tensor.stride() if is_strided(tensor) else None
+        trained = "trained" if tensor.requires_grad else "frozen"
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        described[path] = (
+            f"{dtype} of shape {shape}, stride {stride}, {tensor.device.type}, {trained}"
         )
-        for place in named_tensors(model)
-    }
+    return described
 
 
-def _differences(ranks: list[dict[str, tuple[Any, ...]]]) -> Iterator[Problem]:
+def _differences(ranks: list[dict[str, str]]) -> Iterator[Problem]:
     """Yield the differences between the first rank and another, for the first few tensors."""
     first = ranks[0]
     # As lists, because the order counts.
     other = next(i for i, held in enumerate(ranks) if [*held.items()] != [*first.items()])
     second = ranks[other]
-    found = []
-    for path in sorted(first.keys() | second.keys()):
-        if path not in first or path not in second:
-            found.append((path, f"is missing on rank {other if path in first else 0}"))
-            continue
-        sides = zip(_SIDES, first[path], second[path], strict=True)
-        found += [
-            (path, f"{side} is {a} on rank 0 and {b} on rank {other}")
-            for side, a, b in sides
-            if a != b
-        ]
-    found = found or [("the model", f"its tensors are in another order on rank {other}")]
+    found = [
+        (
+            path,
+            f"{first.get(path, 'missing')} on rank 0, and {second.get(path, 'missing')} on rank {other}",
+        )
+        for path in sorted(first.keys() | second.keys())
+        if first.get(path) != second.get(path)
+    ] or [("the model", f"its tensors are in another order on rank {other}")]
     more = f" (and {len(found) - _SHOWN} more differences)" if len(found) > _SHOWN else ""
     *shown, (path, last) = found[:_SHOWN]
     yield from (Problem(*each) for each in shown)

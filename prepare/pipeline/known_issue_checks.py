@@ -10,7 +10,7 @@ from torch import nn
 from prepare.core.model.forward_code import forward_code, torch_class
 from prepare.core.model.known_issues import ONLY, REPAIR_STEP, Issue, standing
 from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride
-from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
+from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, has_own_sizes
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import argument, step, words
@@ -147,7 +147,9 @@ def find_known_issues(
     modules_by_class: dict[str, dict[str, nn.Module]] = {}
     for name, module in model.named_modules():
         cls: Any = type(module)  # a class is hashable, which mypy denies
-        modules_by_class.setdefault((torch_class(cls) or cls).__name__, {})[name] = module
+        kind = torch_class(cls)  # a user's class may have the name of one of torch
+        if kind and has_own_sizes(module):
+            modules_by_class.setdefault(kind.__name__, {})[name] = module
     needs_force = {
         issue: formats.isdisjoint({*issue.formats} - {"contiguous"})
         for device in sorted(devices)
@@ -213,7 +215,7 @@ def _convolution_weights(
         dtype = name_of(move.dtype if move else tensor.dtype)
         for module in convolutions:
             dtypes.setdefault(id(module), set()).add(dtype)
-        devices.add(request.device.type)
+        devices.add((move or tensor).device.type)
     return formats - {""}, dtypes, devices
 
 

@@ -45,12 +45,7 @@ from prepare.pipeline.apply import (
     survey,
 )
 from prepare.pipeline.distributed import on_rank_zero
-from prepare.pipeline.known_issue_checks import (
-    IssueMatch,
-    KnownIssues,
-    known_errors,
-    warned_of,
-)
+from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, known_errors, warned_of
 from prepare.pipeline.optimizer_state import (
     RestrideLoadedState,
     optimizer_drift,
@@ -330,7 +325,7 @@ class Pipeline:
         others = Pipeline(each for each in steps if each is not step and each.phase != "runtime")
         backward = copied.training
         others.apply(copied, strict=False, known_issues="ignore")
-        bound, given = step.bind(steps), others.formatted(call_of(example).map(copy_of))
+        bound, given = step.bind(steps), others.formatted(call_of(example).map(copy_of), copied)
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
         raise_problems(RefusedError, module_problems(copied))
         chosen, notes = on_rank_zero(
@@ -385,10 +380,21 @@ class Pipeline:
         needed = replace(InputFormat().bind(self.steps.values()), memory_format=None)
         return [needed] if needed.device or needed.dtype else []
 
-    def formatted(self, example: _Example) -> _Example:
-        """Return an example, or a call, as `input_format` formats it."""
-        change = self.input_format().format
-        return replace(example, args=change(example.args), kwargs=change(example.kwargs))
+    def formatted(self, example: _Example, model: nn.Module) -> _Example:
+        """Return an example, or a call, of `model` as `input_format` formats it."""
+        args, kwargs = self.input_format().format_call(model, example.args, example.kwargs)
+        return replace(example, args=args, kwargs=kwargs)
+
+    def format_call(self, call: Call, model: nn.Module) -> Call:
+        """Return a call of `model` as `format` formats its batch."""
+        args, kwargs = call.args, call.kwargs
+        for step in self._phases["inputs"] or self._needed_format():
+            if isinstance(step, InputFormat):
+                args, kwargs = step.format_call(model, args, kwargs)
+            else:  # a step written by a user expects the batch itself, not a tuple of arguments
+                args = (step.format(args[0]),) if len(args) == 1 else step.format(args)
+                kwargs = step.format(kwargs)
+        return Call(args, kwargs)
 
     def input_format(self) -> InputFormat:
         """Return the step that formats batches of tensors, also if the pipeline declares none."""

@@ -4,6 +4,7 @@ from collections import ChainMap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -38,7 +39,7 @@ from prepare.patterns import (
     near_misses,
     patterns_in,
 )
-from prepare.pipeline.plan import State, TensorPlan, state, steps_of
+from prepare.pipeline.plan import State, TensorPlan, state
 from prepare.pipeline.transfer import Move
 from prepare.step import ModuleStep, Step, TensorStep, Want
 
@@ -68,22 +69,11 @@ class TensorRequest:
         return self.places[0].path
 
     @property
-    def steps(self) -> tuple[str, ...]:
-        """The steps that request something of this tensor, each once."""
-        return steps_of(self.by)
-
-    @property
     def tensors(self) -> list[Tensor]:
         """The Python objects of this tensor: one, or several Parameters over one storage."""
         if len(self.places) == 1:
             return [self.tensor]
         return list({id(place.tensor): place.tensor for place in self.places}.values())
-
-    @property
-    def device(self) -> torch.device:
-        """The device on which the tensor will be."""
-        move = self.move()
-        return move.device if move else self.tensor.device
 
     def move(self) -> Move | None:
         """Return the move that fulfils the request, found once; None if the tensor is as requested."""
@@ -107,36 +97,30 @@ class TensorRequest:
         return None if same else Move(self.path, self.tensors, device, dtype, stride, self.clamp)
 
 
-@dataclass(frozen=True)
-class StorageGroup:
-    """Tensors that are different views of one storage, or one tensor that is expanded over its own."""
+# Tensors that are different views of one storage, or one tensor that is expanded over its own.
+StorageGroup = list[TensorRequest]
 
-    requests: list[TensorRequest]
 
-    def must_separate(self) -> bool:
-        """Return whether the requests can be fulfilled only by giving the views storages of their own."""
-        moves = [request.move() for request in self.requests]
-        if len(moves) == 1 or not any(moves):
-            return False
-        together = len({move and (move.device, move.dtype) for move in moves}) == 1
-        one_dtype = len({request.tensor.dtype for request in self.requests}) == 1
-        return not (together and one_dtype) or any(
-            move.stride != request.tensor.stride() for move, request in self._moving()
-        )
+def must_separate(group: StorageGroup) -> bool:
+    """Return whether requests can be fulfilled only by giving the views storages of their own."""
+    kinds: set[Any] = set()
+    for request in group:
+        tensor, move = request.tensor, request.move()
+        kept = move and move.stride == tensor.stride()
+        kinds.add(move and (move.device, move.dtype, tensor.dtype, kept))
+    together = len(kinds) == 1 and all(kind is None or kind[-1] for kind in kinds)
+    return len(group) > 1 and not together
 
-    def move(self) -> Move | None:
-        """Return one move for all tensors of the group, or None if nothing changes."""
-        for move, request in self._moving():
-            if move.stride != request.tensor.stride():
-                return move  # an expanded tensor that gets new strides
-            named = [(each.path, tensor) for each in self.requests for tensor in each.tensors]
-            paths, tensors = zip(*named, strict=True)
-            clamp = any(each.clamp for each in self.requests)
-            return Move(move.path, tensors, move.device, move.dtype, (1,), clamp, paths)
-        return None
 
-    def _moving(self) -> list[tuple[Move, TensorRequest]]:
-        return [(move, request) for request in self.requests if (move := request.move())]
+def _move_of(group: StorageGroup) -> Move | None:
+    """Return one move for all tensors of a group, or None if nothing changes."""
+    move = next((move for request in group if (move := request.move())), None)
+    if move is None or move.stride != group[0].tensor.stride():
+        return move  # an expanded tensor that gets new strides
+    named = [(request.path, tensor) for request in group for tensor in request.tensors]
+    paths, tensors = zip(*named, strict=True)
+    clamp = any(request.clamp for request in group)
+    return Move(move.path, tensors, move.device, move.dtype, (1,), clamp, paths)
 
 
 @dataclass(frozen=True)
@@ -152,9 +136,9 @@ class RequestTable:
 
     def moves(self) -> list[Move]:
         """Return all moves: one for each tensor, but one for all views of a storage."""
-        grouped = {id(request) for group in self.shared for request in group.requests}
+        grouped = {id(request) for group in self.shared for request in group}
         single = (request.move() for request in self.requests if id(request) not in grouped)
-        return [move for move in (*single, *(group.move() for group in self.shared)) if move]
+        return [move for move in (*single, *map(_move_of, self.shared)) if move]
 
 
 def preserved_stride(tensor: Tensor) -> tuple[int, ...]:
@@ -276,7 +260,7 @@ def _requests(places: Iterable[NamedTensor]) -> tuple[list[TensorRequest], list[
             group = [TensorRequest(each[0].tensor, each) for each in views.values()]
         requests += group
         if is_plain(tensor) and (len(group) > 1 or is_expanded(tensor)):
-            shared.append(StorageGroup(group))
+            shared.append(group)
     return requests, shared
 
 

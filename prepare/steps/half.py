@@ -134,10 +134,9 @@ undo = Half.undo
 
 def _needs_casts(module: torch.nn.Module) -> bool:
     """Return whether `module` is called, and cannot take 16-bit inputs with parameters in float32."""
-    from torch import nn
+    from prepare.core.model.module_tree import is_called
 
-    is_called = type(module).forward is not nn.Module.forward  # a ModuleList is not
-    return is_called and not matches(NORMS, "", module)
+    return is_called(module) and not matches(NORMS, "", module)
 
 
 def _tensors_in(model: torch.nn.Module, kept: Iterable[str]) -> set[int]:

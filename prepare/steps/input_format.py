@@ -79,11 +79,21 @@ class InputFormat(InputStep):
     def format(self, batch: Any) -> Any:
         return self._formatter(batch)
 
+    def format_call(self, model: torch.nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """Return the arguments of a call, formatted by the names that they have in `model`."""
+        return self._formatter((args, kwargs), self._hook(model).name_of)
+
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
-        return ("",) if self.attach and not self._hook(model).is_on(model) else ()
+        from prepare.core.model.module_tree import called_modules
+
+        called = called_modules(model).items() if self.attach else ()
+        return [name for name, module in called if not self._hook(module).is_on(module)]
 
     def act(self, model: torch.nn.Module) -> None:
-        self._hook(model).install(model)
+        from prepare.core.model.module_tree import called_modules
+
+        for module in called_modules(model).values():
+            self._hook(module).install(module)
 
     def without_example(self) -> str:
         asks = self.dtype in ("float16", "bfloat16") and self.exclude is None
@@ -106,8 +116,10 @@ class InputFormat(InputStep):
     def undo(cls, model: torch.nn.Module) -> None:
         """Remove the formatting that `attach` has installed on `model`, in place."""
         from prepare.core.forward.input_formatter import FormatHook
+        from prepare.core.model.module_tree import called_modules
 
-        FormatHook.remove(model)
+        for module in called_modules(model).values():
+            FormatHook.remove(module)
 
     def _hook(self, model: torch.nn.Module) -> FormatHook:
         from prepare.core.forward.input_formatter import FormatHook

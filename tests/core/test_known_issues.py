@@ -1,5 +1,6 @@
 """Each known issue is true of this torch, and its entry is complete."""
 
+import copy
 import os
 import subprocess
 import sys
@@ -128,7 +129,28 @@ def a_grouped_convolution_misreads_one_sample():
     return (gradients[1] - gradients[0]).abs().max() > 0.1 * gradients[0].abs().max()
 
 
+def a_grouped_dilated_convolution_reads_unset_memory(kind=nn.Conv2d):
+    torch.manual_seed(0)
+    rank, memory_format = (4, "channels_last") if "2d" in kind.__name__ else (5, "channels_last_3d")
+    flat, shape = (1,) * (rank - 4), (2, 32, *(1,) * (rank - 4), 48, 40)
+    conv = kind(32, 32, (*flat, 3, 3), dilation=(*flat, 2, 2), groups=4, bias=False).bfloat16()
+    given = torch.randn(shape).bfloat16()
+    seen = []
+    for module in (conv, copy.deepcopy(conv).to(memory_format=getattr(torch, memory_format))):
+        junk = [torch.full((n,), torch.nan) for n in range(100, 5000, 100)]
+        del junk
+        loss = module(given).float().square().mean()
+        seen.append(torch.autograd.grad(loss, module.weight)[0].double())
+    exact, found = seen
+    return not (found - exact).abs().max() < 0.1 * exact.abs().max()
+
+
 REPRODUCED = {
+    "conv2d_grouped_dilated_bfloat16_cpu": a_grouped_dilated_convolution_reads_unset_memory,
+    "conv_grouped_dilated_bfloat16_cpu": lambda: any(
+        a_grouped_dilated_convolution_reads_unset_memory(kind)
+        for kind in (nn.ConvTranspose2d, nn.Conv3d, nn.ConvTranspose3d)
+    ),
     "conv2d_grouped_view_cpu": a_grouped_convolution_misreads_one_sample,
     "group_norm_frozen_input_cpu": lambda: ends_the_process(nn.GroupNorm(2, 8), (2, 8, 8, 8)),
     "conv2d_strided_kernel_1_cpu": lambda: ends_the_process(
@@ -158,7 +180,9 @@ OF_TIME = {
 }
 NOT_HERE = {issue.name for issue in issues() if not issue.checked}
 OVERWRITE = {issue.name for issue in issues() if issue.part == "memory"}
-NEEDS_BFLOAT16 = {"conv3d_bfloat16_small_cpu"}
+NEEDS_BFLOAT16 = {
+    "conv2d_grouped_dilated_bfloat16_cpu", "conv_grouped_dilated_bfloat16_cpu", "conv3d_bfloat16_small_cpu",
+}  # fmt: skip
 NEEDS_AVX512 = {"depthwise_transposed_conv3d_cpu"}
 CPU = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
 

@@ -74,18 +74,18 @@ def _flat(numbers):
     kernel = kernel if is_space else (numbers.randint(2, 4), 1, 1)
     padding = numbers.choice(("valid", "same", None, None, None))
     steps = tuple(numbers.randint(1, 3) if each else 1 for each in along)
-    dilation = tuple(numbers.randint(1, 2) if each else 1 for each in along)
+    dilation = tuple(numbers.randint(1, 2) if each and groups == 1 else 1 for each in along)
+    spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     module = nn.Conv3d(
         channels,
         outputs,
         kernel,
         1 if padding == "same" else steps,
-        padding or tuple(numbers.randint(0, 2) if each else 0 for each in along),
+        padding or tuple(numbers.randint(0, min(2, span - 1)) for span in spans),
         dilation,
         groups,
         bias=numbers.random() < 0.6,
     )
-    spans = (d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True))
     sizes = [span + numbers.randint(0, 3) for span in spans]
     return module, (numbers.randint(1, 3), channels, *sizes)
 
@@ -94,12 +94,13 @@ def _frame(numbers):
     groups, grown, step = numbers.choice((1, 1, 2)), numbers.randint(1, 2), numbers.randint(1, 2)
     channels, outputs = (groups * numbers.randint(1, 3) for _ in range(2))
     time, h, w = numbers.randint(2, 4), *(numbers.choice((1, 2, 3)) for _ in range(2))
-    step = 1 if h == w == 1 else step
+    step, grown = 1 if h == w == 1 else step, grown if groups == 1 else 1
+    pad = min(1, h - 1)
     kind, strides, padding = numbers.choice(
         (
             (Causal, (numbers.randint(1, 2), step, step), 0),
-            (Trailing, (1, step, 1), (0, numbers.randint(0, 1), 0)),
-            (nn.Conv3d, (numbers.randint(1, 3), step, 1), (1, 1, 0)),
+            (Trailing, (1, step, 1), (0, numbers.randint(0, pad), 0)),
+            (nn.Conv3d, (numbers.randint(1, 3), step, 1), (1, pad, 0)),
         )
     )
     time = 3 if kind is nn.Conv3d else time

@@ -8,6 +8,7 @@ from torch import nn
 
 from prepare.core.model import known_issues
 from prepare.core.model.memory_format import canonical_stride
+from prepare.pipeline import Pipeline
 from prepare.steps.repairs import convolutions, find_repair
 from prepare.steps.repairs.base import FORMATS
 from repair_errors import errors, limits, results
@@ -178,3 +179,23 @@ def test_a_grouped_convolution_of_one_view_is_repaired(dtype, kernel, padding, b
         float((result.double() - expected).detach().abs().max())
         < 20 * torch.finfo(dtype).eps * scale
     )
+
+
+@pytest.mark.parametrize("groups", [4, 32])
+@pytest.mark.parametrize("shape", [(2, 32, 48, 40), (32, 48, 40)], ids=["batch", "no batch"])
+@pytest.mark.parametrize("amp", [False, True], ids=["bfloat16", "autocast"])
+def test_groups_with_dilation_have_the_weight_gradients_of_contiguous_ones(groups, shape, amp):
+    torch.manual_seed(0)
+    dtype = torch.float32 if amp else torch.bfloat16
+    conv = nn.Conv2d(32, 32, 3, dilation=2, padding=2, groups=groups).to(dtype)
+    exact, x = copy.deepcopy(conv).double(), torch.randn(shape).to(dtype)
+    steps = {"conv2d_memory_format": {}, "repair_layout": {}}
+    for _ in range(3):
+        junk = [torch.full((n,), torch.nan) for n in range(100, 5000, 100)]
+        del junk
+        Pipeline.from_config(steps).apply(conv, amp="bfloat16" if amp else "none")
+        with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            loss = conv(x).float().square().mean()
+        found = torch.autograd.grad(loss, conv.weight)[0]
+        wanted = torch.autograd.grad(exact(x.double()).square().mean(), exact.weight)[0]
+        assert (found - wanted).abs().max() < 0.05 * wanted.abs().max()

@@ -252,3 +252,67 @@ def run(folder, *words):
     with pytest.raises(SystemExit) as ended:
         cli.main([*CONV, f"hydra.run.dir={folder}", *words])
     return ended.value.code
+
+
+CHANGES = {
+    "padding_mode": lambda conv: vars(conv).update(
+        padding_mode="circular",
+        _reversed_padding_repeated_twice=[n for n in reversed(conv.padding) for _ in range(2)],
+    ),
+    "stride": lambda conv: setattr(conv, "stride", (2,) * len(conv.stride)),
+    "a number as stride": lambda conv: setattr(conv, "stride", 2),
+    "a list as padding": lambda conv: setattr(conv, "padding", [2] * len(conv.padding)),
+    "same": lambda conv: vars(conv).update(padding="same", stride=(1,) * len(conv.stride)),
+    "dilation": lambda conv: setattr(conv, "dilation", (*conv.dilation[:-1], 2)),
+    "a larger kernel": lambda conv: setattr(
+        conv, "weight", nn.Parameter(conv.weight.detach().repeat_interleave(2, -1))
+    ),
+    "fewer outputs": lambda conv: vars(conv)["_parameters"].update(
+        weight=nn.Parameter(conv.weight[:4].detach()), bias=None
+    ),
+}
+LATE = {
+    "linear": (lambda: nn.Conv2d(3, 16, 4, 4), (2, 3, 16, 16)),
+    "pointwise": (lambda: nn.Conv3d(8, 16, 1), (2, 8, 4, 6, 6)),
+    "lower_rank": (lambda: nn.Conv3d(8, 8, (1, 3, 3), padding=(0, 1, 1)), (2, 8, 4, 8, 8)),
+    "one_frame": (lambda: nn.Conv3d(8, 8, 3, padding=1), (2, 8, 1, 8, 8)),
+    "conv2d": (lambda: nn.Conv2d(512, 512, 1), (1, 512, 3, 3)),
+    "conv3d": (lambda: nn.Conv3d(8, 16, 3, padding=1), (1, 8, 6, 8, 8)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
+@pytest.mark.parametrize("is_early", [False, True], ids=["set later", "set before"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("name", LATE)
+def test_what_is_set_on_a_convolution_is_read_in_each_call(name, change, is_early):
+    torch.manual_seed(0)
+    make, shape = LATE[name]
+    model, x = nn.Sequential(make()).eval(), torch.randn(shape)
+    steps = {"conv2d_memory_format": {}, "repair_layout": {"force": True}}
+    steps |= {"conv3d_memory_format": {}, "rewrite_conv": {"force": True}}
+    prepared = copy.deepcopy(model)
+    CHANGES[change](model[0])
+    if is_early:
+        CHANGES[change](prepared[0])
+    Pipeline.from_config(steps).apply(prepared, strict=False)
+    if not is_early:
+        assert type(prepared[0]).__mro__[1:] != type(model[0]).__mro__
+        CHANGES[change](prepared[0])
+    assert prepared(x).shape == model(x).shape
+    assert (prepared(x) - model(x)).abs().max() < 1e-4 * model(x).abs().max()
+
+
+@pytest.mark.parametrize(
+    ("conv", "reason"),
+    [
+        (nn.Conv3d(4, 4, (1, 3, 3), dilation=(1, 2, 2), groups=4), "groups"),
+        (nn.Conv3d(4, 4, (3, 1, 1), dilation=(2, 1, 1), groups=2), "groups"),
+        (nn.Conv3d(4, 4, (1, 2, 1), padding=(0, 1, 1)), "padding"),
+        (nn.Conv3d(4, 4, (3, 1, 1), padding=(3, 0, 0)), "padding"),
+    ],
+)
+def test_what_torchs_2d_convolutions_break_on_stays_in_3d(conv, reason):
+    with pytest.raises(ConfigError, match=f"it does not fit .*{reason}"):
+        Pipeline.from_config({"rewrite_conv": {"lower_rank": ["re:.*"]}}).apply(conv)
+    assert type(Pipeline.from_config({"rewrite_conv": {"force": True}}).apply(conv)) is nn.Conv3d

@@ -31,6 +31,12 @@ def test_the_best_row_is_significantly_faster(sweep):
     assert said == "no row is faster than the unprepared model, so leave it as it is"
 
 
+def test_fields_without_a_best_row_are_one_line(sweep):
+    unclear = timed("a", 1.0, verdict="unclear")
+    summary = sweep(*(unclear | {"overrides": [f"model={name}", "memfmt=a"]} for name in "xy"))
+    assert "of model=x or model=y" in " ".join(conclusions(summary, rank(summary)))
+
+
 def test_a_verified_row_is_preferred_to_an_unverified_one(sweep):
     unknown = made.verification(status="cannot tell")
     summary = sweep({**timed("a", 0.4), "verified": unknown}, timed("b", 0.5))

@@ -30,30 +30,15 @@ def kinds(result, status):
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_model_that_is_wrong_in_every_second_call_does_not_pass(mode, first):
-    calls = [first]
-
-    def forward(own, x):
-        calls[0] += 1
-        return own(x) * (1.01 if calls[0] % 2 else 1.0)
-
-    reference, model, pipeline = changed(forward)
+@pytest.mark.parametrize(("every", "first"), [(2, 0), (2, 1), (3, 0), (3, 1), (3, 2)])
+def test_a_model_that_is_wrong_in_every_second_or_third_call_is_told_so(mode, every, first):
+    calls = iter(range(first, 1000))
+    reference, model, pipeline = changed(
+        lambda own, x: own(x) * (1.0 if next(calls) % every else 1.01)
+    )
     result = verify(reference, model, BATCH, pipeline=pipeline, mode=mode)
     assert result.status == "cannot tell"
     assert "the prepared model differs between its own calls" in result.reason
-
-
-@pytest.mark.parametrize("wrong", [0, 1, 2])
-def test_a_model_that_is_wrong_in_one_call_of_three_does_not_pass(wrong):
-    calls = iter(range(1000))
-
-    def forward(own, x):
-        number = next(calls)
-        return own(x) * (1.01 if number % 3 == wrong else 1.0)
-
-    reference, model, pipeline = changed(forward)
-    assert verify(reference, model, BATCH, pipeline=pipeline).status != "pass"
 
 
 def test_nan_in_every_second_call_is_named():

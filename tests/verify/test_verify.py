@@ -51,15 +51,24 @@ def test_no_planted_fault_passes(name):
     assert planted(name).status != "pass"
 
 
-class Residual(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.norm = nn.Conv2d(3, 6, 3, padding=1), nn.InstanceNorm2d(6)
-        self.second, self.last = nn.Conv2d(6, 6, 3, padding=1), nn.Conv2d(6, 2, 1)
+def twice(module, args, _output):
+    nn.BatchNorm2d.forward(module, args[0].detach())
 
-    def forward(self, x):
-        x = self.first(x)
-        return self.last(x + self.norm(self.second(x)).tanh())
+
+RARE = {
+    "no gradient of a depthwise bias": (lambda m: m[3].bias.requires_grad_(False), "3"),
+    "statistics updated twice": (lambda m: m[1].register_forward_hook(twice), "1"),
+}
+
+
+@pytest.mark.parametrize("name", RARE)
+def test_a_fault_that_few_numbers_show_is_found(name):
+    last = nn.Conv2d(8, 8, 3, groups=8)
+    reference = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), last)
+    pipeline, model = prepared(reference, FLAT)
+    RARE[name][0](model)
+    result = verify(reference, model, torch.randn(2, 3, 12, 12), pipeline=pipeline, mode="train")
+    assert (result.status, result.culprit) == ("fail", RARE[name][1])
 
 
 WRONG_ON_CPU = {
@@ -67,7 +76,6 @@ WRONG_ON_CPU = {
     "tanh": lambda: flat_norm(nn.Tanh(), channels=16, size=9),
     "gelu": lambda: flat_norm(nn.GELU(), affine=False),
     "two of them": lambda: flat_norm(nn.SiLU(), double=True, size=16),
-    "residual": lambda: (Residual(), torch.randn(1, 3, 10, 14)),
     "wide": lambda: flat_norm(nn.GELU(), channels=32, size=20),
 }
 

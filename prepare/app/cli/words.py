@@ -80,9 +80,10 @@ def _flag_meant(word: str, known: Sequence[str]) -> str:
     if key.partition(".")[0] in key_names():
         return f"write it without the dashes: {key}={value or 'VALUE'}"
     names = [name for name in (*known, *FLAGS) if name.startswith("--")]
-    begun = [name for name in names if name.startswith(f"-{word}")]
-    close = begun or nearest(word, names, cutoff=0.7)
-    return f"did you mean {close[0]}? see --help" if close else _meant(key)
+    close = [name for name in names if name.startswith(f"-{word}")] or nearest(word, names)
+    if key in _OTHERS or key in STEPS or not close:
+        return _meant(key)
+    return f"did you mean {close[0]}? see --help"
 
 
 def options_of(group: str) -> list[str]:

@@ -157,7 +157,7 @@ def _planned(
         chosen = stage.choose(work) or chosen
     if chosen is not declared:
         work.pipeline, work.plan = chosen, plan_of(settings, model, chosen, batch)
-    work.formatted = work.pipeline.formatted(example) if example and formats else example
+    work.formatted = work.pipeline.formatted(example, model) if example and formats else example
     # As in a timing, which formats the strides of a batch only by a step for it.
     same = not (example and formats) or (
         work.pipeline.format(example.args) is example.args
@@ -187,7 +187,7 @@ def _example(settings: Settings) -> Example | None:
 def _require_devices(work: StageContext) -> None:
     """Raise RefusedError for what stands in the way of the steps, if the example cannot be formatted."""
     try:
-        work.pipeline.formatted(work.needed_example())
+        work.pipeline.formatted(work.needed_example(), work.model)
     except Exception:
         # Torch's own words for a missing device name neither the key nor the devices that there are.
         steps = work.pipeline.steps.values()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,11 @@ if TYPE_CHECKING:
     from prepare.app.sweep.ranking import RankedGroup, Ranking
     from prepare.app.sweep.summary import Summary, SweepRow
 
-FORMAT, VERSION = "prepare.summary", 1
 # Replaces a verdict if other jobs ran on the same cores.
 SHARED = "on shared cores"
 _RESULTS = {"fail": "wrong", "cannot tell": "unclear"}
+_LEAVE = "no row{} is faster than the unprepared model, so leave it as it is"
+_MEASURE = "unclear if a row{} is faster; measure longer with bench=full, on a quiet machine"
 # Name at most so many rows that have something in common; count the others.
 _NAMED = 8
 
@@ -38,11 +38,11 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
     kinds = {row.figures["timed"] for row in summary.rows if "timed" in row.figures}
     available = [
         Column("#", lambda row: f"{row.number}{'*' * (row.number in ranking.best)}", number=True),
-        *(Column(key, partial(_choice, key)) for key in summary.varying),
+        *(Column(key, _choice(key)) for key in summary.varying),
         Column("status", lambda row: row.status),
         Column("speed", verdict_of),
         Column("time", _figure("prepared_seconds", seconds), 3, number=True),
-        Column("interval", _of_figures(_interval), 2),
+        Column("interval", _interval, 2),
         *([Column("timed", _figure("timed"), 3)] * (len(kinds) > 1)),
         Column("right", right_text, 1),
         *(
@@ -59,6 +59,18 @@ def columns(summary: Summary, ranking: Ranking) -> list[Column]:
     # A column of zeros says something of what was converted, nothing of what is rare.
     empty = {c.title: {"", "0"} if c.title in CONVOLUTIONS[2:] else {""} for c in available}
     return [c for c in available if {*map(c.text, summary.rows)} - empty[c.title]]
+
+
+def _interval(row: SweepRow) -> str:
+    return interval_text(interval_of(row.figures), row.figures.get("verdict", ""))
+
+
+def _seconds(row: SweepRow) -> str:
+    return "" if row.seconds is None else f"{row.seconds:.1f} s"
+
+
+def _choice(key: str) -> Callable[[SweepRow], str]:
+    return lambda row: row.choices.get(key, "")
 
 
 def _of_figures(text: Callable[[Any], str]) -> Callable[[SweepRow], str]:
@@ -94,9 +106,17 @@ def numbered(numbers: Iterable[int]) -> str:
 
 
 def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
-    """Yield the best row of each field, and the rows that were not compared."""
+    """Yield the best row of each field, the fields without one, and the rows that were not compared."""
+    without: dict[str, list[str]] = {}
     for field in ranking.groups:
-        yield _conclusion(field, summary.varying)
+        if field.best is not None:
+            yield _conclusion(field, field.best, summary.varying)
+            continue
+        verdicts = {row.figures.get("verdict", "") for row in field.rows}
+        said = _LEAVE if verdicts <= {"slower", "no difference"} else _MEASURE
+        without.setdefault(said, []).append(field.about)
+    for text, abouts in without.items():
+        yield text.format(f" of {' or '.join(abouts)}" if any(abouts) else "")
     timed = [row for row in ranking.rows if "timed" in row.figures]
     if shared := [row.number for row in timed if row.shared]:
         yield f"speed unclear, as other runs used the same cores: {numbered(shared)}"
@@ -111,25 +131,15 @@ def own_choices(row: SweepRow, keys: Iterable[str], about: str = "") -> str:
     return " ".join(word for word in words if word not in about.split())
 
 
-def _conclusion(field: RankedGroup, keys: Iterable[str]) -> str:
+def _conclusion(field: RankedGroup, best: SweepRow, keys: Iterable[str]) -> str:
     of = f" of {field.about}" if field.about else ""
-    if field.best is None:
-        verdicts = {row.figures.get("verdict", "") for row in field.rows}
-        if verdicts <= {"slower", "no difference"}:
-            return f"no row{of} is faster than the unprepared model, so leave it as it is"
-        return f"unclear if a row{of} is faster; measure longer with bench=full, on a quiet machine"
-    own = own_choices(field.best, keys, field.about)
-    text = f"best{of}: #{field.best.number} {own}".rstrip()
-    text += f", {timing_text(field.best.figures)}"
+    text = f"best{of}: #{best.number} {own_choices(best, keys, field.about)}".rstrip()
+    text += f", {timing_text(best.figures)}"
     if field.ties:
         text += f"; unclear against {numbered(row.number for row in field.ties)}"
-    if (verified := field.best.figures.get("verified", "")) != "pass":
+    if (verified := best.figures.get("verified", "")) != "pass":
         text += f"; results {_RESULTS.get(verified, 'not measured')}"
     return text
-
-
-def _choice(key: str, row: SweepRow) -> str:
-    return row.choices.get(key, "")
 
 
 def verdict_of(row: SweepRow) -> str:
@@ -153,19 +163,11 @@ def _followed(key: str, text: Callable[[Any], str] = str) -> Callable[[SweepRow]
     return lambda row: _figure(key, text)(row) if row.figures.get("flow") == "ok" else ""
 
 
-def _interval(figures: Mapping[str, Any]) -> str:
-    return interval_text(interval_of(figures), figures.get("verdict", ""))
-
-
-def _seconds(row: SweepRow) -> str:
-    return "" if row.seconds is None else f"{row.seconds:.1f} s"
-
-
 def write_summary(summary: Summary, folder: Path) -> None:
     """Write `summary.json` and `summary.csv` into the folder of the sweep."""
     ranking = rank(summary)
     rows = [asdict(row) | {"best": row.number in ranking.best} for row in summary.rows]
-    data = {"format": FORMAT, "version": VERSION, "rows": rows}
+    data = {"format": "prepare.summary", "version": 1, "rows": rows}
     json_records.write_json(folder / "summary.json", data)
     files.write_text(folder / "summary.csv", csv_text(_csv(summary, ranking)))
 

@@ -96,10 +96,7 @@ class RunOutput:
                 if not any(str(problem) in text for _, text in self._shown):
                     line(printable(problem), errors=True)
             if result.traceback:
-                line(f"the traceback is in {self._path('traceback.txt')}", errors=True)
-
-    def _path(self, name: str) -> str:
-        return os.path.join(self._folder, name)  # noqa: PTH118  for reading, not for use
+                line(f"the traceback is in {self._folder}{os.sep}traceback.txt", errors=True)
 
     def _show_answers(self, run: Results, documents: Sequence[Document], *, ended: bool) -> None:
         """Print the title, and the answers that were not shown yet."""
@@ -134,7 +131,7 @@ class RunOutput:
             [f"warning: {w}" for w in warnings if not sentences.is_told(w.remedy, advised)], notes
         )
         # Users copy the path, so do not wrap it.
-        line(f"  {'details'.ljust(_LABEL)}  {printable(self._path('report.html'))}")
+        line(f"  {'details'.ljust(_LABEL)}  {self._folder}{os.sep}report.html")
 
 
 def show_report(run: Results) -> None:

@@ -28,7 +28,6 @@ from prepare.core.utils.text import option
 
 # A tensor whose last dimension is longer is no image with its channels there.
 _MOST_IMAGE_CHANNELS = 4
-# A float64 is one on purpose: a time, a position.
 _ACTIVATIONS = (torch.float32, torch.float16, torch.bfloat16)
 _STEP = "input_format"
 # What torch says where two dtypes meet that do not go together.
@@ -110,7 +109,7 @@ class Formatter:
         device = self.device or tensor.device
         if device.index is None and device.type == tensor.device.type:
             device = tensor.device
-        is_cast = tensor.dim() > 1 and tensor.dtype in _ACTIVATIONS
+        is_cast = may_be_activation(tensor)
         if tensor.is_floating_point():
             is_cast = (is_cast or is_named(name, self.include)) and not is_named(name, self.exclude)
         return device, (self.dtype if is_cast else None) or tensor.dtype
@@ -226,6 +225,11 @@ def _channels_are_last(shape: torch.Size) -> bool:
     return shape[-1] <= _MOST_IMAGE_CHANNELS and shape[-1] < min(shape[1:-1])
 
 
+def may_be_activation(tensor: Tensor) -> bool:
+    """Return whether a layer may take it: no scalar or vector, and no float64, which is one on purpose."""
+    return tensor.dim() > 1 and tensor.dtype in _ACTIVATIONS
+
+
 def is_named(name: str, patterns: Iterable[str]) -> bool:
     """Return whether a pattern matches an argument `targets.0.boxes`, what holds it, or its name in there."""
     parts = name.split(".")
@@ -245,7 +249,7 @@ def note_of(model: nn.Module, error: BaseException, args: Any, kwargs: Any) -> s
         return ""
     dtype = min(dtypes, key=lambda each: (each.itemsize, str(each)))
     hook, told = FormatHook.of(model, Formatter()), []
-    floats = [each for each in _placed((args, kwargs)) if each[1].is_floating_point()]
+    floats = [each for each in placed((args, kwargs)) if each[1].is_floating_point()]
     for key, is_cast in (("include", False), ("exclude", True)):
         names = [hook.name_of(place) for place, t in floats if (t.dtype == dtype) is is_cast]
         if names:
@@ -270,9 +274,10 @@ def needless(
             return (f"{first}.{inside}" if inside else first,)
         return (inside,) if inside else (hook.name_of(place), first)
 
-    cast = [place for place, t in _placed((args, kwargs)) if t.dim() > 1 and t.dtype == dtype]
+    cast = [place for place, t in placed((args, kwargs)) if t.dim() > 1 and t.dtype == dtype]
     with unchanged(model, args, kwargs) as state, torch.no_grad():
         for tried in dict.fromkeys(map(patterns, cast)):
+            FormatHook.remove(model)  # it would cast what is tried
             wide = {*left, tried}
 
             def widen(tensor: Tensor, place: str, wide: Any = wide) -> Tensor:
@@ -286,12 +291,12 @@ def needless(
     return [pattern for each in left for pattern in each]
 
 
-def _placed(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+def placed(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors in `value` with their places."""
     if isinstance(value, Tensor):
         yield place, value
     for key, item in items_of(value):
-        yield from _placed(item, f"{place}.{key}" if place else str(key))
+        yield from placed(item, f"{place}.{key}" if place else str(key))
 
 
 def _within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from prepare.core.forward.call import describe
-from prepare.core.forward.input_formatter import keep_option
+from prepare.core.forward.input_formatter import keep_option, note_of
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.utils.packages import install_remedy, missing_module
@@ -65,8 +65,11 @@ def _hints() -> dict[str, str]:
     }
 
 
-def explained(model: nn.Module, error: Exception) -> ModelError:
-    """Return a ModelError for an error in a forward, with the innermost module and the likely cause."""
+def explained(model: nn.Module, error: Exception, example: Any = None) -> ModelError:
+    """Return a ModelError for an error in a forward, with the innermost module and the likely cause.
+
+    Of an error for a dtype it names the arguments in `example`, and the patterns that decide on them.
+    """
     lines = str(error).strip().split("\n")
     # The first line of a compiler's error names its backend, the next line the error of the backend.
     message = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
@@ -76,7 +79,8 @@ def explained(model: nn.Module, error: Exception) -> ModelError:
         hints = [install_remedy(missing, imported=True)]
     where = _innermost(model, error.__traceback__)
     wrong = described(error, message).rstrip(".")
-    return ModelError(f"forward of {where}", wrong, next(iter(hints), ""))
+    named = example and note_of(model, error, example.args, example.kwargs)
+    return ModelError(f"forward of {where}", wrong, "; ".join(filter(None, (*hints[:1], named))))
 
 
 def _innermost(model: nn.Module, trace: TracebackType | None) -> str:
@@ -123,4 +127,4 @@ def run_example(model: nn.Module, example: Example, *, amp: str = "none") -> For
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:
-        raise explained(model, error) from error
+        raise explained(model, error, example) from error

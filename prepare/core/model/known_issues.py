@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.core.model.forward_code import forward_code, torch_class
 from prepare.core.model.memory_format import CHANNELS_LAST, FORMATS, canonical_stride
-from prepare.core.model.module_kinds import is_rewritten
+from prepare.core.model.module_kinds import has_own_sizes, is_rewritten
 from prepare.core.model.tensors import name_of
 from prepare.core.utils import plain_yaml
 
@@ -43,6 +43,7 @@ def is_narrow_strided(module: Any) -> bool:
         all(size == 1 for size in module.kernel_size)
         and any(step > 1 for step in module.stride)
         and module.padding in (0, (0, 0), "valid")
+        and module.padding_mode == "zeros"
         and module.groups == 1
         and module.in_channels < CHANNEL_BLOCK
     )
@@ -51,6 +52,17 @@ def is_narrow_strided(module: Any) -> bool:
 def is_partly_grouped(module: Any) -> bool:
     """Return whether a convolution has groups of several input channels."""
     return 1 < module.groups < module.in_channels
+
+
+def is_grouped_dilated(module: Any) -> bool:
+    """Return whether a convolution in a plane has groups of no whole block, and a dilation of its rows."""
+    channels = module.out_channels if module.transposed else module.in_channels
+    return (
+        module.groups > 1
+        and channels // module.groups % CHANNEL_BLOCK > 0
+        and module.dilation[-2] > 1
+        and prod(module.kernel_size[:-2]) == 1
+    )
 
 
 def is_kernel_stride(module: Any) -> bool:
@@ -161,6 +173,7 @@ ONLY: dict[str, Callable[[Any], bool]] = {
     ),
     "grouped": lambda module: module.groups > 1,
     "partly_grouped": is_partly_grouped,
+    "grouped_dilated": is_grouped_dilated,
     "large_kernel": lambda module: any(size != 1 for size in module.weight.shape),
     "dilated_bias": lambda module: module.bias is not None and any(n != 1 for n in module.dilation),
     "padded": lambda module: module.padding not in (0, (0, 0)),
@@ -310,10 +323,10 @@ class CallIssues:
     def of(self, module: nn.Module, shape: Sequence[int]) -> list[Issue]:
         """Return the issues that a call has for certain, given the shape of the module's input."""
         cls: Any = type(module)  # a class is hashable, which mypy denies
-        kind = (torch_class(cls) or cls).__name__
+        kind = getattr(torch_class(cls), "__name__", "")
         issues = [each for each in self._issues if kind in each.operations]
         weight = module._parameters.get("weight", vars(module).get("weight"))
-        if not issues or weight is None:
+        if not issues or weight is None or not has_own_sizes(module):
             return []
         if (code := forward_code(module)).repaired or not code.runs_torchs:
             return []

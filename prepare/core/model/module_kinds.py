@@ -40,6 +40,16 @@ def is_repair(cls: type) -> bool:
     return vars(cls).get(_MARK) is cls
 
 
+def has_own_sizes(module: nn.Module) -> bool:
+    """Return whether a module has its sizes as torch's constructor of a convolution makes them: tuples.
+
+    Other code may set a number or a list later (`conv.stride = 1`), which torch reads in the next call.
+    """
+    values = vars(module)
+    sizes = (values.get(name) for name in ("kernel_size", "stride", "padding", "dilation"))
+    return not isinstance(module, CONVOLUTIONS) or all(type(each) in (tuple, str) for each in sizes)
+
+
 def reads_contiguous(module: nn.Module) -> bool:
     """Return whether a rewritten convolution reads a contiguous weight, whatever format is requested."""
     return getattr(module, "_reads_contiguous", False) is True

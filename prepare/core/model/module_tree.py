@@ -57,6 +57,25 @@ def copy_tree(
     return clone
 
 
+def called_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """Return by name what a program calls: the model, or the networks in one without a forward.
+
+    An `nn.ModuleDict` has none, and an autoencoder that only encodes and decodes.
+    """
+    if is_called(model):
+        return {"": model}
+    found: dict[str, nn.Module] = {}
+    for name, child in model.named_children():
+        inner = called_modules(child).items()
+        found |= {f"{name}.{below}".rstrip("."): module for below, module in inner}
+    return found
+
+
+def is_called(module: nn.Module) -> bool:
+    """Return whether a module has a forward: an `nn.ModuleList` has none."""
+    return "forward" in vars(module) or type(module).forward is not nn.Module.forward
+
+
 def source_of(module: nn.Module) -> nn.Module:
     """Return the module with a `forward` of its own of which this one is a copy, or the module itself."""
     return _COPIED_FROM.get(module, module)

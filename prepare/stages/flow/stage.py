@@ -123,7 +123,9 @@ def _with_steps(work: StageContext) -> StageContext:
         model = copy_tree(work.model, clone_of)
         options: Any = {"strict": settings.strict, "amp": work.amp, "example": example}
         pipeline.apply(model, known_issues="ignore", **options)
-    return replace(work, model=model, pipeline=pipeline, formatted=pipeline.formatted(example))
+    return replace(
+        work, model=model, pipeline=pipeline, formatted=pipeline.formatted(example, model)
+    )
 
 
 def _with_remedy(work: StageContext, flow: Flow) -> Flow:

@@ -28,9 +28,7 @@ class Budget:
         self._given, self.seconds = seconds, seconds or SECONDS
         self._start, self._own = time.monotonic(), time.process_time()
         devices = {tensor.device for tensor in model.parameters()} | {torch.device("cpu")}
-        self._free = min(
-            (free for d in devices if (free := free_memory(d)) is not None), default=None
-        )
+        self._free = min(filter(None, map(free_memory, devices)), default=None)
 
     def extend(self, step: float) -> None:
         """Give a model more time whose step takes so many seconds."""
@@ -54,10 +52,9 @@ class Budget:
         if self._free is not None and memory > _FREE_PART * self._free:
             what = f"{size(memory)}, but {size(self._free)} are free"
             return f"{run} needs about {what}; make the batch smaller"
-        if seconds > self.left():
-            rest = f"{max(self.left(), 0):.0f} of {self.seconds:.0f} s are left"
-            return f"{run} takes about {seconds:.2g} s, but {rest}; raise verify.seconds"
-        return ""
+        rest = f"{max(self.left(), 0):.0f} of {self.seconds:.0f} s are left"
+        takes = f"{run} takes about {seconds:.2g} s, but {rest}; raise verify.seconds"
+        return takes if seconds > self.left() else ""
 
 
 def time_limit(seconds: float, step: float) -> float:

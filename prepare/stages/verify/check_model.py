@@ -54,10 +54,10 @@ def verify(
         amp: run the forward of the prepared model under `torch.autocast` to this dtype, with scaled gradients
             for float16. The tolerance is then that of the dtype; the exact run has no autocast.
 
-    The reference runs in float64 if that fits into the limits, else in float32. The tolerance follows from
-    its error in the prepared model's dtypes: see `deviations.py`. In mode `train`, and where something is
-    wrong, each leaf module is compared alone: see `modules_alone.py`. Dropout is off, and both models draw
-    the same random numbers. A compiled model is compared without the compiler, and called once with it.
+    The reference runs in float32, and in float64 where something may be wrong: see `case.py`. The tolerance
+    follows from its error in the prepared model's dtypes: see `deviations.py`. Where gradients cannot be told
+    otherwise, each leaf module is compared alone: see `modules_alone.py`. Dropout is off, and both models
+    draw the same random numbers. A compiled model is compared without the compiler, and called once with it.
 
     Raises:
         RefusedError: both models are the same object, `mode` or `amp` is unknown, mode `train` is
@@ -83,7 +83,10 @@ def verify(
     worst = first.get("wrong" if status == "pass" else status)
     bad, culprit, advised = [c for c in checks if c.status in ("fail", "wrong")], None, ""
     if bad:
-        culprit = case.culprit if case.culprit is not None or bad[0].mode else bad[0].worst
+        culprit = case.culprit
+        if culprit is None and not bad[0].mode:
+            place = bad[0].worst
+            culprit = place.rpartition(".")[0] if bad[0].what == "values" else place
         advised = advice(case, checks, culprit)
     return Verification(
         status=status,
@@ -102,15 +105,15 @@ def verify(
 def _check_arguments(
     reference: nn.Module, prepared: nn.Module, *, mode: str, gradients: bool
 ) -> None:
+    wrong = None
     if mode not in ("eval", "train"):
-        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
-    if mode == "train" and not gradients:
-        remedy = "remove gradients=False, or set mode='eval'"
-        raise RefusedError("gradients", "mode 'train' requires them", remedy)
-    if prepared is reference:
+        wrong = "mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train"))
+    elif mode == "train" and not gradients:
+        wrong = "gradients", "mode 'train' requires them", "leave out gradients=False"
+    elif prepared is reference:
         remedy = "apply works in place: pass copy.deepcopy(model), taken before apply, as reference"
-        raise RefusedError("prepared", "is the same object as the reference", remedy)
-    for model in (reference, prepared):
-        if parameter := lazy_parameter(model):
-            wrong = "this parameter has no shape yet"
-            raise RefusedError(parameter, wrong, "run one forward first")
+        wrong = "prepared", "is the same object as the reference", remedy
+    elif parameter := lazy_parameter(reference) or lazy_parameter(prepared):
+        wrong = parameter, "this parameter has no shape yet", "run one forward first"
+    if wrong:
+        raise RefusedError(*wrong)

@@ -59,51 +59,44 @@ def _without(shown: ReportContext) -> Document | None:
 def verify_sentence(verification: Verification) -> str:
     """Return the verdict, and of a pass the least error that it finds."""
     finds = _sensitivity_text(verification) if verification.status == "pass" else ""
-    return verdict_sentence(verification) + (
-        f"; finds systematic errors from {finds}" if finds else ""
-    )
+    found = f"; finds systematic errors from {finds}" if finds else ""
+    return verdict_sentence(verification) + found
 
 
 def verdict_sentence(verification: Verification) -> str:
-    """Return one sentence: `pass: 4 checks against float64, ...`, `fail: outputs (eval mode): ...`."""
+    """Return one sentence: `pass: 4 checks against float32, ...`, `fail: outputs (eval mode): ...`."""
     if verification.status != "pass":
         return f"{doubt(verification.status)}: {printable(verification.reason)}"
     checks = [check for check in verification.checks if check.status != "skipped"]
-    reference = f" against {verification.reference}" if verification.reference else ""
-    if alone := max((c.compared for c in checks if c.what.startswith("module ")), default=0):
-        reference += f", {plural(alone, 'module')} alone"
-    parts = [c.part for c in checks if c.what == "outputs" and c.part is not None]
-    if parts:
-        reference += f", outputs at {texts.tolerance_text(max(parts))}"
-    skipped, hidden = _skipped_outputs(verification), _hidden(verification)
-    seen = "" if not hidden else f"{hidden}; " if skipped else f"outputs right; {hidden}; "
-    text = f"pass: {seen}{plural(len(checks), 'check')}{reference}"
-    if skipped:
-        text += f"; {skipped}"
+    alone = max((c.compared for c in checks if c.what.startswith("module ")), default=0)
+    hidden, text = _hidden(verification), f"pass: {plural(len(checks), 'check')}"
+    text += f" against {verification.reference}" if verification.reference else ""
+    text += f", {plural(alone, 'module')} alone" if alone else ""
+    text += f", {_outputs(verification)}" + (f"; {hidden}" if hidden else "")
     if verification.reason:
-        wrong = f"wrong, but not a failure in mode {verification.mode}: {verification.reason}"
-        text += printable(f"; {wrong}")
-    return text
+        text += f"; wrong, but not a failure in mode {verification.mode}: {verification.reason}"
+    return printable(text)
 
 
-def _skipped_outputs(verification: Verification) -> str:
-    """Return `outputs: they are all zero, ...` if those of the user's batch were skipped; else empty."""
-    first = next((check for check in verification.checks if check.what == "outputs"), None)
-    return f"outputs: {printable(first.note)}" if first and first.status == "skipped" else ""
+def _outputs(verification: Verification) -> str:
+    """Return `outputs at 4 % of the tolerance`, or why there is no such number."""
+    checks = [check for check in verification.checks if check.what == "outputs"]
+    measured = [c.part for c in checks if c.part is not None and c.status != "skipped"]
+    if measured:
+        return f"outputs at {texts.tolerance_text(max(measured))}"
+    return f"outputs: {checks[0].note}" if checks else "no outputs"
 
 
 def _sensitivity_text(verification: Verification) -> str:
     """Return `0.0043 % in outputs, 3.5 % in gradients`, and where more hides; empty if not measured."""
-    measured = [(kind, verification.sensitivity(kind)) for kind in ("outputs", "gradients")]
-    kinds = {kind: found for kind, found in measured if found}
+    measured = {kind: verification.sensitivity(kind) for kind in ("outputs", "gradients")}
+    kinds = {kind: found for kind, found in measured.items() if found}
     text = ", ".join(f"{_percent(least)} in {kind}" for kind, (least, _) in kinds.items())
     least, place = max(kinds.values(), default=(0.0, ""))
     if least > _BLIND and place:
         text += f" (errors below {_percent(least)} in {place} cannot be told from noise"
-        alone = any(check.what.startswith("module ") for check in verification.checks)
-        if verification.mode == "eval" and not alone:
-            text += f"; {texts.argument('mode', 'train')} compares modules alone"
-        text += ")"
+        is_eval = verification.mode == "eval"
+        text += f"; {texts.argument('mode', 'train')} compares modules alone)" if is_eval else ")"
     return printable(text)
 
 
@@ -128,17 +121,11 @@ def _percent(part: float) -> str:
 
 
 def error_text(verification: Verification) -> str:
-    """Return `outputs at 4 % of the tolerance, gradients right (float64 reference)`."""
-    checks = [check for check in verification.checks if check.status == "pass"]
-    outputs = [check for check in checks if check.what == "outputs" and check.error is not None]
-    if not outputs:
-        return _skipped_outputs(verification)
-    worst = max(outputs, key=lambda check: check.part or 0.0)
-    text = f"outputs at {texts.tolerance_text(worst.part or 0.0)}"
-    hidden, training = _hidden(verification), verification.mode == "train"
-    if any("gradients" in check.what for check in checks) and (training or not hidden):
-        text += f", {hidden or 'gradients right'}"
-    return text + (f" ({verification.reference} reference)" if verification.reference else "")
+    """Return `outputs at 4 % of the tolerance, gradients right`."""
+    hidden, text = _hidden(verification), _outputs(verification)
+    has_gradients = any("gradients" in c.what for c in verification.checks if c.status == "pass")
+    shown = has_gradients and (verification.mode == "train" or not hidden)
+    return f"{text}, {hidden or 'gradients right'}" if shown else text
 
 
 def _answer(verification: Verification) -> Answer:
@@ -149,14 +136,14 @@ def _answer(verification: Verification) -> Answer:
         remark += f"; first in {verification.culprit}" if verification.culprit else ""
         sentence, line = f"Wrong: {remark}", f"NO: {remark}"
     elif verification.status == "pass":
-        is_wrong = any(check.status == "wrong" for check in verification.checks)
         kind, answer, remark, sentence = "good", "Yes", error_text(verification), "Right"
-        if is_wrong:
+        hidden = _hidden(verification) if verification.mode == "train" else ""
+        if any(check.status == "wrong" for check in verification.checks):
             kind, remark = "warn", verification.reason
             answer, sentence = f"Yes, in mode {verification.mode} only", ""
-        elif verification.mode == "train" and _hidden(verification):
-            kind, answer, sentence = "warn", "Outputs right", "Outputs right"
-            line = f"outputs right; {(remark := _hidden(verification))}"
+        elif hidden:
+            kind, remark, answer = "warn", hidden, "Outputs right"
+            sentence, line = answer, f"outputs right; {hidden}"
     return Answer(parts.RIGHT, kind, answer, remark, sentence=sentence, line=line)
 
 

@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.call import Call
-from prepare.core.forward.input_formatter import Formatter
+from prepare.core.forward.call import Call, map_named
+from prepare.core.forward.input_formatter import (
+    FormatHook,
+    Formatter,
+    is_named,
+    may_be_activation,
+    needless,
+    placed,
+)
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
@@ -29,10 +36,23 @@ def format_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> C
     """Convert the call to the device, dtypes and memory formats of the prepared model."""
     if pipeline is None:
         return call.map(_formatter_like(prepared).tensor)
-    # A step written by a user expects the batch itself, not a tuple of arguments.
-    one = len(call.args) == 1
-    args = (pipeline.format(call.args[0]),) if one else pipeline.format(call.args)
-    return Call(args, pipeline.format(call.kwargs))
+    return pipeline.format_call(call, prepared)
+
+
+def rounded_call(
+    call: Call, prepared: nn.Module, pipeline: Pipeline | None, dtype: torch.dtype
+) -> Call:
+    """Return the formatted call, but what is no activation as the user gave it: to round that is an error."""
+    formatted, hook = format_call(call, prepared, pipeline), FormatHook.of(prepared, Formatter())
+    own = dict(placed((call.args, call.kwargs)))
+    spare = needless(prepared, formatted.args, formatted.kwargs, dtype) if len(own) > 1 else ()
+
+    def choose(tensor: Tensor, place: str) -> Tensor:
+        mine, is_spare = own[place], is_named(hook.name_of(place), spare)
+        is_rounded = may_be_activation(mine) and not is_spare
+        return tensor if is_rounded or mine.dtype == tensor.dtype else mine.to(tensor.device)
+
+    return Call(*map_named(choose, (formatted.args, formatted.kwargs)))
 
 
 def user_formatter(pipeline: Pipeline) -> Callable[[Any], Any] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,9 @@ from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import first_line
+from prepare.stages.verify import runs
 from prepare.stages.verify.deviations import Deviation, compare, is_finite
-from prepare.stages.verify.runs import ModuleCall, Named, Run, cast, repaired
-from prepare.stages.verify.same_numbers import SameNumbers, make_deterministic
+from prepare.stages.verify.runs import Named
 
 if TYPE_CHECKING:
     from prepare.stages.verify.case import VerificationCase
@@ -35,104 +35,105 @@ if TYPE_CHECKING:
 MODULE_KINDS = ("module outputs", "module gradients")
 # A kernel in float32 may add up many numbers in another order: the floor of its tolerance allows for so many
 # layers, 0.008 %, which is far below the errors that are searched for.
-_DEPTH = {torch.float16: 1, torch.bfloat16: 1}
-_DEPTH_DEFAULT = 100
+_DEPTH = 100
 # Within so much of the allowance, what the unprepared module computes in the same dtypes decides: the error
 # against float64 is then at most its own error and this, which is always allowed.
 _NEAR = 0.5
 
 
 def compare_alone(
-    case: VerificationCase, run: Run, names: Collection[str]
+    case: VerificationCase, run: runs.Run, wanted: Callable[[str], bool]
 ) -> tuple[dict[str, list[Deviation]], dict[str, str]]:
-    """Compare the recorded calls of the leaves of these names.
+    """Compare the recorded calls of the wanted leaves, by name.
 
     Return the deviations by kind, with the module as name, and why some modules were left out.
     """
     found, left_out = {kind: list[Deviation]() for kind in MODULE_KINDS}, dict[str, str]()
-    calls: dict[str, list[ModuleCall]] = {}
-    for call in run.calls:
+    calls: dict[str, list[runs.ModuleCall]] = {}
+    for call in filter(lambda call: wanted(call.name), run.calls):
         calls.setdefault(call.name, []).append(call)
-    in_float64 = unchanged(case.reference, stand_in=partial(cast, dtype=torch.float64))
+    in_float64 = unchanged(case.reference, stand_in=partial(runs.cast, dtype=torch.float64))
     quiet = ignored_warnings("the tensors in a .* stay as they are")
     casts = same_casts(case.reference, case.prepared)
-    with quiet, in_float64, casts, repaired(case.reference, case.dtype):
-        make_deterministic(case.reference, case.flags)
+    with quiet, in_float64, casts, runs.repaired(case.reference, case.dtype):
+        runs.make_deterministic(case.reference, case.flags)
         modules = case.reference.modules()
         owners = Counter(id(p) for m in modules for p in m._parameters.values())
-        for name in filter(names.__contains__, calls):
+        for name in list(calls):
             try:
                 if case.budget.left() < 0:
                     raise TimeoutError("no time was left; raise verify.seconds")
-                for item in _compare(case, name, calls[name], run, owners):
-                    found[item.kind].append(replace(item, name=name))
+                items = _compare(case, name, calls.pop(name), run, owners)
+            except (MemoryError, torch.OutOfMemoryError):
+                raise
             except Exception as error:  # the module's code may depend on the code around it
-                if isinstance(error, MemoryError | torch.OutOfMemoryError):
-                    raise
                 left_out[name] = first_line(error)
+                continue
+            for item in items:
+                kind = item.kind if item.kind in MODULE_KINDS else MODULE_KINDS[0]
+                found[kind].append(replace(item, kind=kind, name=name))
     return found, left_out
 
 
 def _compare(
     case: VerificationCase,
     name: str,
-    calls: Sequence[ModuleCall],
-    run: Run,
-    owners: Mapping[int, int],
+    calls: list[runs.ModuleCall],
+    run: runs.Run,
+    owners: Counter[int],
 ) -> list[Deviation]:
     module, head = case.reference.get_submodule(name), f"{name}." if name else ""
+    # Another module that holds the same Parameter adds to its gradient.
+    shared = {key for key, p in module.named_parameters() if owners[id(p)] > 1}
+    buffers = [key for key, _ in module.named_buffers()]
+    own = [key for key, _ in module.named_parameters() if key not in shared]
+    gradients = run.tensors.get("parameter gradients", {})
+    outputs, inputs = (
+        {f"{index}.{place}": t for index, call in enumerate(calls) for place, t in kind(call)}
+        for kind in (lambda call: call.outputs.items(), lambda call: call.input_gradients.items())
+    )
+    actual = {
+        "module outputs": outputs,
+        "module gradients": inputs | {k: gradients[head + k] for k in own if head + k in gradients},
+        "buffers": {k: run.tensors["buffers"][head + k] for k in buffers},
+    }
 
     def lone(dtype: torch.dtype | None, amp: str = "none") -> dict[str, Named]:
         """Run it in one dtype or, without one, in those of the prepared model."""
         weights = {}
         for key, tensor in (*module.named_parameters(), *module.named_buffers()):
             target = (dtype,) if dtype else case.targets.get(head + key, (tensor.dtype,))
-            weights[key] = cast(tensor.detach(), *target).requires_grad_(tensor.requires_grad)
-        with torch.set_grad_enabled(case.backward), SameNumbers(wide=dtype == torch.float64):
+            made = runs.cast(tensor.detach(), *target)
+            weights[key] = made.requires_grad_(tensor.requires_grad)
+        wide = dtype == torch.float64
+        with torch.set_grad_enabled(case.backward), runs.SameNumbers(wide=wide):
             return _run_alone(module, calls, weights, dtype, amp)
-
-    # Another module that holds the same Parameter adds to its gradient.
-    parameters = dict(module.named_parameters())
-    own = {head + n: n for n, p in parameters.items() if owners[id(p)] == 1}
-    buffers = {head + n: n for n, _ in module.named_buffers()}
-    gradients = run.tensors.get("parameter gradients", {})
-    actual = {
-        "module outputs": Named(),
-        "module gradients": {own[n]: t for n, t in gradients.items() if n in own},
-        "buffers": {buffers[n]: t for n, t in run.tensors["buffers"].items() if n in buffers},
-    }
-    for index, call in enumerate(calls):
-        for kind, tensors in zip(MODULE_KINDS, (call.outputs, call.input_gradients), strict=True):
-            actual[kind] |= {f"{index}.{place}": tensor for place, tensor in tensors.items()}
 
     def deviations(exact: dict[str, Named], noisy: dict[str, Named]) -> list[Deviation]:
         found = []
         for kind, named in exact.items():
-            shared = {*parameters} - {*own.values()}
             right = {n: t for n, t in named.items() if n not in shared}
-            if not all(map(is_finite, right.values())):
-                continue
-            given = {n: t for n, t in actual[kind].items() if n in right}
-            floats = [t for t in given.values() if kind == "buffers" and t.is_floating_point()]
-            # The statistics of a norm that stays in float32 have the digits of float32.
-            dtypes = {tensor.dtype for tensor in floats}
-            dtype = max(dtypes, key=lambda each: torch.finfo(each).eps, default=case.dtype)
-            depth = _DEPTH.get(dtype, _DEPTH_DEFAULT)
-            items = compare(kind, right, [noisy.get(kind, {})], given, dtype=dtype, depth=depth)
-            own_kind = kind if kind in MODULE_KINDS else MODULE_KINDS[0]
-            found += [replace(item, kind=own_kind) for item in items]
+            if all(map(is_finite, right.values())):
+                given = {n: t for n, t in actual[kind].items() if n in right}
+                # The statistics of a norm that stays in float32 have the digits of float32.
+                dtypes = {t.dtype for t in given.values() if t.is_floating_point()}
+                kept = kind == "buffers" and dtypes == {torch.float32}
+                dtype = torch.float32 if kept else case.dtype
+                depth = _DEPTH if dtype == torch.float32 else 1
+                others = [noisy[kind]] if noisy else []
+                found += compare(kind, right, others, given, dtype=dtype, depth=depth)
         return found
 
     # A wrong output may come from a module that is as wrong in the unprepared model.
     may_be_near = not any(item.kind in ("outputs", "buffers") for item in case.wrong)
-    low = None
+    low: dict[str, Named] = {}
     with contextlib.suppress(RuntimeError):  # torch may lack a kernel in 16 bits
         low = lone(None, case.amp)
         near = deviations(low, {})
         if may_be_near and near and all(item.error <= _NEAR * item.allowed for item in near):
             return near
     exact = lone(torch.float64)
-    if low is None:
+    if not low:
         rough = lone(torch.float32)
         low = {k: {n: t.to(case.dtype) for n, t in rough[k].items()} for k in rough}
     return deviations(exact, low)
@@ -140,7 +141,7 @@ def _compare(
 
 def _run_alone(
     module: nn.Module,
-    calls: Sequence[ModuleCall],
+    calls: list[runs.ModuleCall],
     weights: Named,
     dtype: torch.dtype | None,
     amp: str,
@@ -149,7 +150,7 @@ def _run_alone(
     outputs, gradients, backward = Named(), Named(), torch.is_grad_enabled()
 
     def convert(leaves: list[Tensor], tensor: Tensor) -> Tensor:
-        made = cast(tensor.detach(), dtype or tensor.dtype)
+        made = runs.cast(tensor.detach(), dtype or tensor.dtype)
         leaves.append(made.requires_grad_(backward and made.is_floating_point()))
         return made.clone()
 
@@ -158,13 +159,11 @@ def _run_alone(
         given = call.arguments.map(partial(convert, leaves))
         with autocast(amp, device_of([module], given.tensors())):
             result = functional_call(module, weights, given.args, given.kwargs)
-        places = {
-            f"{index}.{place}": leaf
-            for place, leaf in enumerate(leaves)
-            if place in call.input_gradients or (call.needs and call.needs[place])
-        }
-        wanted = places | {name: tensor for name, tensor in weights.items() if tensor.requires_grad}
-        roots: list[Any] = []
+        wanted = {n: tensor for n, tensor in weights.items() if tensor.requires_grad}
+        for place, leaf in enumerate(leaves):
+            if place in call.input_gradients or call.needs[place]:
+                wanted[f"{index}.{place}"] = leaf
+        roots: list[tuple[Any, Any]] = []
         for place, output in enumerate(tensors_in(result)):
             outputs[f"{index}.{place}"] = output.detach()
             if output.requires_grad and (grad := call.output_gradients.get(place)) is not None:

@@ -96,14 +96,11 @@ class Verification(JsonRecord, Readable):
         Of the whole model the largest of all checks of that kind, or that of the modules alone if it is
         smaller; None if nothing was measured.
         """
-        alone, whole = (
-            [
-                (c.sensitivity, c.least_sensitive)
-                for c in self.checks
-                if c.what in what and c.sensitivity
-            ]
-            for what in ((f"module {kind}",), (kind, f"input {kind}", f"parameter {kind}"))
-        )
+        found = [(c.what, (c.sensitivity, c.least_sensitive)) for c in self.checks if c.sensitivity]
+        alone = [least for what, least in found if what == f"module {kind}"]
+        whole = [
+            least for what, least in found if what in (kind, f"input {kind}", f"parameter {kind}")
+        ]
         return min([*alone, *([max(whole)] if whole else [])], default=None)
 
     def check(self) -> None:

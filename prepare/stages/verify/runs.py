@@ -1,9 +1,11 @@
-"""Run a model once on stand-ins for its tensors, and record what it and its leaf modules compute."""
+"""Run a model once on stand-ins, with the random numbers of every other run, and keep what it computes."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import random
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,8 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from prepare.core.forward.call import Call, named_tensors_in, tensors_in
 from prepare.core.forward.torch_state import autocast, device_of
@@ -22,7 +27,6 @@ from prepare.core.model.tensors import is_plain
 from prepare.core.model.unsafe_backward import UnsafeCalls
 from prepare.core.utils.process_state import held_interrupts, ignored_warnings, interruptible
 from prepare.pipeline.transfer import check_cast
-from prepare.stages.verify.same_numbers import SameNumbers, make_deterministic, run_backward
 from prepare.steps.repairs.convolutions import CONV3D, backward_exceeds_memory
 
 KINDS = ("outputs", "input gradients", "parameter gradients", "buffers")
@@ -35,6 +39,17 @@ _NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
 _SMALL = "conv3d_bfloat16_small_cpu"
 
 Named = dict[str, Tensor]
+_DROPOUTS = frozenset(
+    {torch.dropout, torch.dropout_, torch.alpha_dropout, torch.feature_dropout}
+    | {getattr(functional, name) for name in ("dropout", "alpha_dropout", "feature_alpha_dropout")}
+    | {functional.dropout1d, functional.dropout2d, functional.dropout3d}
+)
+_UNIFORM, _NORMAL = (torch.rand, torch.rand_like), (torch.randn, torch.randn_like)
+_IN_PLACE = (Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_)
+_RANDOM = frozenset({*_UNIFORM, *_NORMAL, *_IN_PLACE, torch.bernoulli, Tensor.bernoulli})
+# A cast names its dtype; these methods name it in their own name.
+_CASTS = frozenset({Tensor.float, Tensor.cfloat, Tensor.type})  # type: ignore[attr-defined]
+_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
 @dataclass
@@ -97,13 +112,12 @@ def run_model(
         with (
             torch.inference_mode(mode=False),
             torch.set_grad_enabled(backward or graph),
-            _changed(model, change) if change else nothing,
             repaired(model, repair) if repair else nothing,
             ignored_warnings(_QUIET),
             nothing if compiled else SameNumbers(wide=wide),
         ):
             given = call.map(partial(_leaf, leaves) if backward else copy_of)
-            with nothing if compiled else _hooks(model, result, record=record):
+            with nothing if compiled else _hooks(model, result, record=record, change=change):
                 with autocast(amp, device_of([model], given.tensors())):
                     output = interruptible(model, *given.args, **given.kwargs)
                 named = dict(named_tensors_in(output))
@@ -153,22 +167,6 @@ def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None)
 
 
 @contextlib.contextmanager
-def _changed(model: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Replace the floating-point outputs of each leaf by `change` of them, inside the block."""
-
-    def after(_module: nn.Module, _args: Any, output: Any) -> Any:
-        is_float = isinstance(output, Tensor) and output.is_floating_point()
-        # In backward a checkpointed segment runs again, and must get what it got before.
-        is_forward = is_float and torch._C._current_autograd_node() is None
-        return change(output) if is_forward else None
-
-    with contextlib.ExitStack() as stack:
-        for module in filter(_is_leaf, model.modules()):
-            stack.callback(module.register_forward_hook(after).remove)
-        yield
-
-
-@contextlib.contextmanager
 def repaired(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     """Avoid torch's own faults inside the block; only for a model that is restored afterwards.
 
@@ -204,8 +202,10 @@ def _is_leaf(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def _hooks(model: nn.Module, result: Run, *, record: bool) -> Iterator[None]:
-    """Record the calls of leaves, their sizes, and the first module whose backward is not safe."""
+def _hooks(
+    model: nn.Module, result: Run, *, record: bool, change: Callable[[Tensor], Tensor] | None
+) -> Iterator[None]:
+    """Note the calls of leaves, change outputs, and find the first module whose backward is not safe."""
     running: dict[str, list[tuple[ModuleCall, list[tuple[Tensor, int]]]]] = {}
     calls = UnsafeCalls()
 
@@ -215,39 +215,45 @@ def _hooks(model: nn.Module, result: Run, *, record: bool) -> Iterator[None]:
 
     def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
         look(name.rpartition(".")[0])
-        if not record or not _is_leaf(module):
+        if not _is_leaf(module):
             return None
         given = Call(args, kwargs)
-        call = ModuleCall(name, given.map(_copy))
-        needs = tuple(tensor.requires_grad for tensor in given.tensors())
-        call.needs, passed = needs, list[tuple[Tensor, int]]()
-        running.setdefault(name, []).append((call, passed))
+        call = ModuleCall(name, given.map(_copy) if record else Call((), {}))
+        call.needs, passed = tuple(t.requires_grad for t in given.tensors()), list[Tensor]()
 
         def view(tensor: Tensor) -> Tensor:
-            # A hook of the tensor itself would get the gradients of all its uses.
-            seen = tensor.view_as(tensor) if tensor.requires_grad else tensor
-            passed.append((seen, seen._version))
-            return _watched(seen, call.input_gradients, len(passed) - 1)
+            # A hook of the tensor itself would get the gradients of all its uses. An alias keeps strides of
+            # dimensions of one number, which `view_as` changes, and kernels choose their format by these.
+            passed.append(torch.ops.aten.alias(tensor) if tensor.requires_grad else tensor)
+            return _watched(passed[-1], call.input_gradients, len(passed) - 1)
 
-        given = given.map(view)
+        if record:
+            given = given.map(view)
+        versions = [(tensor, _version(tensor)) for tensor in given.tensors()]
+        running.setdefault(name, []).append((call, versions))
         return given.args, given.kwargs
 
-    def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
+    def after(name: str, module: nn.Module, args: Any, output: Any) -> Any:
         is_plain_call = args and isinstance(args[0], Tensor) and isinstance(output, Tensor)
         if is_plain_call and backward_exceeds_memory(module, args[0], output):
             result.unsafe = result.unsafe or (name, _SMALL)
         look(name)
+        if not running.get(name):
+            return None
         tensors = list(tensors_in(output))
-        result.numbers += sum(tensor.numel() for tensor in tensors) if _is_leaf(module) else 0
-        if running.get(name):
-            call, passed = running[name].pop()
-            # The gradient of what a module writes in place may go another way.
-            intact = [tensor._version == version for tensor, version in passed]
-            call.needs = tuple(map(all, zip(call.needs, intact, strict=False)))
-            call.tracked = tuple(tensor.requires_grad for tensor in tensors)
-            for index, tensor in enumerate(tensors):
-                call.outputs[index] = _copy(_watched(tensor, call.output_gradients, index))
-            result.calls.append(call)
+        result.numbers += sum(tensor.numel() for tensor in tensors)
+        call, versions = running[name].pop()
+        # The gradient of what a module writes in place may go another way.
+        intact = [_version(tensor) == version for tensor, version in versions]
+        call.needs = tuple(map(all, zip(call.needs, intact, strict=False)))
+        call.tracked = tuple(tensor.requires_grad for tensor in tensors)
+        result.calls.append(call)
+        for index, tensor in enumerate(tensors if record else ()):
+            call.outputs[index] = _copy(_watched(tensor, call.output_gradients, index))
+        is_float = isinstance(output, Tensor) and output.is_floating_point()
+        # In backward a checkpointed segment runs again, and must get what it got before.
+        is_forward = is_float and torch._C._current_autograd_node() is None
+        return change(output) if change is not None and is_forward else None
 
     with contextlib.ExitStack() as stack:
         for name, module in model.named_modules():
@@ -268,6 +274,10 @@ def _watched(tensor: Tensor, kept: dict[int, Tensor], index: int) -> Tensor:
     if tensor.requires_grad:
         tensor.register_hook(keep)
     return tensor
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -304,3 +314,119 @@ def _with_hooks(tensor: Tensor, stand_in: Tensor) -> Tensor:
     for hook in (hooks or {}).values():
         stand_in.register_hook(hook)
     return stand_in
+
+
+class SameNumbers(TorchFunctionMode):
+    """Makes dropout return its input, and random numbers independent of dtype, memory format and device.
+
+    torch's own random numbers depend on all of these. Replaced are the usual ways to draw (stochastic
+    depth, noise, Gumbel's); not the numbers of a generator that the model has, nor permutations and samples.
+    If torch's generator is reset, as for a checkpointed segment that runs again in backward, the numbers
+    repeat too. With `wide`, tensors that a function makes in torch's default dtype are float64: not by
+    `torch.set_default_dtype`, which is that of all threads.
+    """
+
+    def __init__(self, *, wide: bool = False) -> None:
+        super().__init__()
+        self._wide, self._generator = wide, torch.Generator("cpu")
+        # A seed for each state of torch's generator, in the order of their first use.
+        self._seeds: dict[float, int] = {}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in _DROPOUTS:
+            return args[0] if args else kwargs["input"]
+        if func is functional.scaled_dot_product_attention:
+            args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
+            kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
+        if func is torch.autograd.backward and kwargs.get("grad_tensors") is not None:
+            with self:  # torch suspends a mode while it handles a function
+                return run_backward(args[0], **kwargs)
+        if func in _RANDOM and kwargs.get("generator") is None:
+            output = self._drawn(func, args, kwargs)
+        else:
+            output = func(*args, **kwargs)
+        is_made = self._wide and isinstance(output, Tensor) and output.dtype in _WIDER
+        if (
+            is_made
+            and func not in _CASTS
+            and not any(map(_names_a_dtype, tree_leaves((args, kwargs))))
+        ):
+            return output.to(_WIDER[output.dtype])
+        return output
+
+    def _drawn(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """Call a random function, and replace its numbers by those of a generator in float64 on the CPU."""
+        # Drawing this number advances torch's generator, and identifies its state.
+        state = torch.rand((), dtype=torch.float64, device="cpu").item()
+        output = func(*args, **kwargs)
+        if output.is_complex():
+            return output
+        own: Any = {
+            "generator": self._generator.manual_seed(
+                self._seeds.setdefault(state, len(self._seeds))
+            )
+        }
+        numbers = torch.empty(output.shape, dtype=torch.float64, device="cpu")
+        with torch.no_grad():
+            if func in _UNIFORM:
+                below_one = 1 - torch.finfo(output.dtype).eps / 2  # a cast may round up to one
+                numbers.uniform_(**own).clamp_(max=below_one)
+            elif func in _NORMAL:
+                numbers.normal_(**own)
+            else:
+                inputs = (numbers, *args[1:]) if func in _IN_PLACE else args
+                options = {n: _in_float64(v) for n, v in kwargs.items() if n != "out"}
+                numbers = func(*map(_in_float64, inputs), **options | own)
+            return output.copy_(numbers)
+
+
+def run_backward(tensors: Any, grad_tensors: Any, retain_graph: Any = None, **_: Any) -> None:
+    """Do as `torch.autograd.backward`, with the modes that are active."""
+    roots, gradients = (
+        (each,) if isinstance(each, Tensor) else tuple(each) for each in (tensors, grad_tensors)
+    )
+    engine, keep = torch.autograd.Variable._execution_engine, bool(retain_graph)
+    options = {"allow_unreachable": True, "accumulate_grad": True}
+    engine.run_backward(roots, gradients, keep, False, (), **options)
+
+
+def training_flags(model: nn.Module, mode: str) -> dict[str, bool]:
+    """Return the training flag of every module by name; the present ones if the model is in `mode`.
+
+    So a frozen norm in a model in training mode stays frozen.
+    """
+    keeps, named = model.training == (mode == "train"), model.named_modules(remove_duplicate=False)
+    return {name: module.training if keeps else mode == "train" for name, module in named}
+
+
+def make_deterministic(model: nn.Module, flags: Mapping[str, bool], seed: int = 0) -> None:
+    """Set training flags and seeds, and disable dropout; only for a model that is restored afterwards."""
+    for name, module in model.named_modules(remove_duplicate=False):
+        is_dropout = "drop" in type(module).__name__.lower()  # also DropPath and StochasticDepth
+        if not isinstance(module, torch.jit.ScriptModule):
+            module.training = flags.get(name, model.training) and not is_dropout
+        if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
+            module.dropout = 0.0
+    if torch.cuda.is_initialized():
+        torch.manual_seed(seed)
+    else:  # torch.manual_seed takes 1,000 times as long: it formats a stack for each kind of device
+        torch.default_generator.manual_seed(seed)
+    random.seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(seed)
+
+
+def _names_a_dtype(value: Any) -> bool:
+    """Return whether an argument determines the dtype of the result."""
+    is_tensor = isinstance(value, Tensor)
+    return isinstance(value, torch.dtype) or (
+        is_tensor and (value.is_floating_point() or value.is_complex())
+    )
+
+
+def _in_float64(value: Any) -> Any:
+    """Copy a tensor of probabilities, so that all runs read the same values."""
+    return value.detach().to("cpu", torch.float64) if isinstance(value, Tensor) else value

@@ -5,20 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from prepare.core.utils.text import finite, part_of_tolerance
-from prepare.stages.stage import (
-    Level,
-    Seconds,
-    Stage,
-    StageContext,
-    Verdict,
-    key,
-    stage,
-)
+from prepare.stages.stage import Level, Seconds, Stage, StageContext, Verdict, key, stage
 
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
-    from prepare.stages.verify.records import Check
 
 # The seconds of level `full`, which also copies a large model to have a reference.
 _LONG = 600.0
@@ -82,31 +72,20 @@ class VerifyStage(Stage):
         if verification is None:
             return {}
         judged = [c for c in verification.checks if c.status not in ("wrong", "skipped")]
-        measured = [check for check in judged if finite(check.error) is not None]
+        measured = [check for check in judged if check.error is not None]
         outputs = [check for check in measured if check.what == "outputs"]
-        worst = max(outputs or measured, key=_excess, default=None)
-        values: dict[str, Any] = {
+        worst = max(outputs or measured, key=lambda check: check.part or 0.0, default=None)
+        return {
             "verified": verification.status,
             "verified_reason": "" if verification.status == "pass" else verification.reason,
             "verified_wrong": sum(check.status == "wrong" for check in verification.checks),
             "verified_what": worst.what if worst else "",
-            "verified_error": finite(worst.error) if worst else None,
-            "verified_allowed": finite(worst.allowed) if worst else None,
+            "verified_error": worst.error if worst else None,
+            "verified_allowed": worst.allowed if worst else None,
         }
-        for name in ("outputs", "input gradients", "parameter gradients"):
-            if checks := [check for check in measured if check.what == name]:
-                largest = max(checks, key=lambda check: check.error or 0.0)
-                key = name.replace(" ", "_")
-                values[f"{key}_error"] = largest.error
-                values[f"{key}_allowed"] = finite(largest.allowed)
-        return values
 
     @classmethod
     def document(cls, shown: ReportContext) -> Document | None:
         from prepare.stages.verify.document import verify_document
 
         return verify_document(shown)
-
-
-def _excess(check: Check) -> float:
-    return part_of_tolerance(check.error, finite(check.allowed) or 0.0) or 0.0

@@ -16,6 +16,7 @@ from torch.fx import Proxy
 from prepare.core.model.forward_code import forward_code, torch_class
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import (
+    has_own_sizes,
     is_transformed,
     made_of,
     make_class,
@@ -56,7 +57,7 @@ class SwapClass:
     def concerns(self, module: nn.Module) -> bool:
         """Return whether this module is of a kind that this repair is for, whatever code it runs. Pure."""
         cls: Any = type(module)  # a class is hashable, which mypy denies
-        return torch_class(cls) in self.swaps
+        return torch_class(cls) in self.swaps and has_own_sizes(module)
 
     def fits(self, module: nn.Module) -> bool:
         """Return whether a repair of this module would take effect, and it has none yet. Pure."""

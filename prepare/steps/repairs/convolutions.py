@@ -10,7 +10,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrize
 
 from prepare.core.model import known_issues
-from prepare.core.model.module_kinds import mark_repair
+from prepare.core.model.module_kinds import has_own_sizes, mark_repair
 from prepare.core.model.tensors import computed_names, weight_hooks
 from prepare.core.model.unsafe_backward import is_unsafe_conv2d
 from prepare.steps.repairs import base
@@ -23,17 +23,20 @@ class KeepingConv2d(nn.Conv2d):
 
     In training, a strided 1x1 convolution of fewer than 16 channels gets the pixels that it reads, by an
     average pooling of single pixels, and runs with stride 1: the result is the same. A grouped one gets a
-    single sample that is a view, as `tokens.transpose(1, 2).reshape(1, C, H, W)`, with exact strides.
+    single sample that is a view, as `tokens.transpose(1, 2).reshape(1, C, H, W)`, with exact strides. With
+    groups and dilation it runs on contiguous copies in bfloat16.
 
     Helps: the last stages of image networks at small batches. torch's kernel reorders the channels-last
     weight in every call, and its gradient once more.
     Hurts: the input is stored for the backward pass once for each kernel position, at most an eighth of
     the size of the weight. Products are summed in another order.
     Source: measured; in a profile of torch's backward, an `aten::copy_` of the weight's shape. oneDNN#6035;
-    the known issue conv2d_grouped_view_cpu.
+    the known issues conv2d_grouped_view_cpu and conv2d_grouped_dilated_bfloat16_cpu.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+        if not has_own_sizes(self):
+            return super()._conv_forward(input, weight, bias)
         if is_product(self, input, weight):
             return multiply(self, input, weight, bias)
         if known_issues.is_narrow_strided(self) and is_unsafe_conv2d(
@@ -41,6 +44,11 @@ class KeepingConv2d(nn.Conv2d):
         ):
             # Not a slice, whose gradient would be contiguous.
             return F.conv2d(F.avg_pool2d(input, 1, self.stride), weight, bias)
+        if _has_unset_gradient(self, input, weight):
+            run = super()._conv_forward
+            if input.dim() == 3:  # a sample without a batch
+                return run(contiguous_copy(input), contiguous_copy(weight), bias)
+            return through_contiguous(lambda x: run(x, contiguous_copy(weight), bias), input)
         if known_issues.is_partly_grouped(self) and _is_view_of_one_sample(input):
             input = base.with_exact_strides(input) if input.dim() == 4 else input.contiguous()  # noqa: A001
         return super()._conv_forward(input, weight, bias)
@@ -53,7 +61,10 @@ class _LargeConvRepair(SwapClass):
         if not super().concerns(module):
             return False
         sizes = known_issues
-        kinds = (sizes.has_large_weight, sizes.is_narrow_strided, sizes.is_partly_grouped)
+        kinds = (
+            *(sizes.has_large_weight, sizes.is_narrow_strided),
+            *(sizes.is_partly_grouped, sizes.is_grouped_dilated),
+        )
         return any(is_one(module) for is_one in kinds)
 
 
@@ -67,6 +78,18 @@ def _is_view_of_one_sample(x: Tensor) -> bool:
     return x.dim() == 3 or (x.dim() == 4 and len(x) == 1 and x.stride(0) != x[0].numel())
 
 
+def _has_unset_gradient(module: nn.Conv2d, x: Tensor, weight: Tensor) -> bool:
+    """Return whether torch leaves the gradient of the weight unset: conv2d_grouped_dilated_bfloat16_cpu."""
+    return (
+        known_issues.is_grouped_dilated(module)
+        and (x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cpu"))
+        and weight.requires_grad
+        and torch.is_grad_enabled()
+        and x.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+    )
+
+
 def is_product(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool:
     """Return whether a product is faster for `x`; never while compiling: a compiler sees torch's code."""
     return (
@@ -77,7 +100,7 @@ def is_product(module: nn.Conv2d | nn.Conv3d, x: Tensor, weight: Tensor) -> bool
         and x.dtype == weight.dtype
         and x.dtype in (torch.float32, torch.bfloat16)
         and not torch.is_autocast_enabled("cpu")
-        and x.shape[1] == module.in_channels
+        and (x.shape[1], *weight.shape[2:]) == (module.in_channels, *module.kernel_size)
         and known_issues.has_few_pixels(module, x.shape)
         and is_channels_last(x)
         and (prod(module.kernel_size) == 1 or is_channels_last(weight))
@@ -124,6 +147,8 @@ class KeepingConv3d(nn.Conv3d):
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
+        if not has_own_sizes(self):
+            return super()._conv_forward(input, weight, bias)
         if is_product(self, input, weight):
             return multiply(self, input, weight, bias)
         if _is_trained(weight, input) and _kernel_exceeds(self, input, input.shape[-3:]):
@@ -169,7 +194,7 @@ class KeepingConvTranspose3d(nn.ConvTranspose3d):
         padding: tuple[int, ...]  # never a string in a transposed convolution
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:  # noqa: A002
-        if self.padding_mode != "zeros":
+        if self.padding_mode != "zeros" or not has_own_sizes(self):
             return super().forward(input, output_size)
         weight, bias = self.weight, self.bias
         geometry: Any = (self.stride, self.padding, self.kernel_size, 3, self.dilation)

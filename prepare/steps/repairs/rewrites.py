@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.conv import _ConvNd
 
-from prepare.core.model.module_kinds import is_transformed
+from prepare.core.model.module_kinds import has_own_sizes, is_transformed
 from prepare.core.model.tensors import is_lazy, is_plain
 from prepare.steps.repairs import all_repairs
 from prepare.steps.repairs.base import (
@@ -32,6 +32,8 @@ class Rewritten(_ConvNd):
     """The name of the rewrite."""
     in_channels_last = False
     """Whether the pipeline requests channels-last of its output, whatever the format of its weight."""
+    chosen_for: tuple[Any, ...] = ()
+    """The attributes for which the rewrite was chosen: others that are set later are for torch's code."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # noqa: A002
         result = self.served(input, weight, bias)
@@ -39,7 +41,8 @@ class Rewritten(_ConvNd):
 
     def served(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Return the result of the rewrite; None if the rewrite is not for this call."""
-        if not (_is_common(x, weight, self.groups) and self._takes(x)):
+        is_same = (*_sizes(self), self.kernel_size) == (*self.chosen_for, weight.shape[2:])
+        if not (is_same and _is_common(x, weight, self.groups) and self._takes(x)):
             return None
         return self._compute(x, weight, bias)
 
@@ -75,6 +78,8 @@ class Rewrite(SwapClass):
         if not self.concerns(module):
             kinds = " or ".join(sorted(kind.__name__ for kind in self.swaps))
             return f"{type(module).__name__} is no {kinds}"
+        if not has_own_sizes(module):
+            return "a size of it is no tuple, as torch makes them"
         if mismatch := self.mismatch(module):
             return mismatch
         if not (self.is_repaired(module) or super().fits(module)):
@@ -91,12 +96,14 @@ class Rewrite(SwapClass):
         with _without_repairs(module):
             super().repair(module, formats)
         conv: Any = module
+        vars(module)["chosen_for"] = _sizes(conv)
         if len(conv.kernel_size) + 2 in formats:
             vars(module)["in_channels_last"] = True
 
     def undo(self, module: nn.Module) -> None:
         with _without_repairs(module):
             super().undo(module)
+        vars(module).pop("chosen_for", None)
         vars(module).pop("in_channels_last", None)
 
 
@@ -110,6 +117,11 @@ def _without_repairs(module: nn.Module) -> Iterator[None]:
     yield
     for repair in reversed(found):
         repair.repair(module, {})
+
+
+def _sizes(module: Any) -> tuple[Any, ...]:
+    """Return what torch reads in each call of a convolution besides its tensors."""
+    return module.stride, module.padding, module.dilation, module.groups, module.padding_mode
 
 
 def plain_reason(module: Any) -> str:
@@ -126,9 +138,8 @@ def plain_reason(module: Any) -> str:
 
 
 def _padding(module: Any) -> Sequence[int]:
-    if isinstance(module.padding, str):
-        return module._reversed_padding_repeated_twice if module.padding == "same" else ()
-    return module.padding
+    is_zeros = module.padding_mode == "zeros" and not isinstance(module.padding, str)
+    return module.padding if is_zeros else module._reversed_padding_repeated_twice
 
 
 def multiply(module: Rewritten, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -378,8 +389,9 @@ class _Flat(Rewrite):
             return f"stride {module.stride} is not 1 where the kernel is flat"
         if not isinstance(module.padding, str) and any(module.padding[flat]):
             return f"padding {module.padding} is not 0 where the kernel is flat"
-        mode = module.padding_mode
-        return "" if mode == "zeros" else f"padding_mode {mode} is not zeros"
+        if module.padding_mode != "zeros":
+            return f"padding_mode {module.padding_mode} is not zeros"
+        return _fault_in_2d(module)
 
 
 _KEYS = torch._C._TorchDispatchModeKey
@@ -437,7 +449,21 @@ class _Causal(Rewrite):
         # As a 2-d convolution torch's backward may write outside its memory: conv2d_strided_kernel_1_cpu.
         if prod(module.kernel_size[1:]) == 1 < prod(module.stride[1:]):
             return f"stride {module.stride} is not 1 where the kernel is one pixel"
-        return "" if module.dilation[0] == 1 else f"dilation {module.dilation} is not 1 in time"
+        if module.dilation[0] > 1:
+            return f"dilation {module.dilation} is not 1 in time"
+        return _fault_in_2d(module)
+
+
+def _fault_in_2d(module: Any) -> str:
+    """Return what torch's 2-d convolutions break on, and its 3-d ones do not; empty if nothing."""
+    if module.groups > 1 and prod(module.dilation) > 1:  # conv2d_grouped_dilated_bfloat16_cpu
+        return f"groups {module.groups} come with dilation {module.dilation}"
+    padding = () if isinstance(module.padding, str) else module.padding
+    sizes = zip(padding, module.kernel_size, module.dilation, strict=False)
+    if any(pad > step * (size - 1) for pad, size, step in sizes if pad):
+        # Where an output sees padding alone, oneDNN may end the process.
+        return f"padding {module.padding} is as wide as the kernel"
+    return ""
 
 
 def _time_padding(module: nn.Conv3d) -> int:
