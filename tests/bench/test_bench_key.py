@@ -54,9 +54,6 @@ def test_short_times_the_step_of_the_mode(mode, what):
     assert found.headline == found.row("prepared")
 
 
-SWEEP = "-m precision=float32,bfloat16"
-
-
 def test_what_is_not_compared_has_a_reason():
     no_example = time_models(*vars(models()).values(), None, level="short", mode="eval")
     reasons = {

@@ -74,10 +74,7 @@ def test_a_tiny_budget_runs_one_round_and_notes_it_is_too_few():
     assert found.repeats == 1
     row = found.row("b")
     assert (row.seconds, row.ratio, row.ratio_interval) == (10.0, 1.0, None)
-    assert (row.verdict, found.aa) == (
-        "unclear",
-        Control(ratio=1.0, interval=None, noise=None),
-    )
+    assert (row.verdict, found.aa) == ("unclear", Control(ratio=1.0, interval=None, noise=None))
     assert row.reason.startswith("too few rounds, 1 of at least 6")
 
 
@@ -92,6 +89,10 @@ def test_the_bench_stops_when_the_ratios_are_precise():
 
     wide, narrow, never = rounds(0.5), rounds(0.03), rounds(0.0001)
     assert wide.repeats < narrow.repeats < never.repeats
+    # What the looks have not spent of the error is left for the end.
+    spent = sum(part for count, part in compare_variants.LOOKS.items() if count < never.repeats)
+    left = pytest.approx(1 - 0.05 * (1 - spent))
+    assert never.settings["confidence_of_each"] == left
     low, high = narrow.row("b").ratio_interval
     assert (high - low) / 2 / narrow.row("b").ratio <= 0.03
 

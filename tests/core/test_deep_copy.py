@@ -6,8 +6,6 @@ from torch import nn
 
 from prepare.core.model.module_tree import CopyError, deep_copy
 
-FLAT = {"spatial_dims": 2, "in_channels": 1}
-
 
 def described(model):
     return {

@@ -264,6 +264,3 @@ def test_an_entry_retires_with_the_torch_that_mends_it():
     assert not entry_stands(backend="cuda")
     assert not standing("cpu", "1.4.0")
     assert standing("cuda:1", "2.13.0")
-
-
-CUDA = {"cudnn": "9.10.2", "architectures": ["sm_90"]}

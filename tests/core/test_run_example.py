@@ -1,7 +1,5 @@
 """An example input, read and run: what is said of it, and of a forward that fails."""
 
-from typing import Any, NamedTuple
-
 import pytest
 import torch
 from torch import nn
@@ -11,11 +9,6 @@ from prepare.core.forward.run_example import run_example
 from prepare.errors import ConfigError, ModelError
 
 DEFAULT = dict.fromkeys(("shape", "low", "high", "args", "kwargs")) | {"dtype": "float32"}
-
-
-class Pair(NamedTuple):
-    a: Any
-    b: Any
 
 
 # ----------------------------------------------------------------------------------------- forward

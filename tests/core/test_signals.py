@@ -90,14 +90,6 @@ def test_a_signal_to_a_process_with_threads_leaves_models_whole():
     assert whole < acted
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("two_threads")
-def test_many_signals_to_a_process_with_threads_leave_models_whole():
-    acted, whole = applied_under_signals(1000)
-    assert acted == 1000
-    assert 0 < whole < acted
-
-
 def test_a_signal_between_two_lines_leaves_model_and_batch():
     net, x = nn.BatchNorm2d(3), torch.randn(2, 3, 4, 4)
     before = facts(net), x.clone()

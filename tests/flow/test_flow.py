@@ -78,11 +78,13 @@ def test_a_break_in_a_function_call_has_its_source_line(flow_of, inside, cause):
         lambda net, x: x.flatten(2).transpose(1, 2).relu().transpose(1, 2).reshape(x.shape),
         lambda net, x: torch.cat(list(x.chunk(2, 1)), 1),
         lambda net, x: x[:, :, 1:-1],
+        lambda net, x: x.clone(),
     ],
 )
 def test_an_operation_that_keeps_the_layout_is_not_a_break(flow_of, inside):
     flow = flow_of(Net(inside), cl(2, 4, 8, 8))
     assert flow.events == ()
+    assert {each.operation for each in flow.copies} <= {"aten.convolution"}
 
 
 @BOTH
@@ -188,7 +190,8 @@ def test_a_reused_module_is_one_event_with_a_count(flow_of):
 
     net = Net(inside, norm=nn.InstanceNorm2d(4), conv=nn.Conv2d(4, 4, 3, padding=1))
     flow = flow_of(net, cl(2, 4, 8, 8))
-    assert [(e.module, e.count) for e in flow.events] == [("norm", 3)]
+    each = 2 * 4 * 8 * 8 * 4
+    assert [(e.module, e.count, e.bytes) for e in flow.events] == [("norm", 3, 3 * each)]
     assert {c.module: c.calls for c in flow.convolutions}["conv"] == 3
     assert flow.summary["breaks"] == 3
 

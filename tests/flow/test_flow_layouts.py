@@ -31,6 +31,8 @@ def test_an_ambiguous_weight_votes_only_if_no_other_does():
     assert choose_target_layouts(nn.Conv2d(4, 4, 1)) == {4: "contiguous"}
     assert choose_target_layouts(nn.Sequential(last, nn.Conv2d(4, 4, 3))) == {4: "contiguous"}
     left = converted(nn.Conv2d(4, 4, 3))
+    tie = nn.Sequential(left, nn.Conv2d(4, 4, 3))
+    assert choose_target_layouts(tie) == {4: "channels_last"}
     assert choose_target_layouts(nn.Sequential(left, *[nn.Conv2d(4, 4, 1)] * 2)) == {
         4: "channels_last"
     }

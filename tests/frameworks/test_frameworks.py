@@ -20,7 +20,7 @@ STEPS = {"device": {"device": "cpu"}, "conv2d_memory_format": {}}
 LAST = (27, 1, 9, 3)
 pytestmark = [
     # Warnings of the packages, about themselves.
-    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.filterwarnings("ignore")
 ]
 
 

@@ -1,9 +1,11 @@
 """The trainer for nnU-Net with the released package: found, trained for a step, saved and used to predict."""
 
+import copy
 import importlib
 import json
 import sys
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,40 +14,7 @@ from prepare.pipeline import Pipeline
 
 RECIPE = {"conv3d_memory_format": {}, "repair_layout": {"force": True}}
 LAST = (27, 1, 9, 3, 1)  # of a weight with one input channel, channels_last_3d
-ARCHITECTURE = {
-    "network_class_name": "dynamic_network_architectures.architectures.unet.PlainConvUNet",
-    "arch_kwargs": {
-        "n_stages": 3, "features_per_stage": [4, 8, 16], "kernel_sizes": [[3, 3, 3]] * 3,
-        "strides": [[1, 1, 1], [2, 2, 2], [2, 2, 2]], "n_conv_per_stage": [1, 1, 1],
-        "n_conv_per_stage_decoder": [1, 1], "conv_bias": True, "dropout_op": None, "dropout_op_kwargs": None,
-        "conv_op": "torch.nn.modules.conv.Conv3d",
-        "norm_op": "torch.nn.modules.instancenorm.InstanceNorm3d", "norm_op_kwargs": {"affine": True},
-        "nonlin": "torch.nn.LeakyReLU", "nonlin_kwargs": {"inplace": True},
-    },
-    "_kw_requires_import": ["conv_op", "norm_op", "dropout_op", "nonlin"],
-}  # fmt: skip
-RESAMPLING = {
-    f"resampling_fn_{of}{what}": {} if what else "resample_data_or_seg_to_shape"
-    for of in ("data", "seg", "probabilities")
-    for what in ("", "_kwargs")
-}
-CONFIGURATION = {
-    "data_identifier": "tiny", "preprocessor_name": "DefaultPreprocessor", "batch_size": 2,
-    "patch_size": [16, 16, 16], "spacing": [1, 1, 1], "median_image_size_in_voxels": [16, 16, 16],
-    "normalization_schemes": ["ZScoreNormalization"], "use_mask_for_norm": [False], "batch_dice": False,
-    "architecture": ARCHITECTURE, **RESAMPLING,
-}  # fmt: skip
-PLANS = {
-    "dataset_name": "Dataset001_Tiny", "plans_name": "nnUNetPlans", "label_manager": "LabelManager",
-    "image_reader_writer": "SimpleITKIO", "transpose_forward": [0, 1, 2], "transpose_backward": [0, 1, 2],
-    "original_median_spacing_after_transp": [1, 1, 1], "experiment_planner_used": "by hand",
-    "original_median_shape_after_transp": [16, 16, 16], "continue_training": False,
-    "foreground_intensity_properties_per_channel": {}, "configurations": {"3d_fullres": CONFIGURATION},
-}  # fmt: skip
-DATASET = {
-    "channel_names": {"0": "CT"}, "labels": {"background": 0, "thing": 1}, "numTraining": 2,
-    "file_ending": ".nii.gz",
-}  # fmt: skip
+TINY = json.loads(Path(__file__).with_name("nnunet_plans.json").read_text())
 
 
 @pytest.fixture
@@ -82,7 +51,9 @@ def first(network):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of nnU-Net and its dependencies
 def test_nnunet_trains_saves_and_predicts_with_a_prepared_network(found, tmp_path):
-    trainer = found(json.loads(json.dumps(PLANS)), "3d_fullres", 0, DATASET, torch.device("cpu"))
+    trainer = found(
+        copy.deepcopy(TINY["plans"]), "3d_fullres", 0, TINY["dataset"], torch.device("cpu")
+    )
     trainer.initialize()
     weight = first(trainer.network).conv.weight
     assert weight.stride() == LAST
@@ -99,9 +70,9 @@ def test_nnunet_trains_saves_and_predicts_with_a_prepared_network(found, tmp_pat
 
     folder = tmp_path / "trained"
     (folder / "fold_0").mkdir(parents=True)
-    (folder / "plans.json").write_text(json.dumps(PLANS))
-    (folder / "dataset.json").write_text(json.dumps(DATASET))
-    trainer.my_init_kwargs["plans"] = PLANS
+    (folder / "plans.json").write_text(json.dumps(TINY["plans"]))
+    (folder / "dataset.json").write_text(json.dumps(TINY["dataset"]))
+    trainer.my_init_kwargs["plans"] = TINY["plans"]
     trainer.save_checkpoint(str(folder / "fold_0" / "checkpoint_final.pth"))
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 

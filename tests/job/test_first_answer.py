@@ -72,6 +72,3 @@ def test_a_run_that_changes_nothing_is_not_verified_or_timed(go, words):
     saved = made.read_run(folder)
     said = verdict(saved, stage_documents(saved))
     assert said.startswith("Unchanged. Speed not measured.")
-
-
-MEASURED = ("memfmt=channels_last", "flow=predict", "verify=short")

@@ -11,12 +11,10 @@ from torch import nn
 
 from paths import CONF
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
-from prepare.models.resnet import ResNet2d
-from prepare.models.unet import UNet2d, UNet3d
+from prepare.models.unet import UNet3d
 from small_nets import build, config_of
 
 MODELS = sorted(path for path in CONF.glob("model/*.yaml") if path.stem != "custom")
-NETWORKS = [UNet2d, UNet3d, ResNet2d]
 
 
 @pytest.fixture(autouse=True, scope="module")

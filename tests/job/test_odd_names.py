@@ -12,17 +12,7 @@ from prepare.app.cli import main as cli
 from prepare.audit import Audit
 from prepare.pipeline import Pipeline
 from prepare.recipe import load
-from run_faults import (
-    CHOSEN,
-    NETS,
-    SMALL,
-    WRITTEN,
-    all_whole,
-    finish,
-    start,
-    status,
-    told,
-)
+from run_faults import CHOSEN, NETS, SMALL, WRITTEN, all_whole, finish, start, status, told
 
 ODD = ["model._target_=nets.odd", "input.shape=[1,3,4,4]", *CHOSEN]
 
@@ -84,11 +74,7 @@ def test_a_recipe_gives_the_same_bytes_in_every_process(folder):
     words = [*SMALL, "precision=bfloat16", "steps.half.keep=[norms,'type:BatchNorm2d']"]
     words.append("verify=none")
     alone = start(
-        *words,
-        "hydra.run.dir=alone",
-        cwd=folder,
-        PYTHONHASHSEED="2",
-        OMP_NUM_THREADS="2",
+        *words, "hydra.run.dir=alone", cwd=folder, PYTHONHASHSEED="2", OMP_NUM_THREADS="2"
     )
     assert cli.run(["--multirun", *words, "seed=3,0", "hydra.sweep.dir=sweep"]) == 0
     assert finish(alone)[0] == 0

@@ -56,9 +56,3 @@ def test_parameters_that_hold_a_grad_are_refused():
     assert "holds a .grad" in refused(model, FLAT)
     model.zero_grad(set_to_none=True)
     apply(model, FLAT)
-
-
-def _mesh():
-    from torch.distributed.device_mesh import init_device_mesh
-
-    return init_device_mesh("cpu", (1,))

@@ -100,5 +100,5 @@ NETS = [*model_configs(), *MORE]
 # Networks whose predicted and observed flows differ, and the parts that differ.
 KNOWN_DIFFERENCES = {
     # torch's fake interpolate of one channel returns other strides, and cat follows them.
-    "kornia_dexined": ("events", "copies", "convolutions"),
+    "kornia_dexined": ("events", "copies", "convolutions")
 }

@@ -119,29 +119,6 @@ def folding() -> nn.Module:
     return Folding().eval().to(memory_format=torch.channels_last)
 
 
-class Attending(nn.Module):
-    """Weighs the parts of its channels as ResNeSt does, and attends to places in heads as CoAtNet does."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.qkv = nn.Conv2d(3, 32, 3, padding=1), nn.Conv2d(16, 48, 1)
-        self.last = nn.Conv2d(16, 3, 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        n, _, h, w = x.shape
-        parts = self.first(x).reshape(n, 2, 16, h, w)
-        x = (parts * parts.sigmoid()).sum(dim=1)
-        q, k, v = self.qkv(x).reshape(n, 3, 2, 8, -1).unbind(1)
-        weights = (q.transpose(-1, -2) @ k).softmax(-1)
-        return self.last((weights @ v.transpose(-1, -2)).transpose(-1, -2).reshape(n, -1, h, w))
-
-
-def attending() -> nn.Module:
-    """Return `Attending` with weights in channels-last."""
-    torch.manual_seed(0)
-    return Attending().eval().to(memory_format=torch.channels_last)
-
-
 def image(batch: int = 2) -> Tensor:
     """Return images in channels-last."""
     torch.manual_seed(1)

@@ -10,16 +10,7 @@ from prepare.app.job.model_target import without_method
 from prepare.core.forward.call import calling
 from prepare.testing.networks import Tied, bits, facts, mixed, small_2d, small_3d, tensors
 
-__all__ = [
-    "Tied",
-    "bits",
-    "build",
-    "clone",
-    "config_of",
-    "facts",
-    "mixed",
-    "model_configs",
-]
+__all__ = ["Tied", "bits", "build", "clone", "config_of", "facts", "mixed", "model_configs"]
 __all__ += ["same"]
 __all__ += ["small_2d", "small_3d", "tensors"]
 

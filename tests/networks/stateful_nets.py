@@ -101,15 +101,6 @@ class ParameterInPlace(Base):
 
 
 @kind
-class MaxNorm(Base):
-    def make(self):
-        self.label = nn.Embedding(3, 4, max_norm=0.5)
-
-    def change(self, x):
-        return self.label(torch.zeros(1, dtype=torch.long))[0, :, None, None]
-
-
-@kind
 class Counter(Base):
     def make(self):
         self.calls = 1000
@@ -127,17 +118,6 @@ class TensorAttribute(Base):
     def change(self, x):
         self.hidden.add_(1)
         return self.hidden.to(x.dtype).clone()
-
-
-@kind
-class TupleAttribute(Base):
-    def make(self):
-        self.state = (torch.zeros(1), torch.ones(1))
-
-    def change(self, x):
-        h, c = self.state
-        self.state = (h + 1, c * 2)
-        return (h + c).to(x.dtype)
 
 
 @kind

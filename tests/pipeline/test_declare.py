@@ -46,6 +46,14 @@ def test_a_batch_gets_the_dtype_of_the_weights_without_a_step_for_it():
     assert as_given.format(batch) is batch
 
 
+def test_a_format_of_the_weights_is_for_batches_of_its_own_rank():
+    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "input_format": {}})
+    pipeline = pipeline.apply(nn.Conv2d(3, 4, 3)) and pipeline
+    images, volumes = torch.randn(2, 3, 6, 6), torch.randn(2, 3, 6, 6, 6)
+    assert pipeline.format(images).is_contiguous(memory_format=torch.channels_last)
+    assert pipeline.format(volumes) is volumes
+
+
 @pytest.mark.parametrize(
     "word", ["float16", "half", "fp16", "FP16", "torch.float16", torch.float16]
 )
@@ -61,7 +69,7 @@ def test_dtypes_accept_torch_objects_and_common_spellings(word):
         ({"half": 3}, "steps.half", "null to drop the step"),
         ({"half": {"dtpye": "float16"}}, "steps.half.dtpye", "did you mean 'dtype'?"),
         ({"half": {"dtype": "flaot16"}}, "steps.half.dtype", "did you mean 'float16'?"),
-        ({"half": {"dtype": 10**10_000}}, "steps.half.dtype", "float16, bfloat16"),
+        ({"half": {"dtype": 10**10_000}}, "steps.half.dtype", "limit"),
         ({"half": {"keep": 3}}, "steps.half.keep", "a list of patterns"),
         ({"half": {"keep": ["re:("]}}, "steps.half.keep", "regular expression"),
         ({"half": {"keep": [""]}}, "steps.half.keep", "empty pattern"),

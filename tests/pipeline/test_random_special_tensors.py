@@ -1,16 +1,12 @@
 """Random models with views, sparse tensors and large numbers are exact afterwards, or refused by name."""
 
-import tempfile
-from pathlib import Path
-
 import pytest
 import torch
 from hypothesis import strategies as st
 
-from prepare import checkpoint
 from prepare.audit import audit
 from prepare.core.model.tensors import named_tensors, stored_values
-from prepare.errors import CheckpointError, RefusedError
+from prepare.errors import RefusedError
 from prepare.pipeline import Pipeline
 from random_models import SPECIAL_SPECS
 from small_nets import bits, facts, tensors
@@ -106,32 +102,3 @@ def shared(model):
         if tensor.layout is torch.strided and not tensor.is_nested and tensor.numel():
             names.setdefault(tensor.untyped_storage().data_ptr(), set()).add(name)
     return sorted(map(sorted, names.values()))
-
-
-@for_all(SPECIAL_SPECS)
-def test_saved_special_tensors_are_exact_or_refused(spec):
-    model = spec.build()
-    state = model.state_dict()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "weights.safetensors"
-        try:
-            checkpoint.save(model, path)
-        except CheckpointError as error:
-            check_named(error, model)
-            return
-        check_loaded(path, spec, state)
-        torch.save(state, path.with_name("torch.pt"))
-        check_loaded(path.with_name("torch.pt"), spec, state)
-
-
-def check_loaded(path, spec, state):
-    model = spec.build()
-    for tensor in tensors(model).values():
-        tensor.data = torch.zeros_like(tensor)
-    try:
-        checkpoint.load(path, model, known_issues="ignore")
-    except (RefusedError, CheckpointError) as error:
-        check_named(error, model)
-        return
-    for name, tensor in model.state_dict().items():
-        assert bits(dense(tensor)) == bits(dense(state[name])), name

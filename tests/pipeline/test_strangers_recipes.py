@@ -116,18 +116,10 @@ def third_party(monkeypatch):
 def hostile(script):
     words = [
         str(script),
-        "./script",
-        "http://127.0.0.1:9/x",
-        "hostile",
-        "hostile.run",
-        "${oc.env:HOME}",
+        *["./script", "http://127.0.0.1:9/x", "hostile", "hostile.run", "${oc.env:HOME}"],
     ]
-    return [
-        *words,
-        *([word] for word in words),
-        *({word: word} for word in words),
-        {"_target_": "hostile.run"},
-    ]
+    nested = (each for word in words for each in ([word], {word: word}))
+    return [*words, *nested, {"_target_": "hostile.run"}]
 
 
 def test_no_option_of_any_step_runs_or_opens_anything(script, third_party):
@@ -167,16 +159,10 @@ def test_no_option_of_any_step_runs_or_opens_anything(script, third_party):
 
 def opened(script):
     """What the watch has seen of the hostile values."""
-    words = (
+    words = [
         str(script),
-        "./script",
-        "hostile",
-        "127.0.0.1",
-        "MARKER",
-        "Popen",
-        "os.system",
-        "socket",
-    )
+        *["./script", "hostile", "127.0.0.1", "MARKER", "Popen", "os.system", "socket"],
+    ]
     return [each for each in WATCH.seen if any(word in " ".join(each) for word in words)]
 
 

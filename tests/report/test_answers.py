@@ -169,10 +169,7 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     no_effect = having(replace(RUN, audit=Audit([], counted)), verify=made.verification())
     assert advised(no_effect) == ("Read the warnings", "some weights have another layout")
     job = Job(None, None, [], {})
-    assert advised(replace(RUN, job=replace(job, seen=None))) == (
-        "Give an example input",
-        "",
-    )
+    assert advised(replace(RUN, job=replace(job, seen=None))) == ("Give an example input", "")
     unclear = having(bench=made.bench(1.0, verdict="unclear"))
     assert advised(unclear) == ("Time it longer with bench=full", "best on an idle machine")
     same = having(bench=made.bench(1.0, verdict="no difference"))

@@ -3,14 +3,7 @@
 import torch
 from torch import nn
 
-from keeping_nets import (
-    LAST,
-    Purposeful,
-    chunked,
-    folding,
-    image,
-    video,
-)
+from keeping_nets import LAST, Purposeful, chunked, folding, image, video
 from prepare.steps.keeping.calls import choose_calls, cost_of
 from small_nets import facts
 

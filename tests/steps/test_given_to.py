@@ -63,7 +63,6 @@ NETS = {
         (2, 3, 96, 96),
     ),
     "pooling": (lambda: deep(nn.AvgPool3d(2), nn.AdaptiveAvgPool3d(1)), DEEP, CUBE),
-    "pooling of maxima": (lambda: deep(nn.AdaptiveMaxPool3d(2)), DEEP, (2, 3, 6, 6, 6)),
     "softmax": (lambda: flat(nn.Softmax(1)), FLAT, SMALL),
     "conv2d": (
         lambda: nn.Sequential(nn.Conv2d(3, 128, 1), nn.Conv2d(128, 256, 3, padding=1)),
@@ -71,11 +70,6 @@ NETS = {
         (2, 3, 4, 4),
     ),
     "conv3d": (lambda: deep(nn.Conv3d(8, 16, 1), nn.ConvTranspose3d(16, 16, 2, 2)), DEEP, CUBE),
-    "conv3d transposed": (
-        lambda: deep(nn.ConvTranspose3d(8, 8, 3, 2, groups=8), nn.ConvTranspose3d(8, 5, 2, 2)),
-        DEEP,
-        CUBE,
-    ),
     "computed_weight": (
         lambda: nn.Sequential(parametrizations.weight_norm(nn.Conv2d(3, 8, 3))),
         FLAT,
@@ -195,14 +189,8 @@ REFUSED = {
     (SCRIPT, "half"): ".undo(model)",
     (FX, "half of a block"): "from prepare.steps import half; half.undo",
 }
-# What torch refuses for these modules, whatever their weights' layout.
-TORCH_REFUSES = {
-    (SCRIPT, "computed_weight"),
-    (PICKLE, "computed_weight"),
-    (SCRIPT, "computed_weight"),
-    (FORWARD, "pooling of maxima"),
-    (OLD, "pooling of maxima"),  # before 2.14; torch's max_pool3d in channels-last: see below
-}
+# What torch refuses for this module, whatever its weight's layout.
+TORCH_REFUSES = {(SCRIPT, "computed_weight"), (PICKLE, "computed_weight")}
 
 
 def step_of(net):
@@ -249,14 +237,10 @@ PAIRS = [
 def test_a_prepared_model_gives_the_numbers_of_the_unprepared(receiver, net):
     give, (plain, prepared, x) = GIVEN_TO[receiver], pair(net)
     refused = REFUSED.get((receiver, net)) or REFUSED.get((receiver, step_of(net)))
-    taken = receiver == OLD and torch.__version__ >= (2, 14)
-    if (receiver, net) in TORCH_REFUSES and not taken:
-        with pytest.raises((RuntimeError, AttributeError, torch.jit.Error)):
-            give(prepared, in_format(x, net))
-        if receiver == OLD:
-            plain = deep(nn.MaxPool3d(3)).to(memory_format=torch.channels_last_3d)
-        with pytest.raises((RuntimeError, AttributeError, torch.jit.Error)):
-            give(plain, in_format(x, net))
+    if (receiver, net) in TORCH_REFUSES:
+        for model in (prepared, plain):
+            with pytest.raises((RuntimeError, AttributeError, torch.jit.Error)):
+                give(model, in_format(x, net))
     elif refused:
         kinds = (PrepareError, AttributeError, torch.fx.proxy.TraceError)
         with pytest.raises(kinds, match=re.escape(refused)) as raised:

@@ -5,24 +5,13 @@ import functools
 import importlib.util
 import inspect
 import pickle
-from abc import ABCMeta
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from keeping_nets import (
-    CausalConv,
-    Chunked,
-    Decorated,
-    Purposeful,
-    attending,
-    chunked,
-    folding,
-    image,
-    video,
-)
+from keeping_nets import CausalConv, Chunked, Decorated, Purposeful, chunked, folding, image, video
 from prepare.core.model.module_tree import copy_tree
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
@@ -123,14 +112,6 @@ def test_a_decorated_method_is_not_replaced():
     assert not Pipeline.from_config({"keep_layout": {}}).plan(model)
 
 
-def test_a_class_given_later_runs_its_own_method():
-    model = chunked().eval()
-    module = next(m for m in kept(model).modules() if replaced_calls(m))
-    twice = type("Twice", (type(module),), {"forward": lambda self, *args: "its own"})
-    module.__class__ = twice
-    assert module(None) == "its own"
-
-
 def test_a_method_that_a_subclass_calls_with_super_is_not_replaced():
     obstacles = {call.obstacle for call in find_calls(Decorated) if call.owner is CausalConv}
     assert obstacles == {"Decorated overrides forward, and may call it with super()"}
@@ -176,27 +157,15 @@ def test_it_runs_under_autocast_and_checkpointing(reentrant):
     assert_equal(outputs(kept(chunked())), outputs(chunked()))
 
 
-FOLDS = {
-    "chunked": (chunked, video, "auto"),
-    "folding": (folding, image, None),
-    "attending": (attending, image, None),
-}
-
-
 def named(model):
     return [call.name for module in model.modules() for call in find_calls(type(module))]
 
 
-@pytest.mark.parametrize(
-    "network",
-    [pytest.param(n, marks=pytest.mark.slow if n == "folding" else ()) for n in FOLDS],
-)
-def test_dynamo_traces_it_without_a_graph_break(network):
-    build, batch, calls = FOLDS[network]
-    model = kept(build(), calls=calls or named(build()))
+def test_dynamo_traces_it_without_a_graph_break():
+    model = kept(chunked())
     with torch.no_grad():
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
-        assert torch.equal(compiled(batch()), model(batch()))
+        assert torch.equal(compiled(video()), model(video()))
 
 
 def test_pixels_folded_into_channels_stay_in_channels_last():
@@ -233,66 +202,6 @@ def test_an_example_that_cannot_be_predicted_takes_all_calls(caplog):
     assert "steps.keep_layout.calls: auto" in caplog.text
 
 
-REGISTRY: dict[str, type] = {}
-
-
-class Registered(nn.Module):
-    """Registers its subclasses, and wants to know their key."""
-
-    def __init_subclass__(cls, *, key, **options):
-        super().__init_subclass__(**options)
-        assert key not in REGISTRY
-        REGISTRY[key] = cls
-
-
-class Meta(ABCMeta):
-    """Registers its classes."""
-
-    def __init__(cls, name, bases, members, **options):
-        super().__init__(name, bases, members)
-        REGISTRY["meta " + name] = cls
-
-
-class Exact(Registered, key="exact", metaclass=Meta):
-    """Reads its own class in every way."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv = nn.Conv2d(3, 4, 3)
-
-    def forward(self, x):
-        classes = {type(self), self.__class__, Exact, REGISTRY["exact"], REGISTRY["meta Exact"]}
-        if len(classes) > 1 or super(type(self), self).extra_repr():
-            raise TypeError(classes)
-        return torch.cat([self.conv(x), torch.zeros(x.shape[0], 4, 3, 5)], 1)
-
-    def __reduce__(self):
-        return _made, (type(self), self.state_dict())
-
-
-def _made(cls, state):
-    assert cls is Exact
-    made = cls()
-    made.load_state_dict(state)
-    return made
-
-
-def test_the_class_of_the_user_stays_what_it_is():
-    before, known = dict(REGISTRY), Registered.__subclasses__()
-    pipeline = Pipeline.from_config({"conv2d_memory_format": {}, "keep_layout": {}})
-    model, x = Exact().eval(), torch.randn(2, 3, 5, 7)
-    expected = model(x)
-    assert pipeline.plan(model)
-    pipeline.apply(model)
-    assert replaced_calls(model)
-    assert before == REGISTRY
-    assert Registered.__subclasses__() == known
-    assert Exact.__subclasses__() == []
-    torch.testing.assert_close(model(x), expected)
-    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        torch.testing.assert_close(other(x), expected)
-
-
 class Dense(nn.Sequential):
     """Names its own class, as old code does."""
 
@@ -305,17 +214,8 @@ class Dense(nn.Sequential):
         return torch.cat([x, super(Dense, self).forward(x)], 1)  # noqa: UP008
 
 
-def local_dense():
-    class Local(Dense):
-        def forward(self, x):
-            return torch.cat([super(Local, self).forward(x)] * 2, 1)  # noqa: UP008
-
-    return Local()
-
-
-@pytest.mark.parametrize("build", [Dense, local_dense])
-def test_a_method_may_name_its_own_class(build):
-    model, x = build().eval(), image()
+def test_a_method_may_name_its_own_class():
+    model, x = Dense().eval(), image()
     expected = model(x)
     Pipeline.from_config({"conv2d_memory_format": {}, "keep_layout": {}}).apply(model)
     assert replaced_calls(model)

@@ -71,12 +71,7 @@ def test_it_is_as_exact_as_the_contiguous_kernel(shape, mean):
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {"affine": False},
-        {"momentum": None},
-        {"momentum": 0.3},
-        {"track_running_stats": False},
-    ],
+    [{"affine": False}, {"momentum": None}, {"momentum": 0.3}, {"track_running_stats": False}],
     ids=str,
 )
 def test_it_tracks_the_statistics_as_torch_does(options):

@@ -10,8 +10,6 @@ from prepare.steps.repairs import find_repair
 from small_nets import bits
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-# If the largest error of the contiguous kernel happens to be 0: one rounding of the largest number.
-ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-9}
 
 # Sizes with and without divisors, so that torch's kernels see them in few lanes and in many.
 CASES = {

@@ -11,15 +11,7 @@ from prepare.errors import KnownIssueError
 from prepare.pipeline import Pipeline
 from prepare.steps import repair_layout
 from prepare.steps.repairs import find_repair
-from test_repair_layout import (
-    EXAMPLES,
-    FLAT,
-    channels_last,
-    example,
-    fixed,
-    kinds,
-    network,
-)
+from test_repair_layout import EXAMPLES, FLAT, channels_last, example, fixed, kinds, network
 
 FORMATTED = {**FLAT, "input_format": {}}
 

@@ -20,17 +20,11 @@ FEW_PIXELS = {
     "padded": (lambda: nn.Conv2d(96, 320, 3, padding=1), (6, 6)),
     "without a bias": (lambda: nn.Conv2d(96, 320, 3, bias=False), (8, 8)),
     "strided": (lambda: nn.Conv2d(96, 320, 3, stride=(2, 1), padding=(1, 0)), (9, 6)),
-    "dilated": (lambda: nn.Conv2d(96, 320, 3, dilation=(1, 2), padding=2), (5, 5)),
-    "of an even kernel": (lambda: nn.Conv2d(128, 320, (2, 4), padding=(0, 1)), (6, 6)),
     "of one pixel": (lambda: nn.Conv2d(512, 512, 1), (6, 6)),
     "of one pixel, strided": (lambda: nn.Conv2d(512, 512, 1, 2, bias=False), (12, 11)),
-    "of one pixel, padded": (lambda: nn.Conv2d(512, 512, 1, padding=1), (4, 4)),
-    "wide": (lambda: nn.Conv2d(512, 512, 3, padding=1), (7, 7)),
     "one pixel out": (lambda: nn.Conv2d(96, 320, 3), (3, 3)),
     "3-d": (lambda: nn.Conv3d(64, 320, 3, padding=1), (2, 3, 4)),
     "3-d, larger than its input": (lambda: nn.Conv3d(32, 128, 5, padding=2), (2, 2, 2)),
-    "3-d, strided": (lambda: nn.Conv3d(64, 320, 3, stride=2, padding=1), (4, 6, 5)),
-    "3-d, wide": (lambda: nn.Conv3d(256, 256, 3, padding=1), (2, 3, 2)),
     "3-d, of one pixel": (lambda: nn.Conv3d(512, 512, 1), (2, 3, 4)),
 }
 
@@ -167,18 +161,6 @@ def test_a_grouped_convolution_of_one_view_is_repaired(dtype, kernel, padding, b
             float((result.double() - expected).detach().abs().max())
             < 4 * torch.finfo(dtype).eps * scale
         )
-    loss = torch.func.grad(
-        lambda w: torch.func.functional_call(module, {"weight": w}, x).square().sum()
-    )
-    whole = torch.func.grad(
-        lambda w: torch.func.functional_call(exact, {"weight": w}, double.detach()).square().sum()
-    )
-    result, expected = loss(module.weight.detach()), whole(exact.weight.detach())
-    scale = float(expected.detach().abs().max())
-    assert (
-        float((result.double() - expected).detach().abs().max())
-        < 20 * torch.finfo(dtype).eps * scale
-    )
 
 
 @pytest.mark.parametrize("groups", [4, 32])

@@ -8,10 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from prepare.audit import audit
 from prepare.pipeline import Pipeline
-from prepare.stages.flow import observe, predict
-from prepare.stages.verify import verify
 from prepare.steps import keep_layout, repair_layout
 from prepare.steps.keeping.calls import replaced_calls
 from prepare.steps.repairs import find_repair
@@ -139,22 +136,6 @@ def test_both_steps_act_in_any_order_and_are_undone_in_any_order(first):
     second.undo(model)
     assert type(model[0]) is Causal
     assert not replaced_calls(model[0])
-
-
-def test_a_decoder_at_batch_1_stays_in_the_layout():
-    torch.manual_seed(0)
-    model = nn.Sequential(Causal(4, 8, 3, padding=(0, 1, 1)), nn.SiLU(), Causal(8, 8, 3)).eval()
-    reference = copy.deepcopy(model)
-    pipeline = Pipeline.from_config({**STEPS, "keep_layout": {}, "input_format": {}})
-    pipeline.apply(model, known_issues="ignore")
-    x = pipeline.format(video())
-    for flow in (predict(model, x), observe(model, x)):
-        assert flow.summary["breaks"] == 0
-        assert flow.summary["in_layout"] == 2
-        assert {each.backend for each in flow.convolutions} == {"Mkldnn"}
-    assert audit(model, plan=pipeline.plan(reference)).summary["status"]["ineffective"] == 0
-    found = verify(reference, model, x, pipeline=pipeline)
-    assert found.status == "pass", found
 
 
 @pytest.mark.parametrize("name", UNREACHED)

@@ -160,10 +160,7 @@ def blocks(count: int, *, broken: int | None = None) -> Flow:
     for number in range(count):
         name = f"body.{number}"
         modules += [module(name, "Block"), module(f"{name}.conv")]
-        modules += [
-            module(f"{name}.norm", "InstanceNorm3d"),
-            module(f"{name}.relu", "ReLU"),
-        ]
+        modules += [module(f"{name}.norm", "InstanceNorm3d"), module(f"{name}.relu", "ReLU")]
         if number < broken:
             events.append(event(f"{name}.norm"))
             copies.append(copied(f"{name}.norm"))

@@ -18,10 +18,5 @@ def work(model=None, pipeline=None, **given):
     """Work with `model`, that of the settings by default; `given` are other fields."""
     model = nn.Conv2d(3, 4, 3) if model is None else model
     pipeline = pipeline or Pipeline([])
-    fields = {
-        "settings": settings(),
-        "example": None,
-        "plan": None,
-        "build": lambda: model,
-    } | given
+    fields = {"settings": settings(), "example": None, "plan": None, "build": lambda: model} | given
     return StageContext(model=model, pipeline=pipeline, **fields)

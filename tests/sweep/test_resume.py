@@ -216,9 +216,6 @@ def stop_and_resume(
     return len(kept)
 
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "begun"),

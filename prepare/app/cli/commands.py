@@ -15,8 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, get_args, get_type_hints
 
-from prepare.app.cli.answer import tell
-from prepare.app.cli.words import USAGES, options_of, split_words
+from prepare.app.cli.words import USAGES, options_of, split_words, tell
 from prepare.app.job.record import shown_files
 from prepare.app.job.settings import ADDED_GROUP, group_names, key_names, level_names
 from prepare.core.utils.files import conf_dir

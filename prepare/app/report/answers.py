@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -26,7 +25,6 @@ from prepare.stages.stage import ordered_stages, stages_of
 
 if TYPE_CHECKING:
     from prepare.app.job.record import Result, Results
-    from prepare.audit import Audit
 
 # What to do with a model that is reported on in Python, if nothing speaks against it.
 _USE_MODEL = replace(USE_RECIPE, answer="Use the model as it is", remark="")
@@ -65,24 +63,23 @@ def stage_documents(run: Results, folder: str = "") -> list[Document]:
 
 def answers(run: Results, documents: Iterable[Document]) -> list[Answer]:
     """Return the answers that a run gives, what to do last."""
-    if run.result is not None and _has_failed(run):
-        return _failure_answers(run.result)
+    if failed := _failed(run):
+        return _failure_answers(failed)
     found = _by_question(documents)
     what = advice(run, documents)
     advised = Answer(NEXT, what.kind, what.answer, what.remark, section=what.section)
-    return [*found.values(), advised] if found else []
+    return [*found.values(), advised]
 
 
 def verdict(run: Results, documents: Iterable[Document]) -> str:
     """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times.`."""
-    result = run.result
-    if result is not None and _has_failed(run):
-        return f"{result.status.replace('_', ' ').capitalize()}: {first_line(result.error)}"
+    if failed := _failed(run):
+        return f"{failed.status.replace('_', ' ').capitalize()}: {first_line(failed.error)}"
     found = answers(run, documents)
-    if not found and run.plan is not None and run.audit is None:
+    said = [answer for answer in found if answer.question != NEXT]
+    if not said and run.plan is not None and run.audit is None:
         return f"Planned only: {sentences.changes_text(run.plan['summary'])}."
     stopped = f"Interrupted: {first_line(run.stopped)}. " if run.stopped else ""
-    said = (answer for answer in found if answer.question != NEXT)
     return stopped + " ".join(f"{answer.sentence or answer.answer}." for answer in said)
 
 
@@ -113,10 +110,10 @@ def failure_word(result: Result) -> str:
     return _WORDS.get(reason, capitalized(reason))
 
 
-def _has_failed(run: Results) -> bool:
-    """Return whether a run did not come to its end; one that fails a check has, and its answers say why."""
-    status = run.result.status if run.result is not None and run.result.error else "ok"
-    return run.audit is None and status not in ("ok", "verification_failed")
+def _failed(run: Results) -> Result | None:
+    """Return the result of a run that did not come to its end; one that fails a check says why itself."""
+    own = run.result if run.audit is None and run.result and run.result.error else None
+    return own if own and own.status not in ("ok", "verification_failed") else None
 
 
 def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
@@ -138,23 +135,24 @@ def _own_advice(run: Results) -> Iterator[Advice]:
         yield Advice(92, "plain", f"Leave out task={run.task} to prepare it")
     elif run.audit.summary["convolutions"].get("ineffective"):
         yield Advice(50, "warn", read, "some weights have another layout", section="result")
-    if run.unchanged:
-        yield _unchanged(run.audit)
+    if run.unchanged or not (run.task or run.steps):
+        yield _unchanged(run)
     elif run.audit is not None and not run.job.seen:
-        shapes = run.audit.summary.get("first_input") or ()
-        examples = [json.dumps(shape, separators=(",", ":")) for shape in shapes]
-        remark = f"as in input.shape={examples[-1]}" if examples else ""
-        yield Advice(60 if examples else 94, "warn", "Give an example input", remark)
+        shapes = [str(s).replace(" ", "") for s in run.audit.summary.get("first_input") or ()]
+        remark = f"as in input.shape={shapes[-1]}" if shapes else ""
+        yield Advice(60 if shapes else 94, "warn", "Give an example input", remark)
     yield USE_RECIPE if run.task else _USE_MODEL
 
 
-def _unchanged(audit: Audit | None) -> Advice:
+def _unchanged(run: Results) -> Advice:
     """Return the advice to take the format of a model's convolutions; to compare two if it was taken."""
-    ranks = {
-        len(row.shape or ()) for row in sentences.convolution_weights(audit.rows if audit else ())
-    }
+    weights = sentences.convolution_weights(run.audit.rows if run.audit else ())
+    ranks = {len(row.shape or ()) for row in weights}
     word = "channels_last" if ranks == {4} else "channels_last_3d" if ranks == {5} else "by_rank"
-    if ranks and audit and audit.summary.get("format_steps"):
+    if not run.task:
+        call = f'as in prepare.prepare(model, memory_format="{word}")'
+        return Advice(93, "plain", "Prepare it", call if ranks else "")
+    if ranks and run.audit and run.audit.summary.get("format_steps"):
         remark = f"in a sweep, as in -m memfmt=contiguous,{word}"
         return Advice(91, "plain", "Compare two formats", remark)
     remark = f"as in memfmt={word} or precision=bfloat16" if ranks else "as in precision=bfloat16"

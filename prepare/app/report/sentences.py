@@ -71,7 +71,8 @@ def converted_text(audit: Audit) -> str:
     )
     asking = {*(audit.summary.get("format_steps") or ())}
     if not asking and not converted:
-        return plural(total, "convolution") + (runs or " as before")
+        before = audited_text(audit) if not is_judged(audit) else plural(total, "convolution")
+        return before + (runs or " as before" * is_judged(audit))
     others = [
         r for r in weights if asking and asking.isdisjoint(r.steps) and r.status in _AS_IT_WAS
     ]

@@ -24,26 +24,11 @@ from prepare.core.forward.input_formatter import same_casts
 from prepare.core.forward.run_example import explained
 from prepare.core.model.tensors import name_of
 from prepare.core.utils.text import finite, plural
-from prepare.stages.verify.deviations import (
-    Deviation,
-    compare,
-    is_finite,
-    largest,
-    rounding_step,
-    sensitivity,
-)
+from prepare.stages.verify.deviations import Deviation, compare, largest, rounding_step, sensitivity
 from prepare.stages.verify.inputs import jittered, nudged, rounded_call, user_call
 from prepare.stages.verify.modules_alone import MODULE_KINDS, compare_alone
 from prepare.stages.verify.records import ALL_ZERO, Check
-from prepare.stages.verify.runs import (
-    KINDS,
-    Run,
-    cast,
-    compiled_stand_in,
-    run_model,
-    same_stand_in,
-    training_flags,
-)
+from prepare.stages.verify.runs import KINDS, Run, cast, run_model, training_flags
 from prepare.stages.verify.static_checks import is_under
 
 if TYPE_CHECKING:
@@ -76,11 +61,7 @@ class CannotTellError(Exception):
 
 
 class RunError(Exception):
-    """A model raised; the message explains the error, `whose` says which model."""
-
-    def __init__(self, text: str, whose: str) -> None:
-        super().__init__(text)
-        self.whose = whose
+    """A model raised: the explained error, and which model."""
 
 
 @dataclass
@@ -151,14 +132,16 @@ class VerificationCase:
         except CannotTellError as reason:
             return [self._check("outputs", "cannot tell", note=str(reason))]
         except RunError as error:
+            text, whose = error.args
             if self.backward and self.mode == "eval":
                 self.backward = False
-                self._skipped = f"the backward of the {error.whose} raises: {error}"
+                self._skipped = f"the backward of the {whose} raises: {text}"
                 return self.checks()
-            if error.whose == "prepared model":
-                self.raised = str(error)
-                return [self._check("forward", "fail", note=self.raised)]
-            return [self._check("forward", "cannot tell", note=f"the reference raises: {error}")]
+            if whose == "reference":
+                note = f"the reference raises: {text}"
+                return [self._check("forward", "cannot tell", note=note)]
+            self.raised = text
+            return [self._check("forward", "fail", note=text)]
 
     def _compared(self) -> list[Check]:
         first = self._first_call()
@@ -190,10 +173,9 @@ class VerificationCase:
     def _prepared(self, call: Call, *, as_used: bool = False, **options: Any) -> Run:
         """Run the prepared model, without its compiler unless `as_used`."""
         call, compiled = user_call(call, self.prepared, self.pipeline), as_used and self._compiled
-        stand_in = compiled_stand_in if compiled else same_stand_in
         options |= {"amp": self.amp, "compiled": compiled}
         with contextlib.nullcontext() if compiled else eager_if_compiled(self.prepared):
-            return self._run(self.prepared, call, stand_in, **options)
+            return self._run(self.prepared, call, **options)
 
     def _noisy(self, call: Call, **options: Any) -> Run:
         """Run the reference in the prepared dtypes or, where torch lacks a kernel, with rounded outputs."""
@@ -205,7 +187,9 @@ class VerificationCase:
             given = call.map(lambda tensor: cast(tensor, tensor.dtype))
             try:
                 with same_casts(self.reference, self.prepared):
-                    return self._run(self.reference, given, self._low, amp=self.amp, **options)
+                    return self._run(
+                        self.reference, given, stand_in=self._low, amp=self.amp, **options
+                    )
             except RunError:
                 if torch.finfo(self.dtype).bits >= 32:
                     raise
@@ -215,7 +199,7 @@ class VerificationCase:
             return cast(self._low(tensor), torch.float32)
 
         options = {"change": lambda tensor: tensor.to(self.dtype).to(tensor.dtype)} | options
-        return self._run(self.reference, call.map(stand_in), stand_in, **options)
+        return self._run(self.reference, call.map(stand_in), stand_in=stand_in, **options)
 
     def _shaken(self, call: Call) -> Run:
         """Run the reference so, with the outputs of its modules changed by rounding errors."""
@@ -230,12 +214,12 @@ class VerificationCase:
         """Run the reference on the user's own inputs, all in `exact_dtype`."""
         convert = partial(cast, dtype=self.exact_dtype)
         options |= {"repair": self.exact_dtype, "wide": self.exact_dtype == torch.float64}
-        return self._run(self.reference, call.map(convert), convert, **options)
+        return self._run(self.reference, call.map(convert), stand_in=convert, **options)
 
-    def _run(self, model: nn.Module, *what: Any, **options: Any) -> Run:
+    def _run(self, model: nn.Module, call: Call, **options: Any) -> Run:
         own: Any = {"backward": self.backward, "graph": self._graph, "flags": self.flags}
         try:
-            return run_model(model, *what, **own | options)
+            return run_model(model, call, **own | options)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -439,7 +423,7 @@ class VerificationCase:
 
     def _judged(self, kind: str, items: list[Deviation], exact: Run) -> Check:
         for name, tensor in exact.tensors.get(kind, {}).items():
-            if not is_finite(tensor):
+            if not math.isfinite(largest(tensor)):
                 note = "the reference is not finite here"
                 return self._check(kind, "cannot tell", worst=name, note=note)
         alone, note = kind in MODULE_KINDS, ""

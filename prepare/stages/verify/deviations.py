@@ -98,11 +98,14 @@ def compare(
             present = given if right is None else right
             right = torch.zeros_like(present) if right is None and present is not None else right
             given = torch.zeros_like(present) if given is None and present is not None else given
-        if note := _mismatch(right, given):
+        note = ""
+        if right is None or given is None:
+            note = "is missing" if given is None else "is not in the reference"
+        elif right.shape != given.shape:
+            note = f"has shape {list(given.shape)}, in the reference {list(right.shape)}"
+        if note or right is None or given is None:
             found.append(Deviation(kind, name, math.nan, 0.0, note=note))
             continue
-        assert right is not None
-        assert given is not None
         scale = scales.get(name, 0.0) or most or 1.0
         # The gradient of a module's parameter is a sum, and may cancel.
         terms = longest / max(right.numel(), 1) if kind == "module gradients" else 1.0
@@ -163,14 +166,6 @@ def distance(exact: Tensor, other: Tensor) -> float:
 def is_finite(tensor: Tensor) -> bool:
     """Return whether a tensor, which may be sparse, holds neither NaN nor Inf."""
     return math.isfinite(largest(tensor))
-
-
-def _mismatch(exact: Tensor | None, given: Tensor | None) -> str:
-    if exact is None or given is None:
-        return "is missing" if given is None else "is not in the reference"
-    if exact.shape != given.shape:
-        return f"has shape {list(given.shape)}, in the reference {list(exact.shape)}"
-    return ""
 
 
 def _in_float64(tensor: Tensor) -> Tensor:

@@ -86,7 +86,6 @@ class Run:
 def run_model(
     model: nn.Module,
     call: Call,
-    stand_in: Callable[[Tensor], Tensor],
     *,
     flags: Mapping[str, bool],
     backward: bool,
@@ -98,15 +97,20 @@ def run_model(
     compiled: bool = False,
     change: Callable[[Tensor], Tensor] | None = None,
     repair: torch.dtype | None = None,
+    stand_in: Callable[[Tensor], Tensor] | None = None,
 ) -> Run:
     """Run a model forward, and backward from fixed random gradients; restore the model and all else.
 
-    `stand_in` replaces each tensor of the model. `record` keeps the calls of leaves. A compiled model has its
-    own random numbers and dropout. Inputs need a gradient only with `backward`, and `graph` makes a graph
-    without one. `change` replaces the outputs of leaves; `repair` avoids torch's own faults in this dtype.
+    `stand_in` replaces each tensor of the model, by default by one with the same values and strides. `record`
+    keeps the calls of leaves. A compiled model has its own random numbers and dropout. Inputs need a gradient
+    only with `backward`, and `graph` makes a graph without one. `change` replaces the outputs of leaves;
+    `repair` avoids torch's own faults in this dtype.
     """
     result, start, leaves = Run(), time.perf_counter(), Named()
     nothing: Any = contextlib.nullcontext()
+    # A compiler may have inlined the values of a Parameter.
+    own = compiled and (lambda t: t if isinstance(t, nn.Parameter) else copy_of(t))
+    stand_in = stand_in or own or (lambda t: _with_hooks(t, real_stand_in(t)))
     with held_interrupts(), unchanged(model, call.args, call.kwargs, stand_in=stand_in):
         make_deterministic(model, flags, seed)
         with (
@@ -126,22 +130,12 @@ def run_model(
         buffers = {n: b.detach() for n, b in model.named_buffers() if not b.is_nested}
         result.tensors = {"outputs": {n: t.detach() for n, t in named.items()}, "buffers": buffers}
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        both: Any = leaves, trained
-        for kind, tensors in zip(KINDS[1:3], both, strict=True):
-            if backward and result.unsafe is None:
+        if backward and result.unsafe is None:
+            both: list[dict[str, Any]] = [leaves, trained]
+            for kind, tensors in zip(KINDS[1:3], both, strict=True):
                 result.tensors[kind] = {n: t.grad for n, t in tensors.items() if t.grad is not None}
     result.seconds = time.perf_counter() - start
     return result
-
-
-def same_stand_in(tensor: Tensor) -> Tensor:
-    """Return a stand-in with the same values and strides, and the gradient hooks of a Parameter."""
-    return _with_hooks(tensor, real_stand_in(tensor))
-
-
-def compiled_stand_in(tensor: Tensor) -> Tensor:
-    """Return a Parameter itself, since a compiler may have inlined its values; copy a buffer."""
-    return tensor if isinstance(tensor, nn.Parameter) else copy_of(tensor)
 
 
 def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -47,13 +49,20 @@ def static_checks(
         _check_flags(reference, prepared, tuple(mode_changed)),
     ]
     if pipeline is not None:
-        drift = pipeline.check(prepared)
-        note = _with_more(str(drift[0]), len(drift)) if drift else ""
-        worst = drift[0].where if drift else ""
-        checks.append(
-            Check(what="layout", status="fail" if drift else "pass", worst=worst, note=note)
-        )
+        drift = [(each.where, str(each)) for each in pipeline.check(prepared)]
+        where, note = drift[0] if drift else ("", "")
+        checks.append(_checked("layout", where, note + _more(drift)))
     return checks, tuple(rewritten)
+
+
+def _checked(what: str, worst: str = "", note: str = "", compared: int = 0) -> Check:
+    """Return a check that fails if it has a note."""
+    status = "fail" if note else "pass"
+    return Check(what=what, status=status, worst=worst, note=note, compared=compared)
+
+
+def _more(found: Sequence[Any]) -> str:
+    return f" (and {len(found) - 1} more)" if len(found) > 1 else ""
 
 
 def is_under(path: str, modules: tuple[str, ...]) -> bool:
@@ -68,40 +77,27 @@ def _check_values(
 
     A number beyond the range of the dtype may be clamped; that it became infinite is found by `_check_casts`.
     """
-    paths = sorted(
-        {entry.path for model in (reference, prepared) for entry in named_tensors(model)}
-    )
-    own = [path for path in paths if not is_under(path, rewritten)]
+    paths = {entry.path for model in (reference, prepared) for entry in named_tensors(model)}
+    own = [path for path in sorted(paths) if not is_under(path, rewritten)]
     different = [path for path in own if path not in pairs or not _is_equal(*pairs[path])]
     if not different:
-        return Check(what="values", status="pass", compared=len(pairs))
-    worst, note = different[0], "is in only one of the two models"
-    if worst in pairs:
-        note = "differs from the reference's values, cast to its dtype"
-    note = f"{_with_more(worst, len(different))} {note}"
-    return Check(what="values", status="fail", worst=worst, compared=len(paths), note=note)
-
-
-def _with_more(text: str, count: int) -> str:
-    return f"{text} (and {count - 1} more)" if count > 1 else text
+        return _checked("values", compared=len(pairs))
+    worst, note = different[0], "differs from the reference's values, cast to its dtype"
+    note = note if worst in pairs else "is in only one of the two models"
+    return _checked("values", worst, f"{worst}{_more(different)} {note}", len(paths))
 
 
 def _check_casts(pairs: TensorPairs) -> Check:
     """Fail if a finite number became infinite; say whether one became 0, or another whole number."""
     effects = "overflow", "are whole and were rounded to", "became 0 in"
-    found = [
-        (effect, -count, path)
-        for path, pair in pairs.items()
-        for effect, count in enumerate(_losses(*pair))
-        if count
-    ]
+    losses = [(path, enumerate(_losses(*pair))) for path, pair in pairs.items()]
+    found = [(kind, -count, path) for path, each in losses for kind, count in each if count]
     if not found:
-        return Check(what="casts", status="pass")
-    effect, count, path = min(found)
-    tensor, status = pairs[path][1], "pass" if effect else "fail"
-    note = f"{-count} of {tensor.numel()} numbers of {path} {effects[effect]} "
-    note += name_of(tensor.dtype)
-    return Check(what="casts", status=status, worst=path, compared=len(found), note=note)
+        return _checked("casts")
+    kind, count, path = min(found)
+    tensor = pairs[path][1]
+    note = f"{-count} of {tensor.numel()} numbers of {path} {effects[kind]} {name_of(tensor.dtype)}"
+    return replace(_checked("casts", path, note, len(found)), status="pass" if kind else "fail")
 
 
 def _losses(before: Tensor, after: Tensor) -> tuple[int, ...]:
@@ -128,17 +124,16 @@ def _check_flags(reference: nn.Module, prepared: nn.Module, mode_changed: tuple[
         note = "one model is in training mode, the other is not"
         return Check(what="flags", status="skipped", note=note)
     flags = {name: module.training for name, module in named_modules(reference)}
-    modules, repairs = dict(named_modules(prepared)), all_repairs().values()
-    for name, module in modules.items():
-        if flags.get(name, module.training) == module.training:
-            continue
+    repairs = all_repairs().values()
+    for name, module in named_modules(prepared):
+        is_same = flags.get(name, module.training) == module.training
         is_repaired = any(repair.is_repaired(module) for repair in repairs)
-        may_differ = not is_repaired and is_under(name, mode_changed)
+        may_differ = is_same or (not is_repaired and is_under(name, mode_changed))
         if not may_differ and may_read_mode(module):
             mode = "train" if module.training else "eval"
             note = f"{name} is in {mode} mode, but not in the reference"
-            return Check(what="flags", status="fail", worst=name, compared=len(flags), note=note)
-    return Check(what="flags", status="pass", compared=len(flags))
+            return _checked("flags", name, note, len(flags))
+    return _checked("flags", compared=len(flags))
 
 
 def _is_equal(reference: Tensor, prepared: Tensor) -> bool:
