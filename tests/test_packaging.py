@@ -178,7 +178,6 @@ def test_only_command_line_modules_need_its_packages(tmp_path):
         "prepare.app.report.sweep_progress",
         "prepare.app.report.pages",
         "prepare.app.report.html",
-        "prepare.app.sweep.preloaded",
     )
     assert [name for name in done.stdout.split() if not name.startswith(needs)] == []
 

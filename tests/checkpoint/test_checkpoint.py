@@ -1,11 +1,9 @@
 """Checkpoints: saved, and loaded straight into a prepared model, with little memory."""
 
-import contextlib
 import gc
 import json
 import os
 import pickle
-import threading
 from pathlib import Path
 
 import pytest
@@ -26,11 +24,9 @@ from checkpoint_nets import (
     state_of,
     write,
 )
-from failing_calls import FailAt
-from failing_operations import first_middle_and_last, interrupt_at
 from prepare.checkpoint import load, save
-from prepare.checkpoint.weights import build_empty, empty_parameters
-from prepare.errors import CheckpointError, ConfigError, FileError, PrepareError, RefusedError
+from prepare.checkpoint.weights import build_empty
+from prepare.errors import CheckpointError, ConfigError, PrepareError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.step import TensorStep, Want
 
@@ -103,23 +99,6 @@ def test_the_shards_of_an_index_are_one_state(tmp_path):
     index.write_text(json.dumps({"weight_map": {"other": "../a.safetensors"}}))
     with pytest.raises(CheckpointError, match="which is not in its folder"):
         load(index, small)
-
-
-def test_parameters_take_no_memory_while_the_model_is_built():
-    model = build_empty(lambda: nn.Sequential(*(nn.Linear(2**14, 2**14) for _ in range(64))))
-    assert sum(p.nbytes for p in model.parameters()) > 2**36
-    assert all(p.is_meta for p in model.parameters())
-    ours = {}
-
-    def elsewhere():
-        ours["model"] = nn.Linear(2, 2)
-
-    with empty_parameters():
-        thread = threading.Thread(target=elsewhere)
-        thread.start()
-        thread.join()
-    assert not ours["model"].weight.is_meta
-    assert not nn.Linear(2, 2).weight.is_meta
 
 
 def anonymous() -> int:
@@ -358,15 +337,6 @@ def test_a_damaged_or_hostile_file_is_one_error(tmp_path, monkeypatch, content):
     assert not Path("executed").exists()
 
 
-def test_a_truncated_file_is_refused(path):
-    write(small(), path)
-    whole = path.read_bytes()
-    for length in range(0, len(whole), 61):
-        path.write_bytes(whole[:length])
-        with pytest.raises(CheckpointError):
-            load(path, small)
-
-
 def test_values_that_a_file_of_weights_cannot_hold_are_named(tmp_path):
     class State(nn.Linear):
         def get_extra_state(self):
@@ -385,23 +355,6 @@ def test_values_that_a_file_of_weights_cannot_hold_are_named(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt()])
-def test_a_failure_at_any_call_leaves_the_old_file(tmp_path, error):
-    path = tmp_path / "w.safetensors"
-    save(nn.Linear(2, 3), path)
-    old, new = path.read_bytes(), nn.Linear(2, 3)
-    for number in range(1, 200):
-        with pytest.MonkeyPatch.context() as patch:
-            FailAt(patch, number, error)
-            with contextlib.suppress(FileError, KeyboardInterrupt):
-                save(new, path)
-        assert [each.name for each in tmp_path.iterdir()] == ["w.safetensors"]
-        if path.read_bytes() != old:  # only the sync of the folder is after the rename
-            break
-    assert number > 3
-    assert torch.equal(load(path, nn.Linear(2, 3)).model.weight, new.weight)
-
-
 def test_a_resumed_optimizer_matches_the_loaded_layout(path):
     layout = Pipeline.from_config({"conv2d_memory_format": {}})
     model = small()
@@ -417,23 +370,3 @@ def test_a_resumed_optimizer_matches_the_loaded_layout(path):
     moment = fresh.state[resumed[0].weight]["exp_avg"]
     assert moment.stride() == resumed[0].weight.stride()
     assert not layout.check(resumed, optimizer=fresh)
-
-
-def test_an_interrupt_at_many_lines_leaves_the_model_whole(path):
-    write(small(), path)
-    layout = Pipeline.from_config({"conv2d_memory_format": {}})
-    places, model = [], small()
-    with interrupt_at(-1, places):
-        load(path, model, pipeline=layout)
-    done = 0
-    for line in first_middle_and_last(places)[::40]:
-        model = small()
-        before = state_of(model)
-        try:
-            with interrupt_at(line):
-                load(path, model, pipeline=layout)
-        except KeyboardInterrupt:
-            done += 1
-            whole = model[0].weight.stride(1) == 1  # held until everything was done
-            assert whole or same_state(state_of(model), before), places[line - 1]
-    assert done > 10

@@ -5,7 +5,6 @@ import copy
 import dataclasses
 import pickle
 import types
-import warnings
 from typing import NamedTuple
 
 import pytest
@@ -64,7 +63,7 @@ def test_every_kind_of_container_is_gone_into_and_keeps_its_type(batch, image):
 def test_integers_and_booleans_are_never_cast():
     ids, mask = torch.tensor([2049, 100001]), torch.tensor([True])
     phase = torch.randn(2, dtype=torch.complex64)
-    result = formatted([ids, mask, phase, torch.ones(1, 1)], dtype="float16")
+    result = formatted([ids, mask, phase, torch.ones(1, 1)], dtype="float16", include=["*"])
     assert result[0] is ids
     assert result[1] is mask
     assert result[2] is phase
@@ -143,18 +142,6 @@ def test_attached_formatting_survives_deepcopy_and_pickle(again):
     copied = again(pipeline.apply(model))
     assert copied(torch.ones(1), image=IMAGE)[1] is torch.bfloat16
     assert not pipeline.plan(copied)
-
-
-@pytest.mark.parametrize("memory_format", ["channels_last", "contiguous"])
-def test_a_traced_model_formats_its_inputs(memory_format):
-    model = nn.Sequential(nn.Conv2d(3, 2, 1)).double()
-    formatter = Formatter(None, torch.float64, ((4, memory_format),))
-    FormatHook(formatter).install(model)
-    x = torch.arange(2 * 3 * 4 * 4.0).view(2, 3, 4, 4).movedim(1, -1).contiguous().movedim(-1, 1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated
-        traced = torch.jit.trace(model, x)
-    assert torch.equal(traced(2 * x), model(2 * x))
 
 
 class Calls(nn.Module):

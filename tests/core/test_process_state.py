@@ -1,23 +1,15 @@
 """Threads that verify, bench, tune and apply leave the process, and a thread that serves, as they were."""
 
 import copy
-import gc
-import logging
-import os
-import random
-import sys
 import threading
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules import module as torch_module
 
+from fingerprint import difference, process_state
 from prepare.pipeline import Pipeline
 from prepare.stages import bench, flow
 from prepare.stages.tune import tune
@@ -45,34 +37,6 @@ class Positions(nn.Module):
 
 def model():
     return Positions().eval()
-
-
-def state():
-    """Return what belongs to the process."""
-    return {
-        "default dtype": torch.get_default_dtype(),
-        "default device": torch.get_default_device(),
-        "random": torch.get_rng_state().tolist(),
-        "random of Python": random.getstate(),
-        "random of NumPy": np.random.get_state()[1].tolist(),  # noqa: NPY002
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "threads": torch.get_num_threads(),
-        "matmul": torch.get_float32_matmul_precision(),
-        "cudnn": (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
-        "call": nn.Module.__call__,
-        "getattr": nn.Module.__getattr__,
-        "hooks": (
-            len(torch_module._global_forward_hooks),
-            len(torch_module._global_forward_pre_hooks),
-        ),
-        "filters": list(warnings.filters),
-        "showwarning": warnings.showwarning,
-        "logging": logging.root.manager.disable,
-        "collector": gc.isenabled(),
-        "folder": Path.cwd(),
-        "path": list(sys.path),
-        "environment": dict(os.environ),
-    }
 
 
 def verified(work):
@@ -118,17 +82,16 @@ def beside_a_serving_thread(runs):
     for work in WORK:  # what is imported or cached at first use stays
         work(model())
     thread = threading.Thread(target=serve)
-    before = state()
+    before = process_state()
     with ThreadPoolExecutor(len(WORK)) as pool:
         thread.start()
         try:
             for run in range(runs):
                 models = [model() for _ in WORK]
-                torch.set_rng_state(torch.tensor(before["random"], dtype=torch.uint8))
+                torch.set_rng_state(torch.tensor(before[0], dtype=torch.uint8))
                 for future in [pool.submit(*pair) for pair in zip(WORK, models, strict=True)]:
                     future.result()
-                now = state()
-                assert [key for key in before if now[key] != before[key]] == [], f"run {run}"
+                assert not difference(process_state(), before), f"run {run}"
                 assert not wrong, f"run {run}"
         finally:
             ends.set()

@@ -7,7 +7,7 @@ import pytest
 
 from prepare.app.job.model_target import locate_named
 from prepare.core.forward.run_example import explained
-from prepare.core.utils.user_code import described, place_of
+from prepare.core.utils.packages import described, place_of
 from prepare.errors import ConfigError
 
 NETS = """

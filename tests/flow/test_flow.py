@@ -78,11 +78,13 @@ def test_a_break_in_a_function_call_has_its_source_line(flow_of, inside, cause):
         lambda net, x: x.flatten(2).transpose(1, 2).relu().transpose(1, 2).reshape(x.shape),
         lambda net, x: torch.cat(list(x.chunk(2, 1)), 1),
         lambda net, x: x[:, :, 1:-1],
+        lambda net, x: x.clone(),
     ],
 )
 def test_an_operation_that_keeps_the_layout_is_not_a_break(flow_of, inside):
     flow = flow_of(Net(inside), cl(2, 4, 8, 8))
     assert flow.events == ()
+    assert {each.operation for each in flow.copies} <= {"aten.convolution"}
 
 
 @BOTH

@@ -85,48 +85,6 @@ def test_a_disk_that_is_full_at_write_number_n_is_one_line_and_exit_1(folder, ca
     assert set(found) == set(WRITTEN) if step == 1 else len(set(found)) > 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "error", [FULL, OSError(errno.EROFS, "Read-only file system"), OSError("odd")], ids=repr
-)
-@pytest.mark.parametrize("after", [False, True], ids=["only that one", "all from then on"])
-def test_a_failure_of_any_call_of_the_system_is_one_line_and_exit_1(folder, capsys, error, after):
-    points = 0
-    for n in range(1, 200):
-        where = folder / f"run{n}"
-        calls = ("open", "write", "fsync", "close", "replace")
-        code, fault, err = run_that_fails(n, where, capsys, calls=calls, error=error, after=after)
-        names = all_whole(where)
-        if not fault.failed:
-            break
-        points += 1
-        # To sync a folder may fail: the file is in place.
-        if code != 0:
-            assert (code, len(err)) == (1, 1)
-            assert "cannot be written" in err[0]
-        else:
-            assert set(names) == set(WRITTEN)
-    assert code == 0
-    assert points >= 5 * len(WRITTEN)
-
-
-@pytest.mark.slow
-def test_an_interrupt_at_write_n_exits_130_and_leaves_whole_files(folder, capsys):
-    for n in range(1, 50):
-        where = folder / f"run{n}"
-        how = {"calls": ("write",), "error": KeyboardInterrupt(), "after": False}
-        code, fault, err = run_that_fails(n, where, capsys, **how)
-        names = all_whole(where)
-        if not fault.failed:
-            break
-        assert (code, len(err)) == (130, 1)
-        assert err[0] in ("stopped by Ctrl-C", "interrupted")
-        if n < len(WRITTEN):
-            assert status(where) == "interrupted"
-    assert n == len(WRITTEN) + 1
-    assert set(names) == set(WRITTEN)
-
-
 def test_a_model_stays_usable_if_its_files_cannot_be_saved(tmp_path):
     model, reference = small_2d().eval(), small_2d().eval()
     reference.load_state_dict(model.state_dict())

@@ -163,3 +163,9 @@ def test_a_load_into_a_narrower_dtype_refuses_or_clamps(suffix, tmp_path):
     assert model.mask.tolist() == [0.0, 0.0]
     checkpoint.load(path, model, pipeline=Pipeline.from_config(CLAMPED))
     assert model.mask.tolist() == [torch.finfo(torch.bfloat16).max, 1.0]
+
+
+def test_an_expanded_tensor_is_cast_without_being_written_out():
+    model = Holder(mask=torch.randn(3, 1).expand(3, 4))
+    Pipeline.from_config(BF16).apply(model)
+    assert (model.mask.stride(), model.mask.untyped_storage().nbytes()) == ((1, 0), 6)

@@ -16,7 +16,7 @@ from small_nets import facts
 
 PAIRS = {
     "conv1d": (nn.Conv1d(3, 4, 3), nn.BatchNorm1d(4), (2, 3, 9)),
-    "conv2d": (nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4), (2, 3, 9, 9)),
+    "conv2d": (nn.Conv2d(3, 4, 3, bias=False), nn.BatchNorm2d(4, eps=0.1), (2, 3, 9, 9)),
     "grouped": (nn.Conv2d(4, 8, 3, groups=2, padding_mode="reflect", padding=1), nn.BatchNorm2d(8), (2, 4, 9, 9)),
     "conv3d": (nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4, affine=False), (2, 3, 5, 5, 5)),
     "transposed": (nn.ConvTranspose2d(3, 4, 2, stride=2), nn.BatchNorm2d(4), (2, 3, 5, 5)),

@@ -15,8 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, get_args, get_type_hints
 
-from prepare.app.cli.answer import tell
-from prepare.app.cli.words import USAGES, options_of, split_words
+from prepare.app.cli.words import USAGES, options_of, split_words, tell
 from prepare.app.job.record import shown_files
 from prepare.app.job.settings import ADDED_GROUP, group_names, key_names, level_names
 from prepare.core.utils.files import conf_dir
@@ -85,20 +84,7 @@ def _summary(argv: list[str]) -> int:
 def _run(argv: list[str]) -> int:
     from prepare.frameworks.run_program import run_program
 
-    code, session, folder = run_program(argv)
-    if folder:
-        from prepare.app.model_report import Report
-
-        for index, found in enumerate(session.found):
-            records = {"flow": found.flow} if found.flow is not None else {}
-            report = Report(
-                audit=found.audit,
-                found=records,
-                model=found.name,
-                steps=session.pipeline.to_config(),
-            )
-            report.save(Path(folder) / f"{index}-{found.name}")
-    return code
+    run_program(argv or [""], "prepare.app.model_report:write_pages")
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {

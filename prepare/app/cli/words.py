@@ -1,20 +1,25 @@
-"""Read the words of the command line, and answer a wrong one in one line with the nearest word."""
+"""Read the words of the command line, answer a wrong one with the nearest, and scripts with one object."""
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, redirect_stdout
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NoReturn
 
-from prepare.app.cli.answer import FLAGS
 from prepare.app.job.settings import GROUPS, group_names, key_names, level_names, step_remedy
 from prepare.core.utils.files import conf_dir
 from prepare.core.utils.suggest import choose_option, nearest
+from prepare.core.utils.text import line, output_to, printable
 from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.registry import STEPS
-from prepare.stages.stage import tasks
+from prepare.stages.stage import DONE, INTERRUPTED, NOT_VERIFIED, WRONG, tasks
 
 # The bare words, and what each is for.
 USAGES = {
@@ -193,3 +198,50 @@ def _unreadable(text: str) -> Problem:
     if text in USAGES:
         return Problem(text, "is a command, and must come first, without overrides", "see --help")
     return Problem(text or "''", "is neither key=value nor a command", _meant(text))
+
+
+# ------------------------------------------------------------ the answer for scripts: --json and --quiet
+FLAGS = ("--json", "--quiet")
+_REASONS = {WRONG: "configuration", INTERRUPTED: "interrupted", NOT_VERIFIED: "verification"}
+# The members of the object that are known so far; None without our flags.
+_ANSWER: ContextVar[dict[str, Any] | None] = ContextVar("_ANSWER", default=None)
+
+
+def answered(argv: list[str], run: Callable[[list[str]], int]) -> int:
+    """Run a command without our flags; with them it prints no summary, and with `--json` one object."""
+    rest = [word for word in argv if word not in FLAGS]
+    if len(rest) == len(argv):
+        return run(argv)
+    as_json, answer = "--json" in argv, dict[str, Any]()
+    token = _ANSWER.set(answer)
+    try:
+        # What a model prints is not part of the object, and goes to stderr.
+        with output_to(io.StringIO()), redirect_stdout(sys.stderr) if as_json else nullcontext():
+            code = run(rest)
+    finally:
+        _ANSWER.reset(token)
+    if as_json:
+        status = "ok" if code == DONE else "interrupted" if code == INTERRUPTED else "failed"
+        reason = None if code == DONE else _REASONS.get(code, "error")
+        head = {"format": "prepare.answer", "version": 1, "status": status, "reason": reason}
+        line(json.dumps({**head, "error": None, "code": code, **answer}, allow_nan=False))
+    return code
+
+
+def tell(**values: Any) -> None:
+    """Add members to the object of `--json`."""
+    if (answer := _ANSWER.get()) is not None:
+        answer |= values
+
+
+def is_quiet() -> bool:
+    """Return whether no progress is shown."""
+    return _ANSWER.get() is not None
+
+
+def print_problems(problems: Iterable[Any]) -> None:
+    """Print one line for each problem on stderr, and add them to the object of `--json`."""
+    texts = [*map(str, problems)]
+    for text in texts:
+        line(printable(text), errors=True)
+    tell(error="\n".join(texts))

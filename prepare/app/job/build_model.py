@@ -20,9 +20,8 @@ from prepare.app.job.model_target import (
 )
 from prepare.checkpoint.weights import build_empty, fill, read_weights
 from prepare.core.forward.call import class_calling
-from prepare.core.utils.packages import install_remedy, missing_module
+from prepare.core.utils.packages import described, install_remedy, is_out_of_memory, missing_module
 from prepare.core.utils.text import first_line, size
-from prepare.core.utils.user_code import described, is_out_of_memory
 from prepare.errors import ConfigError, ModelError
 from prepare.pipeline import Pipeline
 from prepare.stages.stage import Stage, tasks

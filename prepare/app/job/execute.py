@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from prepare.app.job.record import NOTHING_CHANGED, Job, Record, Result, Results
 from prepare.app.job.settings import Settings, read_settings
+from prepare.core.utils import packages
 from prepare.core.utils.machine import environment
-from prepare.core.utils.packages import quiet_torchao, switch_off_telemetry
+from prepare.core.utils.packages import described, is_out_of_memory, place_of, raised_at
 from prepare.core.utils.process_state import held_interrupts
 from prepare.core.utils.text import command_line_words, printable, size
-from prepare.core.utils.user_code import described, is_out_of_memory, place_of, raised_at
 from prepare.errors import (
     CheckpointError,
     ConfigError,
@@ -131,8 +131,8 @@ def run_job(
     """
     record, course, start = Record(spec.folder), Course(stage), time.perf_counter()
     results: Results | None = None
-    switch_off_telemetry()
-    quiet_torchao()
+    packages.switch_off_telemetry()
+    packages.quiet_torchao()
     try:
         if not begun:
             record.begin(spec.job)

@@ -11,9 +11,8 @@ from contextlib import suppress
 from types import ModuleType
 from typing import Any
 
-from prepare.core.utils.packages import install_remedy
+from prepare.core.utils.packages import described, install_remedy, place_of
 from prepare.core.utils.suggest import choose, nearest
-from prepare.core.utils.user_code import described, place_of
 from prepare.errors import ConfigError, ModelError, PrepareError, Problem
 
 # Keys that Hydra reads and does not pass to the target.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,7 @@ FOLDER = Path(__file__).parent / "templates"
 
 def render(template: str, **context: Any) -> str:
     """Render one template of this package; values of `context` are escaped."""
-    return _environment().get_template(template).render(context)
-
-
-def load_templates() -> None:
-    """Compile every template, for processes that are forked from this one."""
-    for name in _environment().list_templates(["html"]):
-        _environment().get_template(name)
+    return _TEMPLATES[template].render(context)
 
 
 def sections(documents: Iterable[Document]) -> Iterator[dict[str, Any]]:
@@ -126,7 +119,6 @@ def breakable(text: str) -> Markup:
     return Markup(_NUMBER.sub(r'<span class="whole">\g<0></span>', marked))  # noqa: S704  escaped above
 
 
-@cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(FOLDER),
@@ -144,3 +136,9 @@ def _environment() -> jinja2.Environment:
         "short": short,
     }
     return environment
+
+
+# Compiled with this module, which a sweep loads once for all of its runs.
+_ENVIRONMENT = _environment()
+_NAMES = _ENVIRONMENT.list_templates(["html", "css"])
+_TEMPLATES = {name: _ENVIRONMENT.get_template(name) for name in _NAMES}

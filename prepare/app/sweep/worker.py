@@ -8,6 +8,7 @@ once, which has imported torch, and forks it for each run.
 from __future__ import annotations
 
 import faulthandler
+import gc
 import multiprocessing
 import os
 import platform
@@ -27,13 +28,20 @@ from prepare.app.job.record import KEPT, Job, Record, Result
 from prepare.app.sweep.leader import OUTLIVE_COMMAND, stamp
 from prepare.core.utils.process_state import Stopped
 from prepare.errors import FileError
-from prepare.stages.stage import DONE, FAILED, INTERRUPTED
+from prepare.stages.stage import DONE, FAILED, INTERRUPTED, ordered_stages
 
 if TYPE_CHECKING:
     from prepare.app.sweep.manifest import SweepManifest
 
-# Slow to import, and every run needs them.
-_PRELOADED = ["torch", "prepare.app.sweep.preloaded"]
+# Slow to import, and every run needs them, beside what its stages import.
+_PRELOADED = (
+    *("torch", "torch.utils._device", "hydra.utils", "prepare.app.job.run_stages"),
+    *(
+        "prepare.app.report.pages",
+        "prepare.audit.read_model",
+        "prepare.core.forward.input_formatter",
+    ),
+)
 # Seconds between two looks whether the sweep goes on, and that a killed run has to end.
 _INTERVAL, _PATIENCE = 0.5, 5.0
 # Of what a crashed run printed last.
@@ -121,7 +129,8 @@ def run_isolated(spec: JobSpec, check: Callable[[], None]) -> Outcome:
 def _execute_in_child(spec: JobSpec, log: Path, check: Callable[[], None]) -> Result:
     """Execute the job; return the result of one that leaves none."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(_PRELOADED)
+    stages = (each for cls in ordered_stages() if cls.default for each in cls.imports)
+    context.set_forkserver_preload([*_PRELOADED, *stages])
     child = context.Process(target=_execute, args=(spec, str(log)))
     try:
         with _alone():
@@ -162,6 +171,7 @@ def _alone() -> Iterator[None]:
 
 
 def _execute(spec: JobSpec, log: str) -> None:
+    gc.freeze()  # no run walks over what the server has loaded, or copies its pages for that
     os.setpgid(0, 0)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()

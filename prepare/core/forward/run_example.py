@@ -14,10 +14,9 @@ from prepare.core.forward.call import describe
 from prepare.core.forward.input_formatter import keep_option, note_of
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged, without_gradients
-from prepare.core.utils.packages import install_remedy, missing_module
+from prepare.core.utils.packages import described, install_remedy, missing_module
 from prepare.core.utils.process_state import interruptible
 from prepare.core.utils.text import words
-from prepare.core.utils.user_code import described
 from prepare.errors import ModelError
 
 if TYPE_CHECKING:

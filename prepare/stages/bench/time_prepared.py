@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from prepare.core.forward.call import call_of
+from prepare.core.utils.packages import is_out_of_memory
 from prepare.core.utils.text import first_line
-from prepare.core.utils.user_code import is_out_of_memory
 from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.compare_variants import compare
