@@ -55,8 +55,9 @@ class IssueMatch:
     @property
     def is_error(self) -> bool:
         """Return whether this model must not be prepared so."""
-        is_fatal = self.issue.part == "memory"  # a training step may end the process
-        return self.is_wrong and self.in_training and (is_fatal or not self.only_warns)
+        # With the part "memory" a training step may end the process.
+        warns = self.only_warns and self.issue.part != "memory"
+        return self.is_wrong and self.in_training and not warns
 
     @property
     def is_met(self) -> bool:
@@ -114,7 +115,7 @@ class IssueMatch:
         elif self.issue.is_risk and not self.issue.repair:
             cures.append("look at what the run's verification says, with the sizes you train on")
         if self.is_error:
-            warn = argument("known_issues", "ignore" if self.only_warns else "warn")
+            warn = argument("known_issues", "ignore" if self.issue.part == "memory" else "warn")
             other = words(cli="mode=eval", python="model.eval() if it is not trained")
             cures.append(f"go on without it: {warn}, or {other}")
         return ", or ".join(cures)
