@@ -7,8 +7,14 @@ it as it is. A program asserts its own right values. `with_us` tells it what mor
 from __future__ import annotations
 
 import copy
+import gc
+import resource
+import tempfile
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
@@ -16,6 +22,7 @@ import torch
 from torch import nn
 
 from prepare.core.forward.call import call_of
+from prepare.core.forward.unchanged import unchanged
 from prepare.pipeline import Pipeline, pipeline
 from prepare.stages.verify import verify
 
@@ -358,6 +365,164 @@ def t5_keeps_its_wide_product_in_float32(us):
     wide = model.encoder.block[0].layer[1].DenseReluDense.wo.weight
     assert wide.dtype == torch.float32
     assert model(torch.tensor([[1, 2, 3]])).last_hidden_state.isfinite().all()
+
+
+# ------------------------------------------------------------------------------- calls of ours
+
+SEEN = []
+
+
+class Stateful(nn.Module):
+    """Keeps what a decoder, a cache of positions and a sampler keep between two calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 4, stride=4)
+        self.past, self.tables, self.context = [], {}, SimpleNamespace(calls=0, last=None)
+        self.draws = torch.Generator().manual_seed(0)
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, batch):
+        image = batch.pop("image")
+        image -= 0.5
+        batch["sizes"].append(image.shape)
+        y = self.conv(image)
+        self.tables.setdefault(y.shape, y.mean().item())
+        self.past.append(y)
+        self.context.calls += 1
+        self.context.last, last = y, self.context.last
+        self.mean += y.detach().float().mean((0, 2, 3))
+        noise = torch.rand(1, generator=self.draws).to(y.dtype)
+        return y + noise + self.mean[:, None, None].to(y.dtype) + (0 if last is None else last)
+
+
+def calls_of_ours_leave_state(us, way, mode, **options):
+    model, closed = Stateful().train(mode == "train"), []
+    model.conv.register_forward_hook(lambda module, args, output: closed.append(output))
+    model.conv.register_forward_hook(lambda module, args, output: SEEN.append(output))
+    example = {"image": torch.rand(1, 3, 32, 32), "sizes": []}
+    batch, kept = (example,), example["image"].clone()
+    draws = model.draws.get_state()
+    SEEN.clear()
+    if way == "prepare":
+        us.prepare(model, batch, **options)
+    elif way == "apply":
+        us.apply({"rewrite_conv": {}, **options}, model, example=batch)
+    elif us.with_us:
+        Pipeline.from_config({"rewrite_conv": {}, **options}).choose(model, batch)
+    assert (model.past, model.tables, model.context.calls) == ([], {}, 0)
+    assert model.context.last is None
+    assert not model.mean.any()
+    assert torch.equal(model.draws.get_state(), draws)
+    assert (closed, SEEN) == ([], [])
+    assert list(example) == ["image", "sizes"]
+    assert example["sizes"] == []
+    assert torch.equal(example["image"], kept)
+    model({"image": example["image"].clone(), "sizes": []})
+    assert (model.context.calls, len(model.past), len(closed), len(SEEN)) == (1, 1, 1, 1)
+
+
+IN_STEPS = {"half": {"dtype": "bfloat16"}, "input_format": {"attach": True}}
+LOW = {"prepare": {"dtype": "bfloat16"}, "apply": IN_STEPS, "choose": IN_STEPS}
+for way, options in LOW.items():
+    for mode in ("eval", "train"):
+        for given in ({}, options):
+
+            def run(us, way=way, mode=mode, given=given):
+                calls_of_ours_leave_state(us, way, mode, **given)
+
+            dtype = "bfloat16" if given else "float32"
+            PROGRAMS[f"{way}_leaves_the_state_in_{mode}_and_{dtype}"] = run
+
+
+class Interrupted(nn.Module):
+    def __init__(self, item):
+        super().__init__()
+        self.conv, self.item, self.stop = nn.Conv2d(3, 3, 1), item, True
+
+    def forward(self, *args, **kwargs):
+        if self.stop:
+            raise KeyboardInterrupt
+        return self.conv(self.item(args, kwargs))
+
+
+IMAGE = torch.randn(1, 3, 4, 4)
+BATCHES = {
+    "a_dict": lambda: (({"x": IMAGE},), {}, lambda args, kwargs: args[0]["x"]),
+    "a_list": lambda: (([IMAGE],), {}, lambda args, kwargs: args[0][0]),
+    "a_nested_dict": lambda: (({"x": [{"y": IMAGE}]},), {}, lambda args, _: args[0]["x"][0]["y"]),
+    "keywords": lambda: ((), {"batch": {"x": IMAGE}}, lambda _, kwargs: kwargs["batch"]["x"]),
+    "a_dataclass": lambda: ((Sample(IMAGE, IMAGE, ()),), {}, lambda args, _: args[0].image),
+}
+for kind, make_batch in BATCHES.items():
+
+    def run(us, make_batch=make_batch):
+        args, kwargs, item = make_batch()
+        steps = {"half": {"dtype": "bfloat16"}, "input_format": {"attach": True}}
+        model = us.apply(steps, Interrupted(item).eval())
+        with pytest.raises(KeyboardInterrupt):
+            model(*args, **kwargs)
+        assert item(args, kwargs) is IMAGE
+        model.stop = False
+        assert [model(*args, **kwargs).shape for _ in range(3)] == [IMAGE.shape] * 3
+        assert item(args, kwargs) is IMAGE
+
+    PROGRAMS[f"an_interrupted_call_leaves_{kind}"] = run
+
+
+@program
+def choosing_keeps_few_activations(us):
+    most = []
+
+    def count(module, args):
+        tensors = [each for each in gc.get_objects() if type(each) is torch.Tensor]
+        sizes = {each.untyped_storage()._cdata for each in tensors if each.nbytes == x.nbytes}
+        most.append(len(sizes))
+
+    model = nn.Sequential(*[nn.Conv2d(8, 8, 1) for _ in range(20)]).eval()
+    model[-1].register_forward_pre_hook(count)
+    x = torch.randn(1, 8, 61, 67)
+    with torch.no_grad():
+        model(x)
+    us.apply({"rewrite_conv": {}}, model, example=x)
+    assert max(most) <= 5
+
+
+def memory():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def from_numpy(path):
+    numpy = pytest.importorskip("numpy")
+    return torch.from_numpy(numpy.memmap(path, dtype=numpy.float32, mode="r+"))
+
+
+def loaded(path):
+    return torch.load(path, mmap=True)
+
+
+MAPPED = {
+    "array": lambda path: pytest.importorskip("numpy").memmap(path, mode="r"),
+    "tensor_of_an_array": from_numpy,
+    "tensor_of_a_file": lambda path: torch.from_file(str(path), shared=True, size=2**24),
+    "tensor_of_a_checkpoint": loaded,
+}
+for kind, make_mapped in MAPPED.items():
+
+    def run(us, kind=kind, make_mapped=make_mapped):
+        with tempfile.NamedTemporaryFile() as file:
+            file.truncate(2**26)
+            if make_mapped is loaded:
+                torch.save(torch.zeros(2**24), file.name)
+            model = nn.Linear(2, 2)
+            model.data_set = SimpleNamespace(images=make_mapped(file.name))
+            before = memory()
+            with unchanged(model) if us.with_us else nullcontext():
+                model(torch.ones(1, 2))
+                assert memory() - before < 2**25
+            del model
+
+    PROGRAMS[f"a_mapped_{kind}_is_not_copied"] = run
 
 
 @pytest.mark.parametrize("with_us", [True, False], ids=["with us", "without us"])

@@ -3,7 +3,7 @@
 import pytest
 
 from paths import CONF
-from prepare.app.cli.configuration import problems_of
+from prepare.app.cli.hydra_app import problems_of
 from prepare.app.job.settings import ADDED_GROUP, group_names
 from words import composing
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import hydra
 
 from paths import CONF
-from prepare.app.cli.configuration import CONFIG_NAME, store_defaults
+from prepare.app.cli.hydra_app import CONFIG_NAME, store_defaults
 
 NET = "model._target_=sample_nets.Net"
 SMALL = "input.shape=[2,3,16,16]"

@@ -65,7 +65,7 @@ def test_a_write_cut_short_by_the_system_leaves_the_old_file(tmp_path):
     code = (
         "import resource, sys; from prepare.core.utils import files; from prepare.errors import FileError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))\n"
-        "try: files.write_bytes('a', bytes(100_000))\n"
+        "try: files.write_text('a', 'a' * 100_000)\n"
         "except FileError as error: print(error)\n"
     )
     assert run(code, tmp_path) == "a: cannot be written: File too large\n"

@@ -10,7 +10,7 @@ import torch
 from hydra.core.global_hydra import GlobalHydra
 
 from prepare.app.cli import main as cli
-from prepare.app.cli.configuration import slug
+from prepare.app.cli.hydra_app import slug
 from prepare.app.job.record import Record
 from prepare.app.sweep.summary import Summary, SweepRow, read_summary
 from sweeps import Ended, finish, start, wait_for

@@ -29,7 +29,7 @@ from prepare.core.utils.machine import limit_spinning
 from prepare.core.utils.packages import causes, switch_off_telemetry
 from prepare.core.utils.process_state import stopped_by_sigterm
 from prepare.core.utils.text import command_line_words, to_nobody
-from prepare.errors import ConfigError, PrepareError, Problem
+from prepare.errors import ConfigError, FileError, PrepareError, Problem
 from prepare.pipeline.distributed import rank
 from prepare.stages.stage import DONE, FAILED, INTERRUPTED, WRONG
 
@@ -112,7 +112,7 @@ def _through_hydra(argv: list[str]) -> int:
     words, flags = split_words(argv)
     check_flags(flags)
     from prepare.app.cli import hydra_app
-    from prepare.app.cli.configuration import store_defaults
+    from prepare.app.cli.hydra_app import store_defaults
 
     words = store_defaults(words)
     state = hydra_app.CommandState()
@@ -130,8 +130,11 @@ def _through_hydra(argv: list[str]) -> int:
             code = stop.code if isinstance(stop.code, int) else int(bool(stop.code))
             if {"--cfg", "-c"} & {*flags} and code == FAILED:
                 code = WRONG  # Hydra has printed what it cannot show
+        except BrokenPipeError:
+            to_nobody(sys.stdout)  # the reader of --cfg has gone
+            code = DONE
         except BaseException as error:
-            code = _told(error, state, words)
+            raise _told(error, state, words)  # noqa: B904  the error itself, if it is none of these
         finally:
             sys.argv = before
             hydra_app.STATE.reset(token)
@@ -140,35 +143,28 @@ def _through_hydra(argv: list[str]) -> int:
     return code
 
 
-def _told(error: BaseException, state: CommandState, words: list[str]) -> int:
-    """Print in one line what ended Hydra, and return the exit code; raise what is a fault of ours."""
-    from prepare.app.cli.configuration import ERRORS
+def _told(error: BaseException, state: CommandState, words: list[str]) -> BaseException:
+    """Return what ended Hydra as an error of one line; a fault of ours stays what it is."""
+    from prepare.app.cli.hydra_app import ERRORS
     from prepare.app.job.record import unusable
 
-    code = FAILED
     # Also behind another error, as of a library that then closes a file it has not opened.
     if any(isinstance(each, KeyboardInterrupt) for each in causes(error, contexts=True)):
-        problem, code = _INTERRUPTED, INTERRUPTED
-    elif isinstance(error, BrokenPipeError):
-        to_nobody(sys.stdout)  # the reader of --cfg has gone
-        return DONE
-    elif isinstance(error, OSError) and error.errno is not None:
+        return KeyboardInterrupt()
+    if isinstance(error, OSError) and error.errno is not None:
         # A job raises none; Hydra does if it cannot make the folder of a run, or write into it.
         key = "hydra.sweep.subdir" if state.leader else "hydra.run.dir"
-        problem = unusable(error.filename or "the folder", error, key).problems[0]
-    elif state.leader is not None and isinstance(error, Exception):
+        return unusable(error.filename or "the folder", error, key)
+    if state.leader is not None and isinstance(error, Exception):
         # No job of a sweep raises, so the launcher did; the records of the jobs stay.
         path = state.leader.folder / "error.txt"
         files.write_text(path, "".join(traceback.format_exception(error)))
         wrong = f"the launcher stopped: {type(error).__name__}: {first_sentence(str(error))}"
         remedy = f"the traceback is in {files.printable_path(path)}; resume=true runs the rest"
-        problem = Problem("hydra/launcher", wrong, remedy)
-    elif isinstance(error, ERRORS) and not state.began:
-        problem, code = refused(error, words), WRONG
-    else:
-        raise error
-    print_problems([problem])
-    return code
+        return FileError("hydra/launcher", wrong, remedy)
+    if isinstance(error, ERRORS) and not state.began:
+        return ConfigError.of([refused(error, words)])
+    return error
 
 
 def _end_sweep(state: CommandState, leader: Leader, code: int) -> int:

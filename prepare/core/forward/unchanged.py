@@ -2,19 +2,22 @@
 
 Not restored is what no public network was seen to change in its forward: what lies deeper than one container
 or plain object in an attribute, global variables that no hook names, data of classes. An array of numpy may
-be a mapped file, larger than the memory: it is neither copied nor restored.
+be a mapped file, larger than the memory: it is neither copied nor restored. Nor is a large tensor over a
+file, but a write into it is an error.
 """
 
 from __future__ import annotations
 
 import gc
 import random
+import re
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from operator import is_
+from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
@@ -33,6 +36,8 @@ _T = TypeVar("_T")
 _IN_ATTRIBUTE, _AT_HOOK, _IN_ARGUMENT = 1, 2, 6
 # The copies may take this part of the free main memory.
 _PART = 0.5
+# A tensor in a mapped file is copied if it has fewer bytes, as the statistics of a norm.
+_LARGE = 2**24
 # An OrderedDict has an order of its own, which the methods of dict do not keep.
 _CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 _SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None), range, torch.Size})
@@ -169,7 +174,9 @@ class ModelState:
         written = [tensor for tensor, version in self._not_copied if tensor._version != version]
         if written:
             shape = list(written[0].shape)
-            wrong = f"writes into a parameter of shape {shape}, and no memory is free for a copy"
+            wrong = (
+                f"writes into a tensor of shape {shape}, a mapped file or too large to be copied"
+            )
             raise RefusedError("forward", wrong, "build the model again, where more memory is free")
 
     def _restore_tensors(self) -> None:
@@ -264,7 +271,7 @@ class ModelState:
 
     def _copy_memory(self) -> None:
         free, copied = free_memory(torch.device("cpu")), set[int]()
-        left = float("inf") if free is None else _PART * free
+        left, mapped = float("inf") if free is None else _PART * free, list[tuple[int, int]]()
         tensors = [tensor for tensor, *_ in self._tensors]
         # First what is small, and changes most.
         for tensor in sorted(tensors, key=lambda each: isinstance(each, nn.Parameter)):
@@ -273,11 +280,24 @@ class ModelState:
                 if storage._cdata not in used or storage._cdata in copied:
                     continue
                 copied.add(storage._cdata)
-                if storage.nbytes() > left:
+                is_large = storage.nbytes() >= _LARGE and storage.device.type == "cpu"
+                mapped = mapped or (_mapped_files() if is_large else [])
+                is_mapped = is_large and any(a <= storage.data_ptr() < b for a, b in mapped)
+                if storage.nbytes() > left or is_mapped:
                     self._not_copied.append((tensor, tensor._version))
                     continue
                 left -= storage.nbytes()
                 self._memory.append((storage, _bits_of(storage).to("cpu", copy=True)))
+
+
+def _mapped_files() -> list[tuple[int, int]]:
+    """Return the parts of memory that are files, on Linux; memory that processes share is none."""
+    with suppress(OSError):
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+        files = [line for line in lines if " /" in line and not re.search(r" /(dev|memfd)", line)]
+        pairs = (line.partition(" ")[0].split("-") for line in files)
+        return [(int(start, 16), int(end, 16)) for start, end in pairs]
+    return []
 
 
 @cache

@@ -48,24 +48,16 @@ STEP_GROUPS = ("device", "precision", "memfmt")
 
 
 # ------------------------------------------------------------------------------- files
-def write_bytes(path: str | os.PathLike, data: bytes) -> None:
-    """Replace the content of the file at `path` by `data`, or change nothing. Raises FileError.
-
-    The file gets the permissions that `open(path, "w")` would give: those of the file it replaces,
-    else what the umask leaves. A symbolic link is replaced, not followed.
-    """
-    with new_file(path) as file:
-        file.write(data)
-
-
 def write_text(path: str | os.PathLike, text: str) -> None:
     r"""Replace the content of the file at `path` by `text` in UTF-8, without translating line ends.
 
     A module may be named by any string, so lone surrogates are written ("surrogatepass"), and
     `read_text` returns them. Formats that can escape them (JSON, recipes, pages) do so before.
-    Raises FileError.
+    The file gets the permissions that `open(path, "w")` would give: those of the file it replaces,
+    else what the umask leaves. A symbolic link is replaced, not followed. Raises FileError.
     """
-    write_bytes(path, text.encode("utf-8", "surrogatepass"))
+    with new_file(path) as file:
+        file.write(text.encode("utf-8", "surrogatepass"))
 
 
 def read_bytes(path: str | os.PathLike, *, limit: int | None = None) -> bytes:

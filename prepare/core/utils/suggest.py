@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 # Common synonyms; accepted wherever the word on the right is allowed.
@@ -59,27 +59,24 @@ def nearest(word: str, allowed: Iterable[str], *, cutoff: float = 0.55) -> list[
     return [choice for name in dict.fromkeys([*synonyms, *close]) for choice in spelt[name]][:3]
 
 
-def choose(
-    word: str,
-    allowed: Iterable[str],
-    *,
-    noun: str = "allowed",
-    joined: Callable[[list[str]], str] = ", ".join,
-) -> str:
+def choose(word: str, allowed: Iterable[str], *, noun: str = "allowed") -> str:
     """Return the remedy for a wrong word: the nearest match, then all allowed words."""
     words = list(allowed)
-    close = nearest(word, words)
-    # The beginning of several words may mean any of them.
-    begun = sorted(name for name in close if name.startswith(word)) if len(word) > 2 else []
-    meant = f"did you mean {' or '.join(map(repr, begun[:2] or close[:1]))}? " if close else ""
-    return f"{meant}{noun}: {joined(words) or 'none'}"
+    return f"{_did_you_mean(word, words)}{noun}: {', '.join(words) or 'none'}"
 
 
 def choose_option(word: str, group: str, options: Iterable[str]) -> str:
     """Return the remedy for a wrong option of a group: the nearest match, then its options."""
     names = list(options)
     more = f" (--help {group} lists them)" if len(names) > _LISTED else ""
-    return choose(word, names, noun="options", joined=listed) + more
+    return f"{_did_you_mean(word, names)}options: {listed(names)}{more}"
+
+
+def _did_you_mean(word: str, words: list[str]) -> str:
+    close = nearest(word, words)
+    # The beginning of several words may mean any of them.
+    begun = sorted(name for name in close if name.startswith(word)) if len(word) > 2 else []
+    return f"did you mean {' or '.join(map(repr, begun[:2] or close[:1]))}? " if close else ""
 
 
 def listed(options: list[str]) -> str:
