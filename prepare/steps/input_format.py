@@ -86,8 +86,9 @@ class InputFormat(InputStep):
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         from prepare.core.model.module_tree import called_modules
 
-        called = called_modules(model).items() if self.attach else ()
-        return [name for name, module in called if not self._hook(module).is_on(module)]
+        called = [*called_modules(model).values()] if self.attach else []
+        new = [module for module in called if not self._hook(module).is_on(module)]
+        return [name for name, module in model.named_modules() if module in new]
 
     def act(self, model: torch.nn.Module) -> None:
         from prepare.core.model.module_tree import called_modules
