@@ -256,6 +256,17 @@ def test_a_pattern_names_an_argument_or_what_holds_it(pattern):
     assert formatted(NESTED, dtype="bfloat16", exclude=["box"])["targets"][0]["boxes"] is not BOXES
 
 
+def test_arguments_without_a_name_are_counted():
+    class Star(nn.Module):
+        def forward(self, x, *more, **named):
+            return [each.dtype for each in (x, *more, *named.values())]
+
+    step = {"dtype": "bfloat16", "attach": True, "exclude": ["1", "y"]}
+    model = Pipeline.from_config({"input_format": step}).apply(Star())
+    found = model(IMAGE, IMAGE.clone(), IMAGE.clone(), y=IMAGE.clone())
+    assert found == [torch.bfloat16, torch.float32, torch.bfloat16, torch.float32]
+
+
 def test_exclude_wins_over_include():
     step = {"dtype": "bfloat16", "include": ["*"], "exclude": ["t"]}
     found = formatted({"t": torch.ones(2, 2), "u": torch.ones(2)}, **step)

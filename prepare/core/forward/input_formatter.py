@@ -142,7 +142,8 @@ class FormatHook(NotScriptable):
         """Return the hook for `model`, which knows the names of its arguments."""
         names: tuple[str, ...] = ()
         with contextlib.suppress(ValueError, TypeError):  # of a scripted module
-            names = tuple(inspect.signature(model.forward).parameters)
+            taken = inspect.signature(model.forward).parameters.values()
+            names = tuple(each.name for each in taken if each.kind <= each.POSITIONAL_OR_KEYWORD)
         return cls(formatter, names)
 
     def name_of(self, place: str) -> str:
