@@ -161,7 +161,7 @@ class FormatHook(NotScriptable):
         """Register the hook before all others, and remove any other formatting hook."""
         FormatHook.remove(model)
         model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
-        model.register_forward_hook(WarnHook(), with_kwargs=True, always_call=True)
+        model.register_forward_hook(WarnHook(), prepend=True, with_kwargs=True, always_call=True)
 
     @staticmethod
     def remove(model: nn.Module) -> None:
