@@ -80,6 +80,6 @@ def process_state():
         torch.backends.cudnn.benchmark,
         torch.is_autocast_enabled("cpu"),
         torch.get_num_threads(),
-        (nn.Module.__call__, nn.Module.__getattr__, list(warnings.filters), warnings.showwarning),
+        (nn.Module.__call__, nn.Module.__getattr__, warnings.showwarning),
         (Path.cwd(), list(sys.path), dict(os.environ), gc.isenabled()),
     )
