@@ -15,7 +15,7 @@ from prepare.audit import audit
 from prepare.errors import RefusedError
 from prepare.patterns import matches
 from prepare.pipeline import Pipeline
-from random_models import ODD, SPECS, STRIDED, Keeper, behind, is_computed, own_places
+from random_models import ODD, SPECS, Keeper, behind, is_computed, own_places
 from small_nets import bits, facts, same, tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
@@ -301,19 +301,6 @@ def test_strides_and_bits_are_those_of_torchs_own_calls(case):
     spec, steps = case
     model = Pipeline.from_config(steps).apply(spec.build(), strict=False, known_issues="ignore")
     same(model, upstream(spec.build(), steps))
-
-
-@for_all(SPECS.filter(lambda spec: not spec.has(ODD)))
-def test_a_round_trip_restores_every_stride(spec):
-    model, start = spec.build(), spec.build()
-    Pipeline.from_config({name: {} for name in FORMATS}).apply(
-        model, strict=False, known_issues="ignore"
-    )
-    back = {name: {"memory_format": "contiguous"} for name in FORMATS}
-    Pipeline.from_config(back).apply(model, strict=False, known_issues="ignore")
-    if not spec.has(STRIDED):
-        same(model, start)
-    same(model, upstream(start, back))
 
 
 @for_all(cases())
