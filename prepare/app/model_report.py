@@ -17,6 +17,7 @@ from prepare.pipeline.pipeline import PLANS
 if TYPE_CHECKING:
     from torch import nn
 
+    from prepare.frameworks.outside import Outside
     from prepare.stages.bench.records import Comparison
     from prepare.stages.flow.records import Flow
     from prepare.stages.stage import Level, Mode
@@ -135,3 +136,12 @@ def report(
     steps = plan.steps if plan is not None else pipeline.to_config() if pipeline else None
     audited = audit(model, plan=plan)
     return Report(audit=audited, found=found, model=type(model).__name__, steps=steps)
+
+
+def write_pages(session: Outside, folder: str) -> None:
+    """Write a folder with a page for each network that a program has called, in the order of the calls."""
+    for index, found in enumerate(session.found):
+        records = {"flow": found.flow} if found.flow is not None else {}
+        steps = session.pipeline.to_config()
+        report = Report(audit=found.audit, found=records, model=found.name, steps=steps)
+        report.save(Path(folder) / f"{index}-{found.name}")

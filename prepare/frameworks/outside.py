@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import fnmatch
 import gc
+import pkgutil
 import sys
 import threading
 import warnings
@@ -299,7 +300,9 @@ class Outside:
             yield "no network was called, and nothing was prepared"
 
 
-def outside(recipe: Recipe, *, module: str = "*") -> Outside:
+def outside(
+    recipe: Recipe, *, module: str = "*", report: tuple[str, str] = ("", ""), is_told: bool = True
+) -> Outside:
     """Prepare the networks of this program from here on, each at its first call, before the first step.
 
     Say it before the networks are wrapped or compiled. What was prepared is printed to stderr at the end of
@@ -308,18 +311,21 @@ def outside(recipe: Recipe, *, module: str = "*") -> Outside:
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
         module: a pattern of class names, as in `UNet*`: only networks of these classes are prepared.
+        report: the dotted name of what writes a page for each network, and the folder; of `prepare run`.
+        is_told: whether what was prepared is printed at the end.
     """
     session = Outside(recipe, module=module).start()
-    atexit.register(tell, session)
+
+    def end() -> None:
+        if session in Outside.active and rank() == 0 and is_told:
+            for text in session.lines():
+                print(f"prepare: {text}", file=sys.stderr)  # noqa: T201
+            if report[1]:
+                pkgutil.resolve_name(report[0])(session, report[1])
+        session.stop()
+
+    atexit.register(end)
     return session
-
-
-def tell(session: Outside) -> None:
-    """Print what a session has prepared, on rank 0, to stderr."""
-    if session in Outside.active and rank() == 0:
-        for text in session.lines():
-            print(f"prepare: {text}", file=sys.stderr)  # noqa: T201
-    session.stop()
 
 
 def unprepared(session: Outside) -> list[nn.Module]:

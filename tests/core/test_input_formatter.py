@@ -3,7 +3,6 @@
 import collections
 import copy
 import dataclasses
-import pickle
 import types
 from typing import NamedTuple
 
@@ -134,14 +133,6 @@ def test_attached_formatting_covers_positional_and_keyword_arguments():
     first, image, stride, other = pipeline.apply(model)(IMAGE, image=IMAGE, other={"n": 3})
     assert (first, image, other) == (torch.bfloat16, torch.bfloat16, {"n": 3})
     assert stride == canonical_stride(IMAGE.shape, "channels_last")
-
-
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_attached_formatting_survives_deepcopy_and_pickle(again):
-    pipeline, model = attached()
-    copied = again(pipeline.apply(model))
-    assert copied(torch.ones(1), image=IMAGE)[1] is torch.bfloat16
-    assert not pipeline.plan(copied)
 
 
 class Calls(nn.Module):

@@ -5,12 +5,10 @@ import json
 import pytest
 
 import made
-from paths import RUN
 from prepare.app.cli import main as cli
 from prepare.app.report.answers import stage_documents, verdict
 from prepare.stages.stage import STAGES
 
-CONF = RUN.parent / "conf"
 QUICK = ("model._target_=sample_nets.small", "input.shape=[2,3,12,12]", "device=cpu", "flow=none")
 
 

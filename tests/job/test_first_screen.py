@@ -10,6 +10,9 @@ import made
 from page_reader import Reader
 from prepare.app.cli import hydra_app
 from prepare.app.cli import main as cli
+from prepare.app.job.execute import Outcome
+from prepare.app.job.record import Job, Result, Results
+from prepare.app.report.terminal import RunOutput
 from prepare.core.document import ReportContext
 from prepare.core.utils.text import command_line_words
 from prepare.stages.stage import STAGES
@@ -46,6 +49,15 @@ def test_it_has_ten_lines_one_path_and_no_variable(go, monkeypatch, tmp_path):
     assert re.findall(r"(?m)^  (\w+) ", said.out) == answers
     page = Reader((tmp_path / ("a" * 90) / "report.html").read_text()).text
     assert "On the command line: prepare model._target_=sample_nets.small 'input.shape=" in page
+
+
+def test_a_note_that_does_not_fit_into_ten_lines_is_on_the_page(capsys, tmp_path):
+    found = {"flow": made.flow(0), "verify": made.verification(), "bench": made.bench()}
+    job = Job(None, None, [], {}, seen={"given": ""})
+    run = Results(job=job, audit=made.audit(), found=found, notes=["a long note " * 60, "another"])
+    RunOutput(tmp_path).end(Outcome(Result("ok"), 0, run))
+    out = capsys.readouterr().out
+    assert (len(out.splitlines()) <= 10, "2 notes on the page" in out) == (True, True)
 
 
 def test_its_folder_is_named_by_the_day_the_time_and_the_model(go):

@@ -137,21 +137,6 @@ def test_a_failed_job_says_what_went_wrong():
     assert verdict(run) == "Failed: no memory"
 
 
-def test_an_error_in_user_code_names_its_line_and_the_stage():
-    error, where = (
-        "nets.py:8, in forward: NameError: name 'x' is not defined",
-        "nets.py:8, in forward",
-    )
-    ended = {"done": ["planning"], "during": "preparing", "place": where}
-    result = Result("failed", "error", error, "Traceback", **ended)
-    assert found(Results(job=JOB, result=result)) == [
-        ("bad", "An exception", "NameError: name 'x' is not defined"),
-        ("plain", "nets.py:8, in forward", ""),
-        ("plain", "While preparing", "after 1 completed stage"),
-        ("warn", "Correct that line", ""),
-    ]
-
-
 def test_an_error_of_a_configuration_ends_with_its_remedy():
     problem = Problem("input", "gives nothing", "set input.shape")
     result = Result("failed", "configuration", str(problem), problems=[problem])
@@ -178,14 +163,9 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     assert advised(slower) == ("Leave the model unprepared", "it is slower")
     failed = having(bench=made.bench(error="there is no second model"))
     assert advised(failed) == ("Time it before you use it", "there is no second model")
-    plan = {
-        "problems": [],
-        "warnings": [asdict(Problem(each, "is slow", "add the step it")) for each in "ab"],
-    }
-    assert advised(replace(no_effect, plan=plan)) == (
-        "Add the step it",
-        "some weights have another layout",
-    )
+    slow = [asdict(Problem(each, "is slow", "add the step it")) for each in "ab"]
+    planned = replace(no_effect, plan={"problems": [], "warnings": slow})
+    assert advised(planned) == ("Add the step it", "some weights have another layout")
     assert advised(RUN) == ("Verify it before you use it", "leave out verify=none")
     all_of_it = {"verify": made.verification(), "bench": made.bench(), "flow": made.flow(0)}
     assert advised(having(**all_of_it)) == ("Use the recipe", "in your code")

@@ -84,20 +84,7 @@ def _summary(argv: list[str]) -> int:
 def _run(argv: list[str]) -> int:
     from prepare.frameworks.run_program import run_program
 
-    code, session, folder = run_program(argv)
-    if folder:
-        from prepare.app.model_report import Report
-
-        for index, found in enumerate(session.found):
-            records = {"flow": found.flow} if found.flow is not None else {}
-            report = Report(
-                audit=found.audit,
-                found=records,
-                model=found.name,
-                steps=session.pipeline.to_config(),
-            )
-            report.save(Path(folder) / f"{index}-{found.name}")
-    return code
+    run_program(argv or [""], "prepare.app.model_report:write_pages")
 
 
 COMMANDS: dict[str, Callable[[list[str]], int]] = {

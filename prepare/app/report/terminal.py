@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # The width of the longest label, and the spaces between two columns of a sweep.
 _LABEL, _GAP = 8, 2
+# The lines of a run.
+_MOST = 10
 # Names are copied: those of at most so many letters are not folded.
 _NAME = 40
 _ORDER = (LAYOUT, RIGHT, FASTER)
@@ -115,7 +117,6 @@ class RunOutput:
         documents = stage_documents(run, self._folder)
         self._show_answers(run, documents, ended=True)
         advised = "" if run.stopped else _advised(run, documents)
-        _show_rows([(NEXT.lower(), advised)] if advised else [])
         rows = run.audit.rows if run.audit else ()
         missed = sentences.missed_notes(row for row in rows if row.status == "ineffective")
         notes = [*missed, *run.notes, *(note for each in documents for note in each.notes)]
@@ -127,9 +128,16 @@ class RunOutput:
             errors = sentences.problems_of(run.plan, "training_errors")
             warnings = [each for each in warnings if each not in errors]
         # A warning whose remedy is what to do anyway is on the page.
-        _show_first(
-            [f"warning: {w}" for w in warnings if not sentences.is_told(w.remedy, advised)], notes
-        )
+        first = [f"warning: {w}" for w in warnings if not sentences.is_told(w.remedy, advised)]
+        shown = [(NEXT.lower(), advised)] if advised else []
+        if notes and not first:
+            note = ("note", _first(notes))
+            if len(_lines([*self._shown, *shown, note])) > _MOST - 2:  # the title, and the page
+                note = ("note", f"{plural(len(notes), 'note')} on the page")
+            shown.append(note)
+        _show_rows(shown)
+        if first:
+            line(printable(_first([*first, *notes])), errors=True)
         # Users copy the path, so do not wrap it.
         line(f"  {'details'.ljust(_LABEL)}  {self._folder}{os.sep}report.html")
 
@@ -138,8 +146,9 @@ def show_report(run: Results) -> None:
     """Print a report on a model as a run is: a title, its answers, what to do, and the first note."""
     documents = stage_documents(run)
     line(printable(_title(run)))
-    _show_rows([*answer_rows(documents, ended=True), (NEXT.lower(), _advised(run, documents))])
-    _show_first([], [note for each in documents for note in each.notes])
+    notes = [note for each in documents for note in each.notes]
+    rows = [*answer_rows(documents, ended=True), (NEXT.lower(), _advised(run, documents))]
+    _show_rows([*rows, *([("note", _first(notes))] if notes else [])])
 
 
 def answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
@@ -195,34 +204,27 @@ def _advised(run: Results, documents: Iterable[Document]) -> str:
     return f"{_lower(found.answer)}{joint}{found.remark}"
 
 
-def _show_first(warnings: Sequence[str], notes: Sequence[str]) -> None:
-    """Print the first warning with its remedy, or the first note, and how many more there are."""
-    more = len(warnings) + len(notes) - 1
-    noun = "more warning" if not notes else "more note"
-    rest = f"and {plural(more, noun)} on the page" if more else ""
-    for text in warnings[:1]:
-        line(printable(text), errors=True)
-        if rest:
-            line(f"  {rest}", errors=True)
-    if notes and not warnings:
-        _show_rows([("note", text) for text in filter(None, (notes[0], rest))])
+def _first(texts: Sequence[str]) -> str:
+    """Return the first of some texts, and how many more there are."""
+    more = len(texts) - 1
+    return f"{texts[0]} (and {more} more on the page)" if more else texts[0]
 
 
 def _show_rows(rows: Sequence[Row]) -> None:
-    """Print rows of label and text; in a pipe a line ends at a space only, as calls are copied."""
+    for text in _lines(rows):
+        line(text)
+
+
+def _lines(rows: Sequence[Row]) -> list[str]:
+    """Return rows of label and text as lines; in a pipe these end at a space only, as calls are copied."""
     width = max([_LABEL, *(len(label) for label, _ in rows)])
     room = max(console().width - width - 4, 20)
-    long = has_width(output())
-    last = ""
+    long, found = has_width(output()), []
     for label, text in rows:
-        begin = "" if label == last else label
-        wrapped = textwrap.wrap(
-            printable(text), room, break_long_words=long, break_on_hyphens=False
-        )
-        for part in wrapped or [""]:
-            line(f"  {begin.ljust(width)}  {part}".rstrip())
-            begin = ""
-        last = label
+        options: Any = {"break_long_words": long, "break_on_hyphens": False}
+        for at, part in enumerate(textwrap.wrap(printable(text), room, **options) or [""]):
+            found.append(f"  {('' if at else label).ljust(width)}  {part}".rstrip())
+    return found
 
 
 def show_document(document: Document) -> None:

@@ -30,6 +30,10 @@ from prepare.core.utils.text import option
 _MOST_IMAGE_CHANNELS = 4
 _ACTIVATIONS = (torch.float32, torch.float16, torch.bfloat16)
 _STEP = "input_format"
+_MOVED = (
+    "the model was cast or moved after it was prepared, and its hook still makes inputs {}: prepare it "
+    "again, or remove the hook: from prepare.steps import input_format; input_format.undo(model)"
+)
 # What torch says where two dtypes meet that do not go together.
 DTYPE_ERROR = (
     r"Input type .* and (bias|weight) type|(same|different) dtype|expected scalar type|mixed dtype"
@@ -246,6 +250,12 @@ is_named._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def note_of(model: nn.Module, error: BaseException, args: Any, kwargs: Any) -> str:
     """Return which arguments have another dtype than the weights, if a forward has raised for a dtype."""
     dtypes = {each.dtype for each in model.parameters() if each.is_floating_point()}
+    hooked = next((h for h in model._forward_pre_hooks.values() if isinstance(h, FormatHook)), None)
+    wanted, devices = hooked and hooked.formatter, {each.device.type for each in model.parameters()}
+    if wanted and wanted.dtype and dtypes and dtypes.isdisjoint({wanted.dtype}):
+        return _MOVED.format(_name(wanted.dtype))
+    if wanted and wanted.device and devices and devices.isdisjoint({wanted.device.type}):
+        return _MOVED.format(wanted.device)
     if not dtypes or not re.search(DTYPE_ERROR, str(error)):
         return ""
     dtype = min(dtypes, key=lambda each: (each.itemsize, str(each)))

@@ -1,20 +1,21 @@
-"""Begin in a Python process that a prepared program starts what `prepare run` has begun in the program.
+"""Begin in a Python process what `prepare run` has declared, once the process imports torch.
 
-Python imports a file of this name when it starts; `prepare run` puts this folder into PYTHONPATH. Ranks that
-Lightning or `torch.multiprocessing` start are so prepared alike. Nothing happens until torch is imported.
+Python imports a file of this name when it starts; `prepare run` puts this folder into PYTHONPATH. So ranks
+that Lightning or `torch.multiprocessing` start are prepared alike.
 """
 
 from __future__ import annotations
 
 import importlib.machinery
+import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# The recipe and the patterns of `prepare run`, as JSON, for the processes that the program starts.
-VARIABLE = "PREPARE_OUTSIDE"
+# What `prepare run` was asked for, as JSON; and whether this is the program, and no process that it started.
+ASKED, FIRST = "PREPARE_OUTSIDE", "PREPARE_OUTSIDE_FIRST"
 
 
 def when_imported(name: str, then: Callable[[Any], None]) -> None:
@@ -44,12 +45,11 @@ def when_imported(name: str, then: Callable[[Any], None]) -> None:
 
 
 def _begin(_: Any) -> None:
-    import json
+    from prepare.frameworks.outside import outside
 
-    from prepare.frameworks.outside import Outside
-
-    recipe, module = json.loads(os.environ[VARIABLE])
-    Outside(recipe, module=module).start()
+    recipe, module, folder, report = json.loads(os.environ[ASKED])
+    is_first = os.environ.pop(FIRST, "")
+    outside(recipe, module=module, report=(report, folder), is_told=bool(is_first))
 
 
 if __name__ == "sitecustomize":
@@ -58,6 +58,6 @@ if __name__ == "sitecustomize":
     try:
         import sitecustomize  # noqa: F401  the one that this file stands before
     except ImportError:
-        sys.modules[__name__] = sys.modules.get(__name__, sys)
-    if VARIABLE in os.environ:
+        sys.modules[__name__] = sys
+    if ASKED in os.environ:
         when_imported("torch", _begin)

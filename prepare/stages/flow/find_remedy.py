@@ -32,23 +32,22 @@ def find_remedy(
     The best one is added until no other removes a break. `model` is not changed.
     """
     added: list[str] = []
-    missing = [name for name in _STEPS if name not in set(present)]
-    best = flow
-    while missing and best.summary["breaks"]:
-        tried = ((name, _flow_with([*added, name], model, example, flow, amp)) for name in missing)
-        flows = {name: found for name, found in tried if found}
-        name = min(flows, key=lambda name: flows[name].summary["breaks"], default="")
-        if not name or flows[name].summary["breaks"] >= best.summary["breaks"]:
-            break
-        best = flows[name]
-        added.append(name)
-        missing.remove(name)
+    best, missing = flow, [name for name in _STEPS if name not in set(present)]
+    chosen = "none yet"
+    while chosen and best.summary["breaks"]:
+        chosen = ""
+        for name in missing:
+            found = _flow_with([*added, name], model, example, flow, amp)
+            if found and found.summary["breaks"] < best.summary["breaks"]:
+                best, chosen = found, name
+            if not best.summary["breaks"]:
+                break  # no other step removes more
+        added += filter(None, [chosen])
+        missing = [name for name in missing if name != chosen]
     if not added:
         return None
-    summary = best.summary
-    return Remedy(
-        steps=tuple(added), breaks=summary["breaks"], copied_bytes=summary["copied_bytes"]
-    )
+    breaks, copied = best.summary["breaks"], best.summary["copied_bytes"]
+    return Remedy(steps=tuple(added), breaks=breaks, copied_bytes=copied)
 
 
 def _flow_with(

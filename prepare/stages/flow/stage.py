@@ -26,7 +26,8 @@ class FlowStage(Stage):
     noun: ClassVar[str] = "the layout flow"
     order: ClassVar[int] = 20
     default: ClassVar[bool] = True
-    imports: ClassVar[tuple[str, ...]] = ("prepare.stages.flow.follow",)
+    # torch's fake tensors import its compiler at their first use.
+    imports: ClassVar[tuple[str, ...]] = ("prepare.stages.flow.follow", "torch._dynamo")
     tasks: ClassVar[Mapping[str, Task]] = {
         "flow": Task(
             "show where the model would lose its layout with the steps; prepare nothing",

@@ -94,10 +94,9 @@ def compare(
     found = []
     for name in dict.fromkeys((*exact, *actual)):
         right, given = exact.get(name), actual.get(name)
-        if gradients and (right is None or given is None):  # a missing gradient equals zeros
-            present = given if right is None else right
-            right = torch.zeros_like(present) if right is None and present is not None else right
-            given = torch.zeros_like(present) if given is None and present is not None else given
+        if gradients:  # a missing gradient equals zeros
+            right = torch.zeros_like(actual[name]) if right is None else right
+            given = torch.zeros_like(right) if given is None else given
         note = ""
         if right is None or given is None:
             note = "is missing" if given is None else "is not in the reference"

@@ -51,9 +51,8 @@ def _without(shown: ReportContext) -> Document | None:
         return None
     remark, sentence = shown.without("verify"), "Results not measured"
     missing = Answer(parts.RIGHT, "plain", parts.NOT_MEASURED, remark, sentence=sentence)
-    if shown.unchanged:
-        missing = Answer(parts.RIGHT, "plain", "Unchanged", parts.UNCHANGED)
-    return Document(name="verify", place=40, answers=(missing,))
+    same = Answer(parts.RIGHT, "plain", "Unchanged", parts.UNCHANGED)
+    return Document(name="verify", place=40, answers=(same if shown.unchanged else missing,))
 
 
 def verify_sentence(verification: Verification) -> str:
@@ -161,8 +160,9 @@ def _advice(verification: Verification) -> Iterator[parts.Advice]:
 
 def _parts(verification: Verification) -> Iterator[Part]:
     yield Text(text=f"{capitalized(verdict_sentence(verification))}.", where="page")
-    serious = [check for check in verification.checks if check.status in _SERIOUS]
-    serious.sort(key=lambda check: _SERIOUS.index(check.status))
+    serious = [
+        check for status in _SERIOUS for check in verification.checks if check.status == status
+    ]
     if serious:
         yield _table("Checks that did not pass", serious)
     if verification.culprit:

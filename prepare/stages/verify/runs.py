@@ -168,9 +168,9 @@ def repaired(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     are repaired whose backward may overwrite memory.
     """
 
-    def contiguous(tensor: Any) -> Any:
-        is_strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided
-        return tensor.contiguous() if is_strided else tensor
+    def contiguous(value: Any) -> Any:
+        is_strided = isinstance(value, Tensor) and value.layout is torch.strided
+        return value.contiguous() if is_strided else value
 
     def before(_module: nn.Module, args: Any) -> Any:
         return tuple(map(contiguous, args))
