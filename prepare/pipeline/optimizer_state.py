@@ -1,5 +1,6 @@
 """Keep the state of an optimizer on the device and in the strides of its parameters."""
 
+import gc
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ from torch.optim import LBFGS, Optimizer
 
 from prepare.core.model.memory_format import satisfied
 from prepare.core.model.tensors import name_of, stride_of
-from prepare.errors import ConfigError, Problem, UntrainedWarning
+from prepare.errors import ConfigError, KnownIssueWarning, Problem, UntrainedWarning
 from prepare.pipeline.plan import Drift, State, drifts_between, state
 from prepare.pipeline.transfer import Move, Transfer
 
@@ -91,6 +92,34 @@ def warn_of_untrained(model: nn.Module, optimizers: Sequence[Optimizer]) -> None
         remedy = "give every optimizer, made after load_state_dict(assign=True) if that is called"
         text = str(Problem("optimizer", wrong, f"{remedy}, or call requires_grad_(False)"))
         warnings.warn(text, UntrainedWarning, stacklevel=3)
+
+
+def warn_of_left_behind(model: nn.Module, given: Sequence[Optimizer]) -> None:
+    """Warn of a fused optimizer of the model that was not given, and whose state has other strides now.
+
+    torch's fused kernels on a CPU then update the wrong elements, without an error. Such optimizers are
+    looked for among the objects of the process, if any has been made.
+    """
+    kinds = [kind for kind in _kinds(Optimizer) if getattr(kind.step, "hooked", False)]
+    if not kinds or not any(p.requires_grad and p.is_cpu for p in model.parameters()):
+        return
+    held = {id(parameter) for parameter in model.parameters()}
+    for found in gc.get_referrers(*kinds):
+        if not issubclass(type(found), Optimizer) or any(found is each for each in given):
+            continue
+        fused = any(group.get("fused") for group in getattr(found, "param_groups", ()))
+        if fused and any(id(p) in held for p, _ in mismatched_state([found], {})):
+            wrong = (
+                f"{type(found).__name__}(fused=True) has state in the old layout, and was not given"
+            )
+            remedy = "give it: optimizer=, or call prepare.pipeline.relayout(optimizer)"
+            warnings.warn(str(Problem("optimizer", wrong, remedy)), KnownIssueWarning, stacklevel=3)
+
+
+def _kinds(kind: Any) -> Iterator[Any]:
+    yield kind
+    for each in kind.__subclasses__():
+        yield from _kinds(each)
 
 
 def removed_parameters(

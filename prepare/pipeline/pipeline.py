@@ -50,6 +50,7 @@ from prepare.pipeline.optimizer_state import (
     RestrideLoadedState,
     optimizer_drift,
     optimizers_in,
+    warn_of_left_behind,
     warn_of_untrained,
 )
 from prepare.pipeline.plan import Drift, Plan, plan_drift, raise_drift
@@ -286,6 +287,8 @@ class Pipeline:
             moved = apply_steps(model, self._phases, work, optimizers, low_memory=low_memory)
             for each in optimizers:
                 RestrideLoadedState().install(each)
+            if moved and model.training and known_issues != "ignore":
+                warn_of_left_behind(model, optimizers)
         done = "nothing to do" if moved is None else f"moved {plural(moved, 'tensor')}"
         names, took = ", ".join(self.steps) or "no step", time.perf_counter() - start
         _log.info("%s: %s: %s, %.3f s", type(model).__name__, names, done, took)
@@ -450,8 +453,9 @@ def is_chosen(steps: Collection[str], chosen: Step) -> bool:
 
 def prepare(
     model: _Model,
-    memory_format: torch.memory_format | str | Any = None,
+    given: torch.memory_format | str | Any = None,
     *,
+    memory_format: torch.memory_format | str | None = None,
     example: Any = None,
     dtype: torch.dtype | str | None = None,
     device: torch.device | str | None = None,
@@ -464,8 +468,9 @@ def prepare(
 
     Args:
         model: in training or evaluation mode; the same object with the same Parameters is returned.
+        given: the `example`, or a `memory_format`.
         memory_format: of the weights of convolutions: `channels_last` (2-d), `channels_last_3d`, `by_rank`
-            (both) or `contiguous`; also torch's objects. A batch in its place is the `example`.
+            (both) or `contiguous`; also torch's objects.
         example: a batch, as before `format`. `rewrite_conv` times the convolutions with it, and runs those
             as other operations that are faster so.
         dtype: of the weights, whatever they were: `float16` or `bfloat16`, beside which batch and instance
@@ -484,8 +489,11 @@ def prepare(
         RefusedError: the model cannot be prepared in its present state.
     """
     steps: dict[str, Any] = {}
-    if example is None and call_of(memory_format).tensors():
-        memory_format, example = None, memory_format
+    is_batch = bool(call_of(given).tensors())
+    if given is not None and (example if is_batch else memory_format) is not None:
+        raise ConfigError("example" if is_batch else "memory_format", "is given twice", "give one")
+    example = given if is_batch else example
+    memory_format = memory_format if is_batch or given is None else given
     if device is not None:
         steps["device"] = {"device": plain(device)}
     if dtype is not None:
@@ -512,6 +520,11 @@ def prepare(
     plan = pipeline.plan(model, known_issues="ignore")
     pipeline.apply(model, optimizer=optimizer, known_issues=known_issues, example=example)
     PLANS[model] = plan
+    methods = [name for name in ("encode", "decode") if hasattr(type(model), name)]
+    if dtype is not None and format_inputs and methods:
+        wrong = f"the hook that casts inputs sits on forward: {' and '.join(methods)} get theirs as they are"
+        remedy = "give them tensors of the dtype, or take method= of prepare.frameworks.diffusers.prepare"
+        warnings.warn(str(Problem(type(model).__name__, wrong, remedy)), stacklevel=2)
     return model
 
 

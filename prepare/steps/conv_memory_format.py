@@ -6,7 +6,7 @@ import dataclasses
 from collections import ChainMap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from prepare.core.model.memory_format import CHANNELS_LAST
 from prepare.core.utils.text import step, words
@@ -60,12 +60,11 @@ class ConvolutionFormat(TensorStep):
             spatial: sum(isinstance(module, _classes(spatial)) for module in model.modules())
             for spatial in (2, 3)
         }
-        if empty := self._without_data(model):
-            return f"{name} has {counts[own]} Conv{own}d, and {_words_of_empty(empty)}"
         if any(map(is_lazy, model.parameters())):
             return f"{name} has lazy modules without weights yet; run one forward pass first"
         if counts[own]:
-            return f"{name} has {counts[own]} Conv{own}d, and the patterns exclude all of them"
+            why = self._without_data(model) or "the patterns exclude all of them"
+            return f"{name} has {counts[own]} Conv{own}d, and {why}"
         if counts[other]:
             suggestion = words(
                 cli=f"memfmt={CHANNELS_LAST[other + 2]} (the step conv{other}d_memory_format)",
@@ -76,28 +75,28 @@ class ConvolutionFormat(TensorStep):
         in_1d = sum(isinstance(module, _classes(1)) for module in model.modules())
         if in_1d:
             return f"{name} has {in_1d} Conv1d, and torch has no channels-last format for those"
-        return f"{name} has no Conv2d and no Conv3d{_other_parameters(model)}"
+        return (
+            f"{name} has no Conv2d and no Conv3d; weights of other modules need a step of your own"
+        )
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
-        if empty := self._without_data(model):
+        if wrong := self._without_data(model):
             remedy = "prepare the model before it is partitioned, or inside deepspeed.zero.GatheredParameters"
-            yield Problem(f"steps.{self.name}", _words_of_empty(empty), remedy)
+            yield Problem(f"steps.{self.name}", wrong, remedy)
 
-    def _without_data(self, model: torch.nn.Module) -> list[str]:
-        """Return the names of convolution weights that hold no data, as DeepSpeed's ZeRO-3 leaves them."""
+    def _without_data(self, model: torch.nn.Module) -> str:
+        """Name the weights that hold no data here, as DeepSpeed's ZeRO-3 leaves them; empty for none."""
         from torch.nn.parameter import is_lazy
 
-        classes: tuple[Any, ...] = _classes(self.spatial)
-        weights = {
-            f"{name}.weight".lstrip("."): module._parameters.get("weight")
-            for name, module in model.named_modules()
-            if isinstance(module, classes)
-        }
-        return [
-            path
-            for path, held in weights.items()
-            if held is not None and not is_lazy(held) and not held.numel() and held.dim() == 1
-        ]
+        named = model.named_parameters()
+        flat = (path for path, held in named if not is_lazy(held) and held.shape == (0,))
+        classes, empty = _classes(self.spatial), []
+        for owner, dot, tensor in (path.rpartition(".") for path in flat):
+            if tensor == "weight" and isinstance(model.get_submodule(owner), classes):
+                empty.append(f"{owner}{dot}weight")
+        verb = f"and {len(empty) - 1} more hold" if len(empty) > 1 else "holds"
+        lost = "no data here: other ranks have it, and it is left as it is"
+        return f"{empty[0]} {verb} {lost}" if empty else ""
 
 
 @register("conv2d_memory_format")
@@ -187,11 +186,6 @@ class SwapsClasses(ForChannelsLast):
         return dict(self.rewrites(model, (name,)))
 
 
-def _words_of_empty(paths: list[str]) -> str:
-    verb = f"and {len(paths) - 1} more hold" if len(paths) > 1 else "holds"
-    return f"{paths[0]} {verb} no data here: other ranks have it, and it is left as it is"
-
-
 def _has_weights_in(model: torch.nn.Module, rank: int, memory_format: str) -> bool:
     """Return whether a weight has exactly the strides of this format, and not those of contiguous too."""
     from prepare.core.model.memory_format import canonical_stride
@@ -207,22 +201,6 @@ def _has_weights_in(model: torch.nn.Module, rank: int, memory_format: str) -> bo
         if weight.stride() == stride != canonical_stride(weight.shape, "contiguous"):
             return True
     return False
-
-
-def _other_parameters(model: torch.nn.Module) -> str:
-    """Name parameters that may be convolution weights held by other modules; empty if none."""
-    from torch.nn.parameter import is_lazy
-
-    named = model.named_parameters()
-    paths = [path for path, held in named if not is_lazy(held) and held.dim() in (4, 5)]
-    if not paths:
-        return ""
-    count = f"{len(paths)} 4-d or 5-d parameters" if len(paths) > 1 else "one 4-d or 5-d parameter"
-    names = ", ".join(paths[:3]) + (", ..." if len(paths) > 3 else "")
-    return (
-        f", but {count} ({names}): prepare a model before it is exported or quantized; "
-        "a weight that forward passes to F.conv2d itself needs a step of your own"
-    )
 
 
 def _classes(spatial: int) -> tuple[type, type]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     import torch
 
 _SHOWN = 3
+
+
+# With these methods a network such as RepVGG makes one convolution of its branches, and of their norms.
+_DEPLOY = ("switch_to_deploy", "convert_to_deploy", "reparameterize")
 
 
 @register("fuse_conv_bn")
@@ -62,6 +67,12 @@ class FuseConvBn(ModuleStep):
         """Fuse all pairs in `names` after a single search of the model."""
         from prepare.steps._fusion import fuse
 
+        kinds = {type(module) for module in model.modules()}
+        deploy = [f"{k.__name__}.{name}" for k in kinds for name in _DEPLOY if hasattr(k, name)]
+        if deploy:
+            wrong = f"{deploy[0]} reads the batch norms that are folded here"
+            problem = Problem(f"steps.{self.name}", wrong, "call it first, then prepare")
+            warnings.warn(str(problem), stacklevel=2)
         return fuse(model, names)
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:

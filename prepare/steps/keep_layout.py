@@ -76,27 +76,21 @@ class KeepLayout(ForChannelsLast):
 
         if not self.formats(model):
             return
-        changed = set()
+        told = set()
         for name, module in model.named_modules():
             for call in find_calls(type(module)):
-                where = name or type(module).__name__
-                if not call.operator and call.obstacle not in changed:
-                    changed.add(call.obstacle)
-                    yield Problem(
-                        where, f"keep_layout replaces no call in {call.method}", call.obstacle
-                    )
-            foreign = {
-                call.method: foreign_method(module, call.method)
-                for call in find_calls(type(module))
-                if self._takes(call) and not call.obstacle
-            }
-            for method, runs in foreign.items():
-                if runs is not None:
-                    wrong = (
-                        f"keep_layout replaces no call in {method}: another one lies on the object"
+                where, wrong = name or type(module).__name__, f"replaces no call in {call.method}"
+                key, remedy = call.obstacle, "" if call.operator else call.obstacle
+                is_taken = self._takes(call) and not call.obstacle
+                if is_taken and foreign_method(module, call.method) is not None:
+                    key, wrong = (
+                        f"{where}.{call.method}",
+                        f"{wrong}: another one lies on the object",
                     )
                     remedy = "prepare the model first, then add hooks to it"
-                    yield Problem(where, wrong, remedy)
+                if remedy and key not in told:
+                    told.add(key)
+                    yield Problem(where, f"{self.name} {wrong}", remedy)
 
     def without_example(self) -> str:
         return "calls: auto takes all calls of operators" if self.calls == "auto" else ""
@@ -115,9 +109,8 @@ class KeepLayout(ForChannelsLast):
         if choice.names:
             return replace(self, calls=choice.names), []
         breaks = choice.before.summary["breaks"]
-        why = "nothing loses the layout"
-        if breaks:
-            why = f"none of {plural(breaks, 'break')} can be removed"
+        lost = f"none of {plural(breaks, 'break')} can be removed"
+        why = lost if breaks else "nothing loses the layout"
         text = f"{where}: no call of the model's own code is replaced: {why}"
         return replace(self, calls=()), [text]
 

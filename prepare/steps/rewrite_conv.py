@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Self
 
-from prepare.core.utils.text import plural
 from prepare.errors import ConfigError, PatternError, Problem, raise_problems
 from prepare.patterns import Patterns, exactly, matches, near_misses
 from prepare.registry import register
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
 
     from prepare.steps.repairs.rewrites import Rewrite
 
-_SHOWN = 3
 _NAMES = ("linear", "lower_rank", "one_frame", "one_position", "pointwise")
 
 
@@ -69,18 +67,6 @@ class RewriteConv(SwapsClasses):
             self.undo_module(module)
             wanted[name].repair(module, formats)
             yield name, module
-
-    def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
-        from prepare.core.model.module_kinds import is_rewritten
-
-        if not self._is_auto or self.force:
-            return
-        tried = [name for name in self.tried(model) if not is_rewritten(model.get_submodule(name))]
-        if tried:
-            shown = [name or type(model).__name__ for name in tried[:_SHOWN]]
-            names = ", ".join(shown) + (", ..." if len(tried) > _SHOWN else "")
-            wrong = f"an example would time {plural(len(tried), 'more convolution')} ({names})"
-            yield Problem(f"steps.{self.name}", wrong, "give one, or name them")
 
     def without_example(self) -> str:
         is_chosen = self._is_auto and not self.force

@@ -30,6 +30,10 @@ from prepare.core.utils.text import option
 _MOST_IMAGE_CHANNELS = 4
 _ACTIVATIONS = (torch.float32, torch.float16, torch.bfloat16)
 _STEP = "input_format"
+_MOVED = (
+    "the model was cast or moved after it was prepared, and its hook still makes inputs {}: prepare it "
+    "again, or remove the hook: from prepare.steps import input_format; input_format.undo(model)"
+)
 # What torch says where two dtypes meet that do not go together.
 DTYPE_ERROR = (
     r"Input type .* and (bias|weight) type|(same|different) dtype|expected scalar type|mixed dtype"
@@ -142,7 +146,8 @@ class FormatHook(NotScriptable):
         """Return the hook for `model`, which knows the names of its arguments."""
         names: tuple[str, ...] = ()
         with contextlib.suppress(ValueError, TypeError):  # of a scripted module
-            names = tuple(inspect.signature(model.forward).parameters)
+            taken = inspect.signature(model.forward).parameters.values()
+            names = tuple(each.name for each in taken if each.kind <= each.POSITIONAL_OR_KEYWORD)
         return cls(formatter, names)
 
     def name_of(self, place: str) -> str:
@@ -160,7 +165,7 @@ class FormatHook(NotScriptable):
         """Register the hook before all others, and remove any other formatting hook."""
         FormatHook.remove(model)
         model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
-        model.register_forward_hook(WarnHook(), with_kwargs=True, always_call=True)
+        model.register_forward_hook(WarnHook(), prepend=True, with_kwargs=True, always_call=True)
 
     @staticmethod
     def remove(model: nn.Module) -> None:
@@ -245,6 +250,12 @@ is_named._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def note_of(model: nn.Module, error: BaseException, args: Any, kwargs: Any) -> str:
     """Return which arguments have another dtype than the weights, if a forward has raised for a dtype."""
     dtypes = {each.dtype for each in model.parameters() if each.is_floating_point()}
+    hooked = next((h for h in model._forward_pre_hooks.values() if isinstance(h, FormatHook)), None)
+    wanted, devices = hooked and hooked.formatter, {each.device.type for each in model.parameters()}
+    if wanted and wanted.dtype and dtypes and dtypes.isdisjoint({wanted.dtype}):
+        return _MOVED.format(_name(wanted.dtype))
+    if wanted and wanted.device and devices and devices.isdisjoint({wanted.device.type}):
+        return _MOVED.format(wanted.device)
     if not dtypes or not re.search(DTYPE_ERROR, str(error)):
         return ""
     dtype = min(dtypes, key=lambda each: (each.itemsize, str(each)))

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from prepare.core.forward.example_input import Example
 
 
+# What torch says of dtypes that do not go together, or that an operation does not take.
+_OF_DTYPE = (
+    r"\bdtype|[Ss]calar ?[Tt]ype|same type|type .*should be the same|BFloat16|Half|or double"
+)
 # Characters of an error: the time of the search grows with their square.
 _MOST_SEARCHED = 5_000
 
@@ -40,11 +44,6 @@ def _hints() -> dict[str, str]:
         r"view size is not compatible": (
             "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
             "there, or exclude the convolutions before it"
-        ),
-        r"not implemented for '(Half|BFloat16)'": (
-            f"this device cannot do this in 16 bits: keep the module in float32 with "
-            f"{keep_option('NAME')}, or take the "
-            "other 16-bit precision"
         ),
         r"missing \d+ required|unexpected keyword|takes .* positional": words(
             cli="forward takes other arguments: give them as input.args=[{shape:[...]},...] and "
@@ -76,20 +75,33 @@ def explained(model: nn.Module, error: Exception, example: Any = None) -> ModelE
     hints = [hint for pattern, hint in _hints().items() if re.search(pattern, text)]
     if missing := missing_module(str(error)):
         hints = [install_remedy(missing, imported=True)]
-    where = _innermost(model, error.__traceback__)
+    name = _innermost(model, error.__traceback__)
+    kind = type(model.get_submodule(name)).__name__
+    if any(each.dtype.itemsize == 2 for each in model.parameters()) and re.search(_OF_DTYPE, text):
+        hints = [_instead_of_cast(name), *hints]
     wrong = described(error, message).rstrip(".")
+    where = f"{name} ({kind})" if name else kind
     named = example and note_of(model, error, example.args, example.kwargs)
     return ModelError(f"forward of {where}", wrong, "; ".join(filter(None, (*hints[:1], named))))
 
 
+def _instead_of_cast(name: str) -> str:
+    """Return what helps where a module cannot run with weights in 16 bits."""
+    autocast = words(
+        cli="take precision=float32 with amp=bfloat16",
+        python="drop the step half and run it under torch.autocast",
+    )
+    return f"keep this module in float32: {keep_option(name)}; or {autocast}" if name else autocast
+
+
 def _innermost(model: nn.Module, trace: TracebackType | None) -> str:
-    """Return the dotted name and class of the module whose code was running."""
+    """Return the dotted name of the module whose code was running; empty for the model itself."""
     names = {id(module): name for name, module in model.named_modules()}
-    innermost = type(model).__name__
+    innermost = ""
     while trace is not None:
         module = trace.tb_frame.f_locals.get("self")
         if isinstance(module, nn.Module) and names.get(id(module)):
-            innermost = f"{names[id(module)]} ({type(module).__name__})"
+            innermost = names[id(module)]
         trace = trace.tb_next
     return innermost
 
