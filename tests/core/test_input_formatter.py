@@ -3,7 +3,6 @@
 import collections
 import copy
 import dataclasses
-import pickle
 import types
 from typing import NamedTuple
 
@@ -136,14 +135,6 @@ def test_attached_formatting_covers_positional_and_keyword_arguments():
     assert stride == canonical_stride(IMAGE.shape, "channels_last")
 
 
-@pytest.mark.parametrize("again", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_attached_formatting_survives_deepcopy_and_pickle(again):
-    pipeline, model = attached()
-    copied = again(pipeline.apply(model))
-    assert copied(torch.ones(1), image=IMAGE)[1] is torch.bfloat16
-    assert not pipeline.plan(copied)
-
-
 class Calls(nn.Module):
     def __init__(self, function):
         super().__init__()
@@ -254,6 +245,17 @@ def test_a_pattern_names_an_argument_or_what_holds_it(pattern):
     assert found["targets"][0]["boxes"] is BOXES
     assert found["image"].dtype is torch.bfloat16
     assert formatted(NESTED, dtype="bfloat16", exclude=["box"])["targets"][0]["boxes"] is not BOXES
+
+
+def test_arguments_without_a_name_are_counted():
+    class Star(nn.Module):
+        def forward(self, x, *more, **named):
+            return [each.dtype for each in (x, *more, *named.values())]
+
+    step = {"dtype": "bfloat16", "attach": True, "exclude": ["1", "y"]}
+    model = Pipeline.from_config({"input_format": step}).apply(Star())
+    found = model(IMAGE, IMAGE.clone(), IMAGE.clone(), y=IMAGE.clone())
+    assert found == [torch.bfloat16, torch.float32, torch.bfloat16, torch.float32]
 
 
 def test_exclude_wins_over_include():

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-import torch
+import torch._dynamo  # its first import, by a fake tensor, adds a filter of warnings
 from torch import nn
 
 import stateful_nets

@@ -137,18 +137,6 @@ def test_a_failed_job_says_what_went_wrong():
     assert verdict(run) == "Failed: no memory"
 
 
-def test_an_error_in_user_code_names_its_line_and_the_stage():
-    where = "nets.py:8, in forward"
-    ended = {"done": ["planning"], "during": "preparing", "place": where}
-    result = Result("failed", "error", f"{where}: NameError: no x", "Traceback", **ended)
-    assert found(Results(job=JOB, result=result)) == [
-        ("bad", "An exception", "NameError: no x"),
-        ("plain", where, ""),
-        ("plain", "While preparing", "after 1 completed stage"),
-        ("warn", "Correct that line", ""),
-    ]
-
-
 def test_an_error_of_a_configuration_ends_with_its_remedy():
     problem = Problem("input", "gives nothing", "set input.shape")
     result = Result("failed", "configuration", str(problem), problems=[problem])

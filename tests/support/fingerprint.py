@@ -1,12 +1,7 @@
 """Describe a model and the global state of the process down to each bit, independently of the package."""
 
-import gc
-import os
 import random
-import sys
-import warnings
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -80,6 +75,4 @@ def process_state():
         torch.backends.cudnn.benchmark,
         torch.is_autocast_enabled("cpu"),
         torch.get_num_threads(),
-        (nn.Module.__call__, nn.Module.__getattr__, list(warnings.filters), warnings.showwarning),
-        (Path.cwd(), list(sys.path), dict(os.environ), gc.isenabled()),
     )

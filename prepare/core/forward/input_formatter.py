@@ -146,7 +146,8 @@ class FormatHook(NotScriptable):
         """Return the hook for `model`, which knows the names of its arguments."""
         names: tuple[str, ...] = ()
         with contextlib.suppress(ValueError, TypeError):  # of a scripted module
-            names = tuple(inspect.signature(model.forward).parameters)
+            taken = inspect.signature(model.forward).parameters.values()
+            names = tuple(each.name for each in taken if each.kind <= each.POSITIONAL_OR_KEYWORD)
         return cls(formatter, names)
 
     def name_of(self, place: str) -> str:
@@ -164,7 +165,7 @@ class FormatHook(NotScriptable):
         """Register the hook before all others, and remove any other formatting hook."""
         FormatHook.remove(model)
         model.register_forward_pre_hook(self, with_kwargs=True, prepend=True)
-        model.register_forward_hook(WarnHook(), with_kwargs=True, always_call=True)
+        model.register_forward_hook(WarnHook(), prepend=True, with_kwargs=True, always_call=True)
 
     @staticmethod
     def remove(model: nn.Module) -> None:
