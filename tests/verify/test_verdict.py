@@ -96,7 +96,7 @@ def test_losses_of_a_cast_are_counted_and_an_overflow_fails():
     result = verify(model, cast, torch.randn(1, 3, 8, 8), pipeline=pipeline)
     assert result.status == "fail"
     assert "2 of 108 numbers of weight overflow float16" in result.reason
-    assert '"half": {"dtype": "bfloat16"}' in result.advice
+    assert "steps.half.dtype=bfloat16" in result.advice
 
 
 def test_advice_blames_torch_if_the_baseline_is_wrong_too():
