@@ -62,7 +62,7 @@ def test_the_culprit_is_the_module_that_lost_its_value():
     )
     assert (found.status, found.culprit) == ("fail", "1")
     assert "1 of 4 numbers of 1.var became 0 in float16" in found.advice
-    assert '"keep": ["norms", "1"]' in found.advice
+    assert "steps.half.keep=[norms,1]" in found.advice
 
 
 def test_cannot_tell_gives_the_reason_of_what_cannot_be_told():

@@ -280,7 +280,7 @@ def _times(factor: float, *, fine: bool = False) -> str:
 
 
 # ------------------------------------------------------------ settings, as the command line writes them
-EVAL_MODE = "choose mode=eval, in Python model.eval()"
+EVAL_MODE = "choose mode=eval (in Python model.eval())"
 
 
 def list_option(step: str, key: str, names: Iterable[str]) -> str:
