@@ -81,8 +81,7 @@ class VerificationCase:
     `rewritten` names the modules whose tensors a structure step replaced, `pairs` holds the tensors that both
     models have in common. After `checks`, `deviations` holds what was compared by its kind, of leaves alone
     with the module as name; `culprit` the first wrong module, `exact_dtype` the dtype of the exact run,
-    `unsafe` the module whose backward may end the process and the known issue, and `raised` the prepared
-    model's error.
+    and `raised` the prepared model's error.
     """
 
     reference: nn.Module
@@ -97,7 +96,6 @@ class VerificationCase:
     backward: bool
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
     culprit: str | None = None
-    unsafe: tuple[str, str] | None = None
     raised: str = ""
     _skipped: str = ""
 
@@ -147,11 +145,8 @@ class VerificationCase:
         first = self._first_call()
         exact = self._exact(self.call)
         noisy = [] if self._limit == _NEAR else [self._noisy(self.call)]
-        if self.backward and (unsafe := next((r for r in (exact, *noisy) if r.unsafe), None)):
-            raise CannotTellError(f"of the unprepared model, {_unsafe_note(unsafe)}")
         actual = self._prepared(self.call)
         runs = Runs(exact, actual, noisy)
-        self.unsafe = actual.unsafe if self.backward else None
         self.deviations = self._deviations(runs)
         more = self._other_calls(first, runs)
         is_zero = not any(map(largest, exact.tensors["outputs"].values()))
@@ -163,9 +158,8 @@ class VerificationCase:
             note = f"{ALL_ZERO}; each module alone is right" if right else ALL_ZERO
             status = "skipped" if right else "cannot tell"
             checks[0] = replace(checks[0], status=status, note=note, worst="")
-        if note := self._skipped or (_unsafe_note(actual) if self.backward else ""):
-            status = "fail" if self.mode == "train" else "skipped"
-            more += [self._check(kind, status, note=note) for kind in _GRADIENTS]
+        if self._skipped:
+            more += [self._check(kind, "skipped", note=self._skipped) for kind in _GRADIENTS]
         return checks + more
 
     # ------------------------------------------------------------------------------------- the runs
@@ -397,10 +391,6 @@ class VerificationCase:
             if any(item.exceeds and not math.isnan(item.error) for item in again):
                 raise CannotTellError(f"the reference itself {_RANDOM}")
             return [self._unstable(moved[0], self._moved(first, third))]
-        if trains and third.unsafe is not None and self.unsafe is None:
-            self.unsafe, note = third.unsafe, _unsafe_note(third)
-            given = "inputs without gradients"
-            return [self._check(_GRADIENTS[1], "fail", note=note, inputs=given)]
         return [self._check("outputs", "pass", inputs="compiled")] if self._compiled else []
 
     def _unstable(self, item: Deviation, between: list[Deviation]) -> Check:
@@ -461,14 +451,6 @@ class VerificationCase:
 def _allowed(item: Deviation) -> Deviation:
     """Return the deviation as one that is allowed."""
     return replace(item, allowed=item.error, note="") if item.exceeds else item
-
-
-def _unsafe_note(run: Run) -> str:
-    if run.unsafe is None:
-        return ""
-    place, issue = run.unsafe
-    where = f"the backward of {place or 'the model'} [{issue}]"
-    return f"torch may end the process in {where}, so it was not run"
 
 
 def _may_be_rounding(item: Deviation) -> bool:
