@@ -114,7 +114,7 @@ class VerificationCase:
         self.targets = {path: (new.dtype, new.device) for path, (_, new) in self.pairs.items()}
         self._by_id = {id(old): self.targets[path] for path, (old, _) in self.pairs.items()}
         self._compiled = contains_compiled(self.prepared)
-        self._graph = self._lacks_kernel = False
+        self._graph = False
         self._left_out: dict[str, str] = {}
         self._alone: set[str] = set()
 
@@ -172,28 +172,14 @@ class VerificationCase:
             return self._run(self.prepared, call, **options)
 
     def _noisy(self, call: Call, **options: Any) -> Run:
-        """Run the reference in the prepared dtypes or, where torch lacks a kernel, with rounded outputs."""
+        """Run the reference in the prepared dtypes, on inputs that differ by one rounding."""
         # What activations lose here counts as noise, not as an error of the prepared model.
         with eager_if_compiled(self.prepared):
             call = rounded_call(call, self.prepared, self.pipeline, self.dtype).map(nudged)
-        options |= {"repair": self.dtype}
-        if not self._lacks_kernel:
-            given = call.map(lambda tensor: cast(tensor, tensor.dtype))
-            try:
-                with same_casts(self.reference, self.prepared):
-                    return self._run(
-                        self.reference, given, stand_in=self._low, amp=self.amp, **options
-                    )
-            except RunError:
-                if torch.finfo(self.dtype).bits >= 32:
-                    raise
-                self._lacks_kernel = True
-
-        def stand_in(tensor: Tensor) -> Tensor:
-            return cast(self._low(tensor), torch.float32)
-
-        options = {"change": lambda tensor: tensor.to(self.dtype).to(tensor.dtype)} | options
-        return self._run(self.reference, call.map(stand_in), stand_in=stand_in, **options)
+        options |= {"repair": self.dtype, "stand_in": self._low, "amp": self.amp}
+        given = call.map(lambda tensor: cast(tensor, tensor.dtype))
+        with same_casts(self.reference, self.prepared):
+            return self._run(self.reference, given, **options)
 
     def _shaken(self, call: Call) -> Run:
         """Run the reference so, with the outputs of its modules changed by rounding errors."""
