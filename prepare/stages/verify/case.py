@@ -27,7 +27,7 @@ from prepare.core.utils.text import finite, plural
 from prepare.stages.verify.deviations import Deviation, compare, largest, rounding_step, sensitivity
 from prepare.stages.verify.inputs import jittered, nudged, rounded_call, user_call
 from prepare.stages.verify.modules_alone import MODULE_KINDS, compare_alone
-from prepare.stages.verify.records import ALL_ZERO, Check
+from prepare.stages.verify.records import Check
 from prepare.stages.verify.runs import KINDS, Run, cast, run_model, training_flags
 from prepare.stages.verify.static_checks import is_under
 
@@ -149,15 +149,8 @@ class VerificationCase:
         runs = Runs(exact, actual, noisy)
         self.deviations = self._deviations(runs)
         more = self._other_calls(first, runs)
-        is_zero = not any(map(largest, exact.tensors["outputs"].values()))
-        more += self._look_closer(first, runs, everywhere=is_zero)
+        more += self._look_closer(first, runs)
         checks = [self._judged(kind, items, runs.exact) for kind, items in self.deviations.items()]
-        if is_zero:
-            right = any(item.size for item in self.deviations.get(MODULE_KINDS[0], ()))
-            right = right and not self._left_out and not self._wrong_modules()
-            note = f"{ALL_ZERO}; each module alone is right" if right else ALL_ZERO
-            status = "skipped" if right else "cannot tell"
-            checks[0] = replace(checks[0], status=status, note=note, worst="")
         if self._skipped:
             more += [self._check(kind, "skipped", note=self._skipped) for kind in _GRADIENTS]
         return checks + more
@@ -262,7 +255,7 @@ class VerificationCase:
             if not item.error <= item.allowed * (self._limit if kind in KINDS else 1.0)
         ]
 
-    def _look_closer(self, first: Run, runs: Runs, *, everywhere: bool) -> list[Check]:
+    def _look_closer(self, first: Run, runs: Runs) -> list[Check]:
         """Look at what is open, with more and more expensive runs, until it is right or wrong."""
         if self._limit < 1 and any(item.kind not in _GRADIENTS for item in self._open()):
             runs.noisy.append(self._noisy(self.call))
@@ -276,7 +269,7 @@ class VerificationCase:
         hidden = self._hidden()
         is_blind = hidden > (_BLIND if self.dtype == torch.float32 else _BLIND_16)
         # In a forward that differentiates, gradients pass its modules more than once.
-        if not self._graph and (self._open() or everywhere or is_blind):
+        if not self._graph and (self._open() or is_blind):
             recorded = self._prepared(self.call, record=True)
             names = {c.name for c in recorded.calls if not is_under(c.name, self.rewritten)}
             alone, self._left_out = compare_alone(self, recorded, names.__contains__)
@@ -402,14 +395,16 @@ class VerificationCase:
             if not math.isfinite(largest(tensor)):
                 note = "the reference is not finite here"
                 return self._check(kind, "cannot tell", worst=name, note=note)
+        if kind == "outputs" and not any(item.size or item.exceeds for item in items):
+            note = "they are all zero, so nothing can be compared" if items else "there are none"
+            return self._check(kind, "cannot tell", note=note)
         alone, note = kind in MODULE_KINDS, ""
         if alone and self._left_out:
             name, reason = next(iter(self._left_out.items()))
             note = f"{plural(len(self._left_out), 'module')} not compared alone, first "
             note += f"{name or 'the model itself'}: {reason}"
         if not items:
-            status = "cannot tell" if kind == "outputs" else "skipped"
-            return self._check(kind, status, note=note or "there is nothing to compare")
+            return self._check(kind, "skipped", note=note or "there is nothing to compare")
         worst = max(items, key=lambda item: item.excess)
         # In eval, gradients do not count.
         counts = self.mode == "train" or kind == "buffers" or kind.endswith("outputs")
