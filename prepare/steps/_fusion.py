@@ -3,6 +3,7 @@
 import inspect
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -91,9 +92,26 @@ def _names_of_pairs(model: nn.Module, prefix: str) -> Iterator[tuple[str, str]]:
 
 
 class _Tracer(fx.Tracer):
-    """Takes norms, convolutions and modules with hooks for one operation each, and `size` for any number."""
+    """Takes norms, convolutions and modules with hooks for one operation each, and `size` for any number.
+
+    torch.fx replaces the call of all modules of the process: those of other threads run as they are.
+    """
 
     size = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = get_ident()
+
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        is_other = get_ident() != self.thread
+        return (
+            forward(*args, **kwargs) if is_other else super().call_module(m, forward, args, kwargs)
+        )
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
+        is_other = get_ident() != self.thread
+        return attr_val if is_other else super().getattr(attr, attr_val, parameter_proxy_cache)
 
     def proxy(self, node: fx.Node) -> fx.Proxy:
         return _Value(node, self)

@@ -103,10 +103,11 @@ def test_the_fastest_of_several_rewrites_is_taken(clock, caplog):
     assert "1 convolution runs as a 2-d convolution: 4.0x faster there (1 timed in" in caplog.text
 
 
-@pytest.mark.parametrize("how", [lambda x: {"example": x}, lambda x: {"memory_format": x}])
-def test_one_call_chooses_with_a_batch(clock, how):
-    model = Tower()
-    assert prepare.prepare(model, **how(patches())) is model
+@pytest.mark.parametrize("is_named", [True, False])
+def test_one_call_chooses_with_a_batch(clock, is_named):
+    model, batch = Tower(), patches()
+    prepared = prepare.prepare(model, example=batch) if is_named else prepare.prepare(model, batch)
+    assert prepared is model
     assert type(model.proj) is LinearConv3d
     assert prepare.report(model, patches()).summary()["convolutions_rewritten"] == 1
 

@@ -8,17 +8,10 @@ from dataclasses import dataclass
 from functools import cache
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from prepare.core.model.forward_code import forward_code, torch_class
-from prepare.core.model.memory_format import CHANNELS_LAST, FORMATS, canonical_stride
-from prepare.core.model.module_kinds import has_own_sizes, is_rewritten
-from prepare.core.model.tensors import name_of
+from prepare.core.model.module_kinds import is_rewritten
 from prepare.core.utils import plain_yaml
-
-if TYPE_CHECKING:
-    from torch import nn
-
 
 # Sums of fewer numbers than this lose few digits, and below so many elements a few microseconds count.
 _MANY_ROWS, _LARGE_BATCH = 1 << 12, 1 << 17
@@ -106,58 +99,20 @@ def is_smaller_than_kernel(module: Any, sizes: Sequence[int]) -> bool:
     return any(0 < size <= (kernel - 1) * step for size, kernel, step in extents)
 
 
-def _input_is_smaller_than_kernel(module: Any, shape: Sequence[int]) -> bool:
-    spatial = shape[-len(module.kernel_size) :]
-    return not module.transposed and is_smaller_than_kernel(module, spatial)
-
-
-def _is_batch_of_one(module: Any, shape: Sequence[int]) -> bool:
-    spatial = len(getattr(module, "kernel_size", "ij" + "k" * type(module).__name__.endswith("3d")))
-    return len(shape) == spatial + 1 or shape[0] == 1
-
-
-def _is_large(module: Any, shape: Sequence[int]) -> bool:  # noqa: ARG001
-    # The only reported size; the limit is not known.
-    return prod(shape) >= 16 * 124 * 1282 * 722
-
-
-def _is_over_2_31(module: Any, shape: Sequence[int]) -> bool:  # noqa: ARG001
-    return prod(shape) >= 2**31
-
-
-@dataclass(frozen=True)
-class SizePredicate:
-    """A named condition on a call.
-
-    Attributes:
-        what: the calls, as a sentence says it after "only".
-        holds: takes a module and the shape of its input; returns whether a call has the issue for certain:
-            never, where neither shows it.
-        in_plan: whether a plan, which knows no shapes, may warn of wrong numbers.
-    """
-
-    what: str
-    holds: Callable[[Any, Sequence[int]], bool] = lambda *_: False
-    in_plan: bool = False
-
-
+# The calls that meet an entry, and whether a plan, which knows no shapes, warns of wrong numbers there.
 SIZES = {
-    "batch_of_one": SizePredicate("at batch 1", _is_batch_of_one, in_plan=True),
-    "many_rows": SizePredicate("in training, for large batches", has_many_rows),
-    "few_pixels": SizePredicate(
-        "where few pixels come out of a large weight", has_few_pixels, in_plan=True
-    ),
-    "smaller_than_kernel": SizePredicate(
-        "where the input is smaller than the kernel", _input_is_smaller_than_kernel, in_plan=True
-    ),
-    "large_conv3d": SizePredicate("at large sizes", _is_large, in_plan=True),
-    "over_2_31": SizePredicate("from 2^31 elements on", _is_over_2_31),
-    "gradient_of_tokens": SizePredicate("where its gradient comes from tokens"),
-    "view_of_one": SizePredicate("at batch 1, where its input is a view, as of tokens"),
-    "compiled": SizePredicate("with torch.compile"),
-    "overflow": SizePredicate("after an overflow"),
-    "first_call": SizePredicate("at the first call"),
-    "unknown": SizePredicate("at sizes that are not known", in_plan=True),
+    "batch_of_one": True,
+    "many_rows": False,
+    "few_pixels": True,
+    "smaller_than_kernel": True,
+    "large_conv3d": True,
+    "over_2_31": False,
+    "gradient_of_tokens": False,
+    "view_of_one": False,
+    "compiled": False,
+    "overflow": False,
+    "first_call": False,
+    "unknown": True,
 }
 
 
@@ -219,7 +174,7 @@ class Issue:
     @property
     def in_plan(self) -> bool:
         """Return whether a plan may report it, without knowing the sizes of a call."""
-        return not self.sizes or (self.effect == "wrong" and SIZES[self.sizes].in_plan)
+        return not self.sizes or (self.effect == "wrong" and SIZES[self.sizes])
 
     def stands(self, backend: str, torch_version: str, machine: dict[str, Any]) -> bool:
         """Return whether this version of torch has the issue on this backend (`cpu`, `cuda`).
@@ -312,38 +267,3 @@ def _rank(name: str) -> int | None:
 
 def _agree(one: int | None, other: int | None) -> bool:
     return None in (one, other) or one == other
-
-
-class CallIssues:
-    """The known issues with wrong numbers that a device has at some sizes only."""
-
-    def __init__(self, device: str) -> None:
-        self._issues = [issue for issue in standing(device) if issue.is_risk]
-
-    def of(self, module: nn.Module, shape: Sequence[int]) -> list[Issue]:
-        """Return the issues that a call has for certain, given the shape of the module's input."""
-        cls: Any = type(module)  # a class is hashable, which mypy denies
-        kind = getattr(torch_class(cls), "__name__", "")
-        issues = [each for each in self._issues if kind in each.operations]
-        weight = module._parameters.get("weight", vars(module).get("weight"))
-        if not issues or weight is None or not has_own_sizes(module):
-            return []
-        if (code := forward_code(module)).repaired or not code.runs_torchs:
-            return []
-        formats: tuple[str, ...] = FORMATS  # the strides of another weight say nothing of them
-        if len(shaped := weight.shape) in CHANNELS_LAST:
-            names = ("contiguous", CHANNELS_LAST[len(shaped)])
-            formats = tuple(n for n in names if canonical_stride(shaped, n) == weight.stride())
-        return [
-            issue
-            for issue in issues
-            if issue.concerns(kind, formats, [name_of(weight.dtype)])
-            and ONLY[issue.only](module)
-            and SIZES[issue.sizes].holds(module, shape)
-        ]
-
-
-def describe(issue: Issue) -> str:
-    """Return the sizes and the name of an issue, as the end of a sentence about a module."""
-    sizes = SIZES[issue.sizes].what
-    return f"wrong on this device {sizes}, as in this call: {issue.what} [{issue.name}]"

@@ -23,7 +23,6 @@ from prepare.core.forward.unchanged import (
     without_gradients,
 )
 from prepare.core.model.forward_code import forward_code
-from prepare.core.model.known_issues import CallIssues, describe
 from prepare.core.model.module_kinds import is_rewritten, operation_of
 from prepare.core.model.tensors import lazy_parameter
 from prepare.core.utils.process_state import interruptible
@@ -160,7 +159,7 @@ def _follow(
     amp: str,
 ) -> None:
     """Call the model with stand-ins for its tensors and for those of the example, and watch."""
-    hooks = _ModuleHooks(watcher, CallIssues(watcher.builder.device.partition(":")[0]))
+    hooks = _ModuleHooks(watcher)
     watcher.stack.on_enter, watcher.stack.on_exit = hooks.enter, hooks.exit
     given = arguments(example)
     with eager_if_compiled(model), unchanged(model, given, stand_in=stand_ins[0]) as state:
@@ -181,13 +180,10 @@ def _follow(
 
 
 class _ModuleHooks:
-    """Follows a compiled or repaired module as one operation.
+    """Follows a compiled or repaired module as one operation."""
 
-    A call that has a known issue because of its size becomes a note.
-    """
-
-    def __init__(self, watcher: OperatorWatcher, issues: CallIssues) -> None:
-        self.watcher, self.issues = watcher, issues
+    def __init__(self, watcher: OperatorWatcher) -> None:
+        self.watcher = watcher
         # The outermost module that is followed as one operation, its inputs and its call site.
         self._opaque: tuple[nn.Module, list[Tensor], CallSite] | None = None
 
@@ -197,8 +193,6 @@ class _ModuleHooks:
             note = f"{name} is scripted: its operations are followed, but not attributed to its modules"
             self.watcher.builder.add_note(note)
         given = list(tensors_in(args))
-        for issue in self.issues.of(module, given[0].shape) if given else ():
-            self.watcher.builder.add_note(f"{name} is {describe(issue)}")
         # The forward of a repaired subclass is the user's, whose lines may lose a layout.
         code, compiled = forward_code(module), is_compiled(module)
         repaired = code.repaired and (code.alone or bool(code.replaced_by))

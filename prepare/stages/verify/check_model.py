@@ -146,9 +146,6 @@ def _causes(case: VerificationCase, checks: Sequence[Check], culprit: str | None
         yield f"the compiler computes something else than the modules do: {remedy}"
     if case.raised:
         yield f"its forward cannot run on the prepared inputs: {case.raised}"
-    if case.unsafe:
-        place, issue = case.unsafe
-        yield f"the backward of {place or 'the model'} may end the process [{issue}]: {repair}exclude it"
     half = str((steps.get(CAST_STEP) or {}).get("dtype", "its new dtype"))
     keep = f"add {keep_option(name)}"
     keep += f", or use steps.{CAST_STEP}.dtype=bfloat16" if half == "float16" else ""
