@@ -14,7 +14,6 @@ from prepare.core.model.devices import wait_for, with_threads
 from prepare.core.model.memory_format import span
 from prepare.core.model.tensors import is_plain, name_of, special_form, stored_values, with_bits_of
 from prepare.core.utils.process_state import act_on_interrupts, held_interrupts
-from prepare.core.utils.text import option, words
 from prepare.errors import PartialError, Problem, RefusedError
 
 # With `low_memory`, this share of the new data exists beside the old tensors at a time, or the largest one.
@@ -127,11 +126,10 @@ def check_cast(path: str, old: Tensor, new: Tensor, *, clamp: bool = False) -> N
 def _remedy(path: str, worst: float, new: torch.dtype, old: torch.dtype) -> str:
     if new.itemsize > 2:
         return f"keep it in {name_of(old)}, or change the value"
-    clamped = option(CAST_STEP, "clamp", value=True)
-    module = path.rpartition(".")[0] or words(cli="'*'", python="*")
-    remedy = f"keep it: {keep_option(module)}, or clamp it: {clamped}"
+    module = path.rpartition(".")[0] or "*"
+    remedy = f"keep it: {keep_option(module)}, or clamp it: steps.{CAST_STEP}.clamp=true"
     fits = new is torch.float16 and worst <= torch.finfo(torch.bfloat16).max
-    return f"{option(CAST_STEP, 'dtype', 'bfloat16')}, or {remedy}" if fits else remedy
+    return f"steps.{CAST_STEP}.dtype=bfloat16, or {remedy}" if fits else remedy
 
 
 class Transfer:

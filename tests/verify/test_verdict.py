@@ -8,7 +8,6 @@ from torch import nn
 
 from prepare.pipeline import Pipeline
 from prepare.stages.verify import verify
-from prepare.stages.verify.document import error_text, verify_sentence
 from verify_checks import FLAT, PIPELINES, check, checks_by_kind, prepared
 from verify_faults import Net
 
@@ -34,13 +33,10 @@ def zero_last():
 
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-def test_outputs_that_are_all_zero_are_replaced_by_modules_alone(mode):
-    result = check(zero_last(), FLAT, torch.randn(1, 3, 8, 8), mode=mode, seconds=600.0)
-    checks = checks_by_kind(result)
-    assert (result.status, checks["outputs"].status) == ("pass", "skipped")
-    assert checks["module outputs"].compared == 3
-    for text in (verify_sentence(result), error_text(result)):
-        assert "outputs: they are all zero, so nothing can be compared; each module" in text
+def test_outputs_that_are_all_zero_are_cannot_tell(mode):
+    result = check(zero_last(), FLAT, torch.randn(1, 3, 8, 8), mode=mode)
+    assert (result.status, checks_by_kind(result)["outputs"].status) == ("cannot tell",) * 2
+    assert "all zero" in result.reason
 
 
 class Frozen(nn.Module):
@@ -62,7 +58,7 @@ def test_the_culprit_is_the_module_that_lost_its_value():
     )
     assert (found.status, found.culprit) == ("fail", "1")
     assert "1 of 4 numbers of 1.var became 0 in float16" in found.advice
-    assert '"keep": ["norms", "1"]' in found.advice
+    assert "steps.half.keep=[norms,1]" in found.advice
 
 
 def test_cannot_tell_gives_the_reason_of_what_cannot_be_told():
@@ -74,14 +70,6 @@ def test_cannot_tell_gives_the_reason_of_what_cannot_be_told():
     result = verify(reference, model, torch.randn(1, 3, 8, 8), pipeline=pipeline)
     assert "wrong" in {check.status for check in result.checks}
     assert (result.status, result.reason.partition(" ")[0]) == ("cannot tell", "outputs")
-
-
-def test_an_error_that_outputs_of_zero_hide_is_found():
-    reference = zero_last()
-    pipeline, model = prepared(reference, FLAT)
-    model[0].register_forward_hook(lambda _module, _args, output: output * 1.01)
-    result = verify(reference, model, torch.randn(1, 3, 8, 8), pipeline=pipeline)
-    assert (result.status, result.culprit) == ("fail", "0")
 
 
 def test_losses_of_a_cast_are_counted_and_an_overflow_fails():
@@ -96,7 +84,7 @@ def test_losses_of_a_cast_are_counted_and_an_overflow_fails():
     result = verify(model, cast, torch.randn(1, 3, 8, 8), pipeline=pipeline)
     assert result.status == "fail"
     assert "2 of 108 numbers of weight overflow float16" in result.reason
-    assert '"half": {"dtype": "bfloat16"}' in result.advice
+    assert "steps.half.dtype=bfloat16" in result.advice
 
 
 def test_advice_blames_torch_if_the_baseline_is_wrong_too():

@@ -65,9 +65,7 @@ def is_unsafe_conv2d(  # noqa: PLR0917  as torch's conv2d
 
 
 class UnsafeCalls(TorchFunctionMode):
-    """While entered, sets `issue` to the known issue of the first call whose backward is not safe."""
-
-    issue = ""
+    """While entered, raises RuntimeError for a call whose backward is not safe, with the known issue."""
 
     def __torch_function__(
         self,
@@ -78,8 +76,8 @@ class UnsafeCalls(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         is_unsafe, issue = _UNSAFE.get(func, (None, ""))
-        if is_unsafe is not None and not self.issue and is_unsafe(*args, **kwargs):
-            self.issue = issue
+        if is_unsafe is not None and is_unsafe(*args, **kwargs):
+            raise RuntimeError(f"torch may end the process in its backward [{issue}]")
         return func(*args, **kwargs)
 
 

@@ -27,7 +27,7 @@ from prepare.core.utils.text import finite, plural
 from prepare.stages.verify.deviations import Deviation, compare, largest, rounding_step, sensitivity
 from prepare.stages.verify.inputs import jittered, nudged, rounded_call, user_call
 from prepare.stages.verify.modules_alone import MODULE_KINDS, compare_alone
-from prepare.stages.verify.records import ALL_ZERO, Check
+from prepare.stages.verify.records import Check
 from prepare.stages.verify.runs import KINDS, Run, cast, run_model, training_flags
 from prepare.stages.verify.static_checks import is_under
 
@@ -81,8 +81,7 @@ class VerificationCase:
     `rewritten` names the modules whose tensors a structure step replaced, `pairs` holds the tensors that both
     models have in common. After `checks`, `deviations` holds what was compared by its kind, of leaves alone
     with the module as name; `culprit` the first wrong module, `exact_dtype` the dtype of the exact run,
-    `unsafe` the module whose backward may end the process and the known issue, and `raised` the prepared
-    model's error.
+    and `raised` the prepared model's error.
     """
 
     reference: nn.Module
@@ -97,7 +96,6 @@ class VerificationCase:
     backward: bool
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
     culprit: str | None = None
-    unsafe: tuple[str, str] | None = None
     raised: str = ""
     _skipped: str = ""
 
@@ -116,7 +114,7 @@ class VerificationCase:
         self.targets = {path: (new.dtype, new.device) for path, (_, new) in self.pairs.items()}
         self._by_id = {id(old): self.targets[path] for path, (old, _) in self.pairs.items()}
         self._compiled = contains_compiled(self.prepared)
-        self._graph = self._lacks_kernel = False
+        self._graph = False
         self._left_out: dict[str, str] = {}
         self._alone: set[str] = set()
 
@@ -147,25 +145,14 @@ class VerificationCase:
         first = self._first_call()
         exact = self._exact(self.call)
         noisy = [] if self._limit == _NEAR else [self._noisy(self.call)]
-        if self.backward and (unsafe := next((r for r in (exact, *noisy) if r.unsafe), None)):
-            raise CannotTellError(f"of the unprepared model, {_unsafe_note(unsafe)}")
         actual = self._prepared(self.call)
         runs = Runs(exact, actual, noisy)
-        self.unsafe = actual.unsafe if self.backward else None
         self.deviations = self._deviations(runs)
         more = self._other_calls(first, runs)
-        is_zero = not any(map(largest, exact.tensors["outputs"].values()))
-        more += self._look_closer(first, runs, everywhere=is_zero)
+        more += self._look_closer(first, runs)
         checks = [self._judged(kind, items, runs.exact) for kind, items in self.deviations.items()]
-        if is_zero:
-            right = any(item.size for item in self.deviations.get(MODULE_KINDS[0], ()))
-            right = right and not self._left_out and not self._wrong_modules()
-            note = f"{ALL_ZERO}; each module alone is right" if right else ALL_ZERO
-            status = "skipped" if right else "cannot tell"
-            checks[0] = replace(checks[0], status=status, note=note, worst="")
-        if note := self._skipped or (_unsafe_note(actual) if self.backward else ""):
-            status = "fail" if self.mode == "train" else "skipped"
-            more += [self._check(kind, status, note=note) for kind in _GRADIENTS]
+        if self._skipped:
+            more += [self._check(kind, "skipped", note=self._skipped) for kind in _GRADIENTS]
         return checks + more
 
     # ------------------------------------------------------------------------------------- the runs
@@ -178,28 +165,14 @@ class VerificationCase:
             return self._run(self.prepared, call, **options)
 
     def _noisy(self, call: Call, **options: Any) -> Run:
-        """Run the reference in the prepared dtypes or, where torch lacks a kernel, with rounded outputs."""
+        """Run the reference in the prepared dtypes, on inputs that differ by one rounding."""
         # What activations lose here counts as noise, not as an error of the prepared model.
         with eager_if_compiled(self.prepared):
             call = rounded_call(call, self.prepared, self.pipeline, self.dtype).map(nudged)
-        options |= {"repair": self.dtype}
-        if not self._lacks_kernel:
-            given = call.map(lambda tensor: cast(tensor, tensor.dtype))
-            try:
-                with same_casts(self.reference, self.prepared):
-                    return self._run(
-                        self.reference, given, stand_in=self._low, amp=self.amp, **options
-                    )
-            except RunError:
-                if torch.finfo(self.dtype).bits >= 32:
-                    raise
-                self._lacks_kernel = True
-
-        def stand_in(tensor: Tensor) -> Tensor:
-            return cast(self._low(tensor), torch.float32)
-
-        options = {"change": lambda tensor: tensor.to(self.dtype).to(tensor.dtype)} | options
-        return self._run(self.reference, call.map(stand_in), stand_in=stand_in, **options)
+        options |= {"repair": self.dtype, "stand_in": self._low, "amp": self.amp}
+        given = call.map(lambda tensor: cast(tensor, tensor.dtype))
+        with same_casts(self.reference, self.prepared):
+            return self._run(self.reference, given, **options)
 
     def _shaken(self, call: Call) -> Run:
         """Run the reference so, with the outputs of its modules changed by rounding errors."""
@@ -282,7 +255,7 @@ class VerificationCase:
             if not item.error <= item.allowed * (self._limit if kind in KINDS else 1.0)
         ]
 
-    def _look_closer(self, first: Run, runs: Runs, *, everywhere: bool) -> list[Check]:
+    def _look_closer(self, first: Run, runs: Runs) -> list[Check]:
         """Look at what is open, with more and more expensive runs, until it is right or wrong."""
         if self._limit < 1 and any(item.kind not in _GRADIENTS for item in self._open()):
             runs.noisy.append(self._noisy(self.call))
@@ -296,7 +269,7 @@ class VerificationCase:
         hidden = self._hidden()
         is_blind = hidden > (_BLIND if self.dtype == torch.float32 else _BLIND_16)
         # In a forward that differentiates, gradients pass its modules more than once.
-        if not self._graph and (self._open() or everywhere or is_blind):
+        if not self._graph and (self._open() or is_blind):
             recorded = self._prepared(self.call, record=True)
             names = {c.name for c in recorded.calls if not is_under(c.name, self.rewritten)}
             alone, self._left_out = compare_alone(self, recorded, names.__contains__)
@@ -397,10 +370,6 @@ class VerificationCase:
             if any(item.exceeds and not math.isnan(item.error) for item in again):
                 raise CannotTellError(f"the reference itself {_RANDOM}")
             return [self._unstable(moved[0], self._moved(first, third))]
-        if trains and third.unsafe is not None and self.unsafe is None:
-            self.unsafe, note = third.unsafe, _unsafe_note(third)
-            given = "inputs without gradients"
-            return [self._check(_GRADIENTS[1], "fail", note=note, inputs=given)]
         return [self._check("outputs", "pass", inputs="compiled")] if self._compiled else []
 
     def _unstable(self, item: Deviation, between: list[Deviation]) -> Check:
@@ -426,14 +395,16 @@ class VerificationCase:
             if not math.isfinite(largest(tensor)):
                 note = "the reference is not finite here"
                 return self._check(kind, "cannot tell", worst=name, note=note)
+        if kind == "outputs" and not any(item.size or item.exceeds for item in items):
+            note = "they are all zero, so nothing can be compared" if items else "there are none"
+            return self._check(kind, "cannot tell", note=note)
         alone, note = kind in MODULE_KINDS, ""
         if alone and self._left_out:
             name, reason = next(iter(self._left_out.items()))
             note = f"{plural(len(self._left_out), 'module')} not compared alone, first "
             note += f"{name or 'the model itself'}: {reason}"
         if not items:
-            status = "cannot tell" if kind == "outputs" else "skipped"
-            return self._check(kind, status, note=note or "there is nothing to compare")
+            return self._check(kind, "skipped", note=note or "there is nothing to compare")
         worst = max(items, key=lambda item: item.excess)
         # In eval, gradients do not count.
         counts = self.mode == "train" or kind == "buffers" or kind.endswith("outputs")
@@ -461,14 +432,6 @@ class VerificationCase:
 def _allowed(item: Deviation) -> Deviation:
     """Return the deviation as one that is allowed."""
     return replace(item, allowed=item.error, note="") if item.exceeds else item
-
-
-def _unsafe_note(run: Run) -> str:
-    if run.unsafe is None:
-        return ""
-    place, issue = run.unsafe
-    where = f"the backward of {place or 'the model'} [{issue}]"
-    return f"torch may end the process in {where}, so it was not run"
 
 
 def _may_be_rounding(item: Deviation) -> bool:

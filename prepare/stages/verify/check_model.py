@@ -14,7 +14,6 @@ from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.tensors import lazy_parameter, name_of
 from prepare.core.utils.machine import environment
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.text import dropped, option, step
 from prepare.errors import RefusedError
 from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.verify.budget import Budget
@@ -139,23 +138,20 @@ def _causes(case: VerificationCase, checks: Sequence[Check], culprit: str | None
     """Yield probable causes with their remedies, the first one the most probable."""
     name = culprit or (type(case.prepared).__name__ if culprit is not None else "NAME")
     steps: Mapping[str, Any] = case.pipeline.to_config() if case.pipeline else {}
-    repair = "" if REPAIR_STEP in steps else f"add {step(REPAIR_STEP)}, or "
+    repair = "" if REPAIR_STEP in steps else f"add the step {REPAIR_STEP}, or "
     bad = [check for check in checks if check.status in ("fail", "wrong")]
     failed = {check.what for check in bad}
     if any(check.inputs == "compiled" for check in bad):
-        remedy = f"choose another backend or mode of it, or remove it with {dropped('compile')}"
+        remedy = "choose another backend or mode of it, or drop the step compile"
         yield f"the compiler computes something else than the modules do: {remedy}"
     if case.raised:
         yield f"its forward cannot run on the prepared inputs: {case.raised}"
-    if case.unsafe:
-        place, issue = case.unsafe
-        yield f"the backward of {place or 'the model'} may end the process [{issue}]: {repair}exclude it"
     half = str((steps.get(CAST_STEP) or {}).get("dtype", "its new dtype"))
     keep = f"add {keep_option(name)}"
-    keep += f", or use {option(CAST_STEP, 'dtype', 'bfloat16')}" if half == "float16" else ""
+    keep += f", or use steps.{CAST_STEP}.dtype=bfloat16" if half == "float16" else ""
     lost = next((check for check in checks if check.what == "casts" and check.note), None)
     if lost is not None and ("casts" in failed or lost.worst.rpartition(".")[0] == culprit):
-        yield f"{lost.note}: {keep}, or set {option(CAST_STEP, 'clamp', value=True)}"
+        yield f"{lost.note}: {keep}, or set steps.{CAST_STEP}.clamp=true"
     if any(item.noise > GARBAGE for item in case.wrong):
         low = f"torch itself is wrong in {name} in {name_of(case.dtype)} on this device"
         yield f"{low}: the unprepared model, in the contiguous format, is as far off"
@@ -165,7 +161,7 @@ def _causes(case: VerificationCase, checks: Sequence[Check], culprit: str | None
     wanted = format_steps(case.pipeline.steps.values() if case.pipeline else (), case.reference)
     formats = [each for each, found in wanted.items() if {*found.values()} - {"contiguous"}]
     if formats:
-        remedy = f"{repair}remove the step with {dropped(formats[0])}"
+        remedy = f"{repair}drop the step {formats[0]}"
         yield f"{name}, or torch in it, depends on the layout of tensors: {remedy}"
     if CAST_STEP in steps:
         yield f"{name} needs more precision or a wider range than {half} has: {keep}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prepare.core import document as parts
 from prepare.core.document import Answer, Document, Part, ReportContext, Table, Text
 from prepare.core.utils import text as texts
-from prepare.core.utils.text import capitalized, doubt, plural, printable, words
+from prepare.core.utils.text import capitalized, doubt, plural, printable
 
 if TYPE_CHECKING:
     from prepare.stages.verify.records import Check, Verification
@@ -95,7 +95,7 @@ def _sensitivity_text(verification: Verification) -> str:
     if least > _BLIND and place:
         text += f" (errors below {_percent(least)} in {place} cannot be told from noise"
         is_eval = verification.mode == "eval"
-        text += f"; {texts.argument('mode', 'train')} compares modules alone)" if is_eval else ")"
+        text += "; mode=train compares modules alone)" if is_eval else ")"
     return printable(text)
 
 
@@ -107,10 +107,8 @@ def _hidden(verification: Verification) -> str:
     own = (check.dtype for check in verification.checks if check.dtype.endswith("float16"))
     if (coarse := next(own, verification.amp)) == "none":
         return f"gradients unclear (noise hides errors below {_percent(least)})"
-    once = words(cli="with precision=float32", python="in float32")
-    if verification.amp != "none":
-        once = words(cli="with amp=none", python="without autocast")
-    return f"gradients cannot be judged in {coarse}: run once {once}"
+    once = "precision=float32" if verification.amp == "none" else "amp=none"
+    return f"gradients cannot be judged in {coarse}: run once with {once}"
 
 
 def _percent(part: float) -> str:

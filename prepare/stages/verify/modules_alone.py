@@ -8,7 +8,6 @@ what it computed inside of the whole model, so memory that two modules share sho
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -126,17 +125,11 @@ def _compare(
 
     # A wrong output may come from a module that is as wrong in the unprepared model.
     may_be_near = not any(item.kind in ("outputs", "buffers") for item in case.wrong)
-    low: dict[str, Named] = {}
-    with contextlib.suppress(RuntimeError):  # torch may lack a kernel in 16 bits
-        low = lone(None, case.amp)
-        near = deviations(low, {})
-        if may_be_near and near and all(item.error <= _NEAR * item.allowed for item in near):
-            return near
-    exact = lone(torch.float64)
-    if not low:
-        rough = lone(torch.float32)
-        low = {k: {n: t.to(case.dtype) for n, t in rough[k].items()} for k in rough}
-    return deviations(exact, low)
+    low = lone(None, case.amp)
+    near = deviations(low, {})
+    if may_be_near and near and all(item.error <= _NEAR * item.allowed for item in near):
+        return near
+    return deviations(lone(torch.float64), low)
 
 
 def _run_alone(

@@ -10,8 +10,6 @@ from prepare.core.utils.text import part_of_tolerance
 from prepare.errors import VerificationError
 
 STATUSES = ("pass", "fail", "cannot tell")
-# The note of a check of outputs, for example of a diffusion model whose last convolution starts with zeros.
-ALL_ZERO = "they are all zero, so nothing can be compared"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

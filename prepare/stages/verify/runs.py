@@ -35,8 +35,6 @@ _QUIET = (
     r"The \.grad attribute of a Tensor that is not a leaf|None of the inputs have requires_grad"
 )
 _NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
-# The known issue that `backward_exceeds_memory` finds.
-_SMALL = "conv3d_bfloat16_small_cpu"
 
 Named = dict[str, Tensor]
 _DROPOUTS = frozenset(
@@ -72,14 +70,12 @@ class ModuleCall:
 class Run:
     """The tensors of one run by kind and name, and the calls of its leaves in the order of their ends.
 
-    `unsafe` is the module whose backward may end the process, and the known issue; no backward ran then.
     `numbers` counts those of all outputs of leaves.
     """
 
     tensors: dict[str, Named] = field(default_factory=dict)
     calls: list[ModuleCall] = field(default_factory=list)
     seconds: float = 0.0
-    unsafe: tuple[str, str] | None = None
     numbers: int = 0
 
 
@@ -125,12 +121,12 @@ def run_model(
                 with autocast(amp, device_of([model], given.tensors())):
                     output = interruptible(model, *given.args, **given.kwargs)
                 named = dict(named_tensors_in(output))
-                if backward and result.unsafe is None:
+                if backward:
                     interruptible(_backward, [t for t in named.values() if t.requires_grad])
         buffers = {n: b.detach() for n, b in model.named_buffers() if not b.is_nested}
         result.tensors = {"outputs": {n: t.detach() for n, t in named.items()}, "buffers": buffers}
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        if backward and result.unsafe is None:
+        if backward:
             both: list[dict[str, Any]] = [leaves, trained]
             for kind, tensors in zip(KINDS[1:3], both, strict=True):
                 result.tensors[kind] = {n: t.grad for n, t in tensors.items() if t.grad is not None}
@@ -199,16 +195,10 @@ def _is_leaf(module: nn.Module) -> bool:
 def _hooks(
     model: nn.Module, result: Run, *, record: bool, change: Callable[[Tensor], Tensor] | None
 ) -> Iterator[None]:
-    """Note the calls of leaves, change outputs, and find the first module whose backward is not safe."""
+    """Note the calls of leaves, and change outputs; raise before a backward that is not safe."""
     running: dict[str, list[tuple[ModuleCall, list[tuple[Tensor, int]]]]] = {}
-    calls = UnsafeCalls()
-
-    def look(name: str) -> None:
-        if calls.issue and result.unsafe is None:
-            result.unsafe = name, calls.issue
 
     def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        look(name.rpartition(".")[0])
         if not _is_leaf(module):
             return None
         given = Call(args, kwargs)
@@ -230,8 +220,7 @@ def _hooks(
     def after(name: str, module: nn.Module, args: Any, output: Any) -> Any:
         is_plain_call = args and isinstance(args[0], Tensor) and isinstance(output, Tensor)
         if is_plain_call and backward_exceeds_memory(module, args[0], output):
-            result.unsafe = result.unsafe or (name, _SMALL)
-        look(name)
+            raise RuntimeError("torch's backward overwrites memory [conv3d_bfloat16_small_cpu]")
         if not running.get(name):
             return None
         tensors = list(tensors_in(output))
@@ -256,7 +245,7 @@ def _hooks(
                 handle = module.register_forward_pre_hook(partial(before, name), **options)
                 stack.callback(handle.remove)
                 stack.callback(module.register_forward_hook(partial(after, name)).remove)
-        with calls if torch.is_grad_enabled() else contextlib.nullcontext():
+        with UnsafeCalls() if torch.is_grad_enabled() else contextlib.nullcontext():
             yield
 
 
