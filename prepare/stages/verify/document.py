@@ -148,8 +148,7 @@ def _answer(verification: Verification) -> Answer:
 
 def _advice(verification: Verification) -> Iterator[parts.Advice]:
     if verification.status == "fail":
-        remark = "the report has probable causes and remedies" if verification.advice else ""
-        yield parts.Advice(10, "bad", "Do not use it", remark)
+        yield parts.Advice(10, "bad", "Do not use it")
     elif verification.status == "cannot tell":
         is_short = "raise verify.seconds" in verification.reason
         answer = "Raise verify.seconds" if is_short else "Verify it on another batch"
