@@ -3,13 +3,13 @@
 import fnmatch
 import glob
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from typing import Annotated, Any
 
 from prepare.core.utils.options import ForRecipes
 from prepare.core.utils.suggest import nearest
-from prepare.core.utils.text import words
+from prepare.errors import Problem
 
 NORMS = "norms"
 
@@ -62,12 +62,17 @@ def declared_float32(model: Any) -> dict[int, str]:
 
 
 def readable(patterns: tuple[str, ...]) -> None:
-    """Raise ValueError with the reason for a pattern that is not valid, or is for Python only."""
+    """Raise ValueError with the reason for a pattern that is not valid."""
     for pattern in patterns:
-        if pattern.startswith("re:") and words(cli="refused", python=""):
-            remedy = "give names or globs, as in encoder.*"
-            raise ValueError(f"{pattern!r:.60} is a regular expression, for Python only", remedy)
         _matcher(pattern)
+
+
+def expressions(where: str, options: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem for each regular expression: its cost has no bound, so it is for Python only."""
+    for key, value in options.items():
+        if isinstance(value, list) and any(str(each).startswith("re:") for each in value):
+            wrong = "holds a regular expression, for Python only"
+            yield Problem(f"{where}.{key}", wrong, "give names or globs, as in encoder.*")
 
 
 def near_misses(pattern: str, candidates: Mapping[str, Any]) -> str:

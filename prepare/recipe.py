@@ -13,7 +13,6 @@ from prepare.core.utils import files, plain_yaml
 from prepare.core.utils.options import is_for_recipes, plain
 from prepare.core.utils.plain_yaml import dotted, kind_of, short_repr
 from prepare.core.utils.suggest import choose, nearest
-from prepare.core.utils.text import words
 from prepare.errors import FileError, Problem, RecipeError, raise_problems
 
 if TYPE_CHECKING:
@@ -92,8 +91,7 @@ def refused(step: "Step") -> list[Problem]:
 def left_out(step: "Step") -> list[Problem]:
     """Return a problem for each option of `step` that is left out of a recipe, or one for the step."""
     wrong = "is left out of recipes, which hold only what is known to be harmless"
-    again = "give the step again to Pipeline.load(path, steps=...)"
-    remedy = words(cli="give it on the command line again", python=again)
+    remedy = "give it beside the recipe, in Python as Pipeline.load(path, steps=...)"
     places = _not_allowed(step) if can_hold(step) else (f"steps.{step.name}",)
     return [Problem(where, wrong, remedy) for where in places]
 

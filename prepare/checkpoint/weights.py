@@ -33,7 +33,6 @@ from prepare.core.model.tensors import (
 from prepare.core.utils import files, json_records
 from prepare.core.utils.process_state import held_interrupts
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.text import words
 from prepare.errors import CheckpointError, ConfigError, Problem, RefusedError, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.apply import fsdp_problems, scripted_problems
@@ -257,10 +256,8 @@ def _other_kinds(
 def _mismatches(path: Path, missing: tuple[str, ...], unexpected: tuple[str, ...]) -> list[Problem]:
     if missing and (found := _prefixes([*missing], [*unexpected])):
         wrong = f"its names hold {found[0]!r}, which those of the model lack"
-        remedy = words(cli=f"add strip={found[0]!r}", python=f"load it with strip={found[0]!r}")
-        return [Problem(_where(path), wrong, remedy)]
-    python = "give another file or strip=, or take strict=False"
-    remedy = words(cli="give another file, or strip=PREFIX", python=python)
+        return [Problem(_where(path), wrong, f"add strip={found[0]!r}")]
+    remedy = "give another file, or strip=PREFIX; in Python strict=False leaves them"
     told = {"is not in the file": missing, "has no place in the model": unexpected}
     pairs = [(name, wrong) for wrong, names in told.items() for name in names]
     return [Problem(_where(path, name), wrong, remedy) for name, wrong in pairs[:_MOST_PROBLEMS]]

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from prepare.core.utils.text import words
-
 if TYPE_CHECKING:
     from prepare.core.utils.text import Interval
 
@@ -221,7 +219,7 @@ class ReportContext:
             return "stopped before"
         if not self.has_example:
             return "no example input"
-        return words(cli=f"{stage}=none", python=f'give {stage}="short", and a reference')
+        return f"{stage}=none"
 
     def had(self, stage: str) -> bool:
         """Return whether a prepared model was to go through `stage`."""

@@ -13,7 +13,7 @@ from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D, has_own_sizes
 from prepare.core.model.tensors import is_strided, name_of
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.text import argument, step, words
+from prepare.core.utils.text import EVAL_MODE
 from prepare.errors import ConfigError, KnownIssueError, Problem
 from prepare.pipeline.tensor_table import RequestTable
 from prepare.steps.repairs import find_repair
@@ -68,11 +68,6 @@ class IssueMatch:
     def _is_of_last_batch(self) -> bool:
         return self.issue.sizes == _ONE and (self.batch or 1) > 1
 
-    @property
-    def repair_options(self) -> dict[str, Any]:
-        """The options of the step that repairs it."""
-        return {"force": True} if self.needs_force else {}
-
     def problem(self) -> Problem:
         """Return the issue as a message, with a remedy."""
         names = [name or "the model" for name in self.modules]
@@ -100,14 +95,17 @@ class IssueMatch:
 
     def _remedy(self) -> str:
         if self.unreached:
-            cures = [f"prepare the model first, with {step(REPAIR_STEP)}, then replace the forward"]
+            cures = [
+                f"prepare the model first, with the step {REPAIR_STEP}, then replace the forward"
+            ]
         elif self.unreached is not None:
             cures = ["call super().forward(...) in its forward"]
         elif self.issue.repair:
-            cures = [f"add the step {step(REPAIR_STEP, **self.repair_options)}"]
+            forced = f" with steps.{REPAIR_STEP}.force=true" if self.needs_force else ""
+            cures = [f"add the step {REPAIR_STEP}{forced}"]
         else:
             cures = [
-                f"add the step {step(cure)}" if kind == "step" else f"{_CURES[kind]} {cure}"
+                f"add the step {cure}" if kind == "step" else f"{_CURES[kind]} {cure}"
                 for kind, cure in self.issue.cure
             ]
         if self.is_wrong and not cures:
@@ -115,9 +113,10 @@ class IssueMatch:
         elif self.issue.is_risk and not self.issue.repair:
             cures.append("look at what the run's verification says, with the sizes you train on")
         if self.is_error:
-            warn = argument("known_issues", "ignore" if self.issue.part == "memory" else "warn")
-            other = words(cli="mode=eval", python="model.eval() if it is not trained")
-            cures.append(f"go on without it: {warn}, or {other}")
+            word = "ignore" if self.issue.part == "memory" else "warn"
+            cures.append(
+                f"go on without it: known_issues={word}; if it is not trained, {EVAL_MODE}"
+            )
         return ", or ".join(cures)
 
 

@@ -228,7 +228,7 @@ class Pipeline:
         is_repaired = all(match.issue.repair and match.unreached is None for match in wrong)
         if REPAIR_STEP in self.steps or not is_repaired:
             return None
-        return {REPAIR_STEP: max((match.repair_options for match in wrong), key=len)}
+        return {REPAIR_STEP: {"force": True} if any(each.needs_force for each in wrong) else {}}
 
     def apply(
         self,

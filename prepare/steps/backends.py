@@ -6,7 +6,6 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from prepare.core.utils.text import option
 from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.registry import register
 from prepare.step import ModelStep
@@ -60,10 +59,7 @@ class Backends(ModelStep):
         if self.cudnn_benchmark and self.cudnn_deterministic:
             wrong = "chooses an algorithm by its time, which differs from run to run, "
             wrong += "and cudnn_deterministic is set"
-            other = option(self.name, "cudnn_benchmark", value=False)
-            yield Problem(
-                f"{where}.cudnn_benchmark", wrong, f"{other}, or drop cudnn_deterministic"
-            )
+            yield Problem(f"{where}.cudnn_benchmark", wrong, "drop one of the two")
         uses = self.matmul_precision != "highest"
         if None not in (self.tf32, self.matmul_precision) and uses != self.tf32:
             how, state = "uses" if uses else "does not use", str(self.tf32).lower()
@@ -75,7 +71,7 @@ class Backends(ModelStep):
 
         if self.miopen_nhwc is not None and torch.version.hip is None:
             where, wrong = f"steps.{self.name}.miopen_nhwc", "this torch is not built for ROCm"
-            remedy = f"{option(self.name, 'miopen_nhwc', value=None)}, or install torch for ROCm"
+            remedy = f"{where}=null, or install torch for ROCm"
             yield Problem(where, wrong, remedy)
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:

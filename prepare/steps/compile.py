@@ -15,10 +15,9 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from prepare.core.forward.compiled import compile_cache
-from prepare.core.utils import text as wording
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose, nearest
-from prepare.core.utils.text import first_line, in_training, inference_mode
+from prepare.core.utils.text import EVAL_MODE, first_line
 from prepare.errors import ConfigError, Problem
 from prepare.registry import register
 from prepare.step import ForRecipes, ModelStep
@@ -85,8 +84,8 @@ class Compile(ForDevice, ModelStep):
 
     def in_training(self) -> Iterator[Problem]:
         if self._is_frozen():
-            remedy = f"{inference_mode()}, or {wording.option(self.name, 'freezing', value=False)}"
-            yield Problem(f"steps.{self.name}.freezing", _FROZEN + in_training(), remedy)
+            where = f"steps.{self.name}.freezing"
+            yield Problem(where, _FROZEN, f"{EVAL_MODE}, or {where}=false")
 
     def obstacles(self, model: torch.nn.Module) -> Iterator[Problem]:
         where = f"steps.{self.name}"

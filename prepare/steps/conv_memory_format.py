@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from prepare.core.model.memory_format import CHANNELS_LAST
-from prepare.core.utils.text import step, words
 from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
@@ -66,12 +65,9 @@ class ConvolutionFormat(TensorStep):
             why = self._without_data(model) or "the patterns exclude all of them"
             return f"{name} has {counts[own]} Conv{own}d, and {why}"
         if counts[other]:
-            suggestion = words(
-                cli=f"memfmt={CHANNELS_LAST[other + 2]} (the step conv{other}d_memory_format)",
-                python=f"the step {step(f'conv{other}d_memory_format')}",
-            )
             contents = f"{name} has no Conv{own}d and {counts[other]} Conv{other}d"
-            return f"{contents}; did you mean {suggestion}?"
+            meant = f"the step conv{other}d_memory_format (memfmt={CHANNELS_LAST[other + 2]})"
+            return f"{contents}; did you mean {meant}?"
         in_1d = sum(isinstance(module, _classes(1)) for module in model.modules())
         if in_1d:
             return f"{name} has {in_1d} Conv1d, and torch has no channels-last format for those"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
-from prepare.core.utils.text import inference_mode, option, words
+from prepare.core.utils.text import EVAL_MODE
 from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
@@ -35,10 +35,9 @@ class EvalMode(ModuleStep):
 
     def in_training(self) -> Iterable[Problem]:
         if not self.include and not self.exclude:
-            other = words(cli="mode=train is for training", python="such a model is not trained")
-            wrong = f"puts the whole model in evaluation mode, and {other}"
-            part = option(self.name, "include", ["norms"])
-            remedy = f"{inference_mode()}, or name a part of the model, as in {part}"
+            wrong = "puts the whole model in evaluation mode, and such a model is not trained"
+            part = f"steps.{self.name}.include=[norms]"
+            remedy = f"{EVAL_MODE}, or name a part of the model, as in {part}"
             yield Problem(f"steps.{self.name}", wrong, remedy)
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:

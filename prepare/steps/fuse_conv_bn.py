@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from prepare.core.utils.text import dropped, in_training, inference_mode, plural
+from prepare.core.utils.text import EVAL_MODE, plural
 from prepare.errors import Problem
 from prepare.patterns import Patterns
 from prepare.registry import register
@@ -42,8 +42,8 @@ class FuseConvBn(ModuleStep):
     exclude: Patterns = ()
 
     def in_training(self) -> Iterable[Problem]:
-        wrong = f"is for inference: a norm that is part of a convolution cannot be trained{in_training()}"
-        remedy = f"{inference_mode()}, or drop it with {dropped(self.name)}"
+        wrong = "is for inference: a norm that is part of a convolution cannot be trained"
+        remedy = f"{EVAL_MODE}, or drop the step"
         yield Problem(f"steps.{self.name}", wrong, remedy)
 
     def candidates(self, model: torch.nn.Module) -> Iterator[str]:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-from prepare.core.utils.text import in_training, option, words
 from prepare.errors import Problem
 from prepare.patterns import NORMS, Patterns, declared_float32, kept_modules, matches, patterns_in
 from prepare.registry import register
@@ -48,17 +47,9 @@ class Half(TensorStep):
 
     def in_training(self) -> Iterable[Problem]:
         if self.dtype == "float16":
-            wrong = f"parameters in float16 cannot be trained{in_training()}"
-            why = "GradScaler refuses them, and Adam divides by zero"
-            autocast = (
-                "precision=float32 with amp=float16, which runs the forward under torch.autocast"
-            )
-            bfloat16 = option("half", "dtype", "bfloat16")
-            remedy = words(
-                cli=f"choose {autocast}, or precision=bfloat16",
-                python=f"choose {bfloat16}, or drop the step and use torch.autocast around the forward",
-            )
-            yield Problem(f"steps.{self.name}.dtype", f"{wrong}: {why}", remedy)
+            wrong = "float16 parameters cannot be trained: GradScaler refuses them, Adam divides by zero"
+            other = "precision=float32 with amp=float16, which is torch.autocast around the forward"
+            yield Problem(f"steps.{self.name}.dtype", wrong, f"choose bfloat16, or {other}")
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
@@ -74,7 +65,7 @@ class Half(TensorStep):
     def remarks(self, model: torch.nn.Module) -> Iterable[Problem]:
         if self._is_low and self.keep and (named := set(declared_float32(model).values())):
             wrong = f"stays in float32, as its code asks: {', '.join(sorted(named))}"
-            yield Problem(f"steps.{self.name}", wrong, f"{option(self.name, 'keep', [])} casts all")
+            yield Problem(f"steps.{self.name}", wrong, f"steps.{self.name}.keep=[] casts all")
 
     def want_of_kept(self, tensor: NamedTensor) -> Want | None:
         dtype = "float32" if self._is_low else self.dtype

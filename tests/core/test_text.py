@@ -1,4 +1,4 @@
-"""Texts for users: words of the command line and of Python, capitals, cells of a table, remarks of others."""
+"""Texts for users: settings, capitals, cells of a table, remarks of others."""
 
 import csv
 import doctest
@@ -10,28 +10,9 @@ from prepare.core.utils import text as wording
 from prepare.core.utils.text import csv_text
 from prepare.pipeline import pipeline
 
-FORCED = {"force": True, "include": ["a"]}
-WORDS = [
-    (lambda: wording.step("half"), "+steps.half={}", '"half": {}'),
-    (lambda: wording.step("repair_layout", **FORCED),
-     "+steps.repair_layout={force:true,include:[a]}", '"repair_layout": {"force": True, "include": ["a"]}'),
-    (lambda: wording.option("half", "keep", ["norms", "head"]),
-     "steps.half.keep=[norms,head]", '"half": {"keep": ["norms", "head"]}'),
-    (lambda: wording.option("half", "keep", [...]), "steps.half.keep=[...]", '"half": {"keep": [...]}'),
-    (lambda: wording.dropped("compile"), "steps.compile=null", '"compile": None'),
-    (lambda: wording.argument("verify", None), "verify=null", "verify=None"),
-    (lambda: wording.argument("bench", "full"), "bench=full", 'bench="full"'),
-    (wording.inference_mode, "choose mode=eval", "call model.eval() first"),
-    (wording.in_training, " (mode=train)", ""),
-]  # fmt: skip
 
-
-@pytest.mark.parametrize(("write", "cli", "python"), WORDS, ids=[python for *_, python in WORDS])
-def test_a_setting_is_written_for_its_user(write, cli, python):
-    assert write() == python
-    with wording.command_line_words():
-        assert write() == cli
-    assert write() == python
+def test_an_option_is_written_as_the_command_line_reads_it():
+    assert wording.list_option("half", "keep", ["norms", "head"]) == "steps.half.keep=[norms,head]"
 
 
 def test_a_cell_with_line_ends_and_separators_stays_one_cell():

@@ -97,7 +97,7 @@ def test_a_format_without_any_match_is_an_error_with_a_suggestion():
         Pipeline.from_config({"half": {}, "conv2d_memory_format": {}}).apply(model)
     assert str(caught.value) == (
         "steps.conv2d_memory_format: UNet3d has no Conv2d and 18 Conv3d; "
-        'did you mean the step "conv3d_memory_format": {}?'
+        "did you mean the step conv3d_memory_format (memfmt=channels_last_3d)?"
     )
     assert {p.dtype for p in model.parameters()} == {torch.float32}, "and nothing is half done"
 

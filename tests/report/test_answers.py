@@ -9,7 +9,6 @@ from prepare.app.job.record import Job, Result, Results
 from prepare.app.report.answers import answers, stage_documents
 from prepare.app.report.answers import verdict as verdict_of
 from prepare.audit import Audit
-from prepare.core.utils.text import command_line_words
 from prepare.errors import Problem
 from prepare.stages.flow.records import Copy, Event, Remedy
 
@@ -24,12 +23,6 @@ def event(name, kind, cause, *, size=0) -> Event:
 
 def copied(name, operation, size) -> Copy:
     return made.copied(name, size, operation=f"aten.{operation}", type="X", why="")
-
-
-@pytest.fixture(autouse=True)
-def _as_on_the_command_line():
-    with command_line_words():
-        yield
 
 
 def having(run=RUN, **found):
@@ -73,7 +66,7 @@ def test_a_lost_layout_names_causes_and_remedy():
     assert ("bad", "Lost at 13 places", remark) in found(run)
     assert found(run)[-1][:2] == (
         "warn",
-        "Add +steps.repair_layout={} (keeps the layout at 13 of 13 places)",
+        "Add the step repair_layout (keeps the layout at 13 of 13 places)",
     )
     assert verdict(run).endswith(" Layout lost at 13 places.")
 

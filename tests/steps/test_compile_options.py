@@ -76,7 +76,7 @@ def test_only_inductor_reports_a_missing_compiler(monkeypatch):
     [
         (
             {"freezing": True},
-            "steps.compile.freezing: turns the weights.*choose mode=eval, or steps.compile.freezing=false",
+            "steps.compile.freezing: turns the weights.*mode=eval.* or steps.compile.freezing=false",
         ),
         ({"options": {"freezing": True}}, "steps.compile.freezing: turns the weights"),
     ],

@@ -236,7 +236,7 @@ class TestSeen:
         (warning,) = Pipeline.from_config(steps).plan(Tower()).warnings
         assert str(warning) == (
             "Conv3d (proj): a kernel that is its stride (patches, tubelets) is a matrix product, and may be "
-            'several times slower as a convolution [conv_kernel_is_stride]; add the step "rewrite_conv": {}'
+            "several times slower as a convolution [conv_kernel_is_stride]; add the step rewrite_conv"
         )
         assert not pipeline(steps, linear=["proj"]).plan(Tower()).warnings
 

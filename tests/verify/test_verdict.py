@@ -57,7 +57,7 @@ def test_the_culprit_is_the_module_that_lost_its_value():
         reference, {"half": {"keep": ["norms"]}, "input_format": {}}, torch.randn(2, 3, 8, 8)
     )
     assert (found.status, found.culprit) == ("fail", "1")
-    assert '"keep": ["norms", "1"]' in found.advice
+    assert "keep=[norms,1]" in found.advice
 
 
 def test_cannot_tell_gives_the_reason_of_what_cannot_be_told():
@@ -83,7 +83,7 @@ def test_losses_of_a_cast_are_counted_and_an_overflow_fails():
     result = verify(model, cast, torch.randn(1, 3, 8, 8), pipeline=pipeline)
     assert result.status == "fail"
     assert "2 of 108 numbers of weight overflow float16" in result.reason
-    assert '"half": {"keep": ["norms", ' in result.advice
+    assert "half.keep=[norms," in result.advice
 
 
 def test_a_lost_weight_layout_fails_only_with_a_pipeline():

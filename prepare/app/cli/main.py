@@ -28,7 +28,7 @@ from prepare.core.utils import files
 from prepare.core.utils.machine import limit_spinning
 from prepare.core.utils.packages import causes, switch_off_telemetry
 from prepare.core.utils.process_state import stopped_by_sigterm
-from prepare.core.utils.text import command_line_words, to_nobody
+from prepare.core.utils.text import to_nobody
 from prepare.errors import ConfigError, FileError, PrepareError, Problem
 from prepare.pipeline.distributed import rank
 from prepare.stages.stage import DONE, FAILED, INTERRUPTED, WRONG
@@ -77,8 +77,7 @@ def run(argv: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             # Names of modules may hold any character, also those that the terminal cannot show.
             stream.reconfigure(errors="backslashreplace")
-    with command_line_words():
-        code = answered(argv, _run)
+    code = answered(argv, _run)
     try:
         print(end="", flush=True)  # noqa: T201
     except BrokenPipeError:

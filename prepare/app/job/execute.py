@@ -20,7 +20,7 @@ from prepare.core.utils import packages
 from prepare.core.utils.machine import environment
 from prepare.core.utils.packages import described, is_out_of_memory, place_of, raised_at
 from prepare.core.utils.process_state import held_interrupts
-from prepare.core.utils.text import command_line_words, printable, size
+from prepare.core.utils.text import printable, size
 from prepare.errors import (
     CheckpointError,
     ConfigError,
@@ -115,7 +115,6 @@ class Outcome:
     asked: tuple[Verdict, ...] = ()
 
 
-@command_line_words()  # a job of a sweep runs in a process that the command line has not begun
 def run_job(
     spec: JobSpec,
     *,

@@ -12,8 +12,8 @@ from prepare.core.forward.example_input import read_example
 from prepare.core.utils.files import STEP_GROUPS
 from prepare.core.utils.options import as_written, convert, no_options, read_options
 from prepare.core.utils.suggest import choose, choose_option, nearest
-from prepare.core.utils.text import command_line_words
 from prepare.errors import ConfigError, PrepareError, Problem
+from prepare.patterns import expressions
 from prepare.registry import STEPS
 from prepare.stages.stage import STAGES, Stage, ordered_stages, tasks
 
@@ -103,7 +103,6 @@ class Settings:
     choices: dict[str, Any]
 
 
-@command_line_words()
 def read_settings(
     config: Mapping[str, Any], *, choices: Mapping[str, Any], models: Iterable[str] = ()
 ) -> Settings:
@@ -245,5 +244,6 @@ def _check_steps(steps: dict[str, Any], *, plugins: bool) -> list[Problem]:
             continue
         # An installed plugin that cannot be imported fails the job, with its traceback.
         with suppress(PrepareError), _collected(problems):
-            STEPS[name].from_options(options)
+            step = STEPS[name].from_options(options)
+            problems += expressions(f"steps.{name}", step.to_options())
     return problems

@@ -6,7 +6,6 @@ import base64
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +30,7 @@ from prepare.app.sweep.summary import UNENDED, Summary, SweepRow
 from prepare.core import document as parts
 from prepare.core.document import LAYOUT, RIGHT, Answer, Code, Document, Facts, Part, Text
 from prepare.core.utils import files
-from prepare.core.utils.text import command_line_words, plural
+from prepare.core.utils.text import plural
 
 if TYPE_CHECKING:
     from prepare.app.job.record import Results
@@ -48,23 +47,22 @@ def write_page(folder: Path, run: Results) -> None:
 
 
 def run_page(run: Results) -> str:
-    """Return the page of a run, or of a report on a model in the words of Python."""
-    with command_line_words() if run.task else nullcontext():
-        documents = stage_documents(run)
-        documents += own_documents(run, advice(run, documents).answer)
-        date = str((run.environment or {}).get("date") or "")
-        return page(
-            run.model,
-            documents,
-            cards=answers(run, documents),
-            verdict=verdict(run, documents),
-            lead=_run_lead(run),
-            about=(
-                "report of a run" if run.task else "report on a model",
-                date[:16].replace("T", " "),
-            ),
-            command=command(run) if run.task else "",
-        )
+    """Return the page of a run, or of a report on a model."""
+    documents = stage_documents(run)
+    documents += own_documents(run, advice(run, documents).answer)
+    date = str((run.environment or {}).get("date") or "")
+    return page(
+        run.model,
+        documents,
+        cards=answers(run, documents),
+        verdict=verdict(run, documents),
+        lead=_run_lead(run),
+        about=(
+            "report of a run" if run.task else "report on a model",
+            date[:16].replace("T", " "),
+        ),
+        command=command(run) if run.task else "",
+    )
 
 
 def page(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -170,7 +171,7 @@ def by_remedy(problems: Iterable[Problem]) -> dict[str, list[str]]:
 
 def is_told(remedy: str, advised: str) -> bool:
     """Return whether an advice names every step of a remedy, which then need not be said again."""
-    steps = [word for word in remedy.split() if word.startswith("+steps.")]
+    steps = re.findall(r"the step \w+", remedy)
     return bool(steps) and all(step in advised for step in steps)
 
 

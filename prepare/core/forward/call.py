@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from prepare.core.model.module_kinds import make_class
 from prepare.core.utils.suggest import choose, nearest
-from prepare.core.utils.text import words
 from prepare.errors import ConfigError
 
 NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
@@ -193,8 +192,9 @@ def class_calling(cls: type[nn.Module], method: str) -> type[nn.Module]:
         names = [*nearest(method, inherited), *(n for n in vars(cls) if not n.startswith("_"))]
         methods = [name for name in dict.fromkeys(names) if inspect.isfunction(getattr(cls, name))]
         wrong = f"{cls.__name__} has no method {str(method)!r}"
-        where = words(cli="model.method", python="method")
-        raise ConfigError(where, wrong, choose(method, methods or ["forward"], noun="methods"))
+        raise ConfigError(
+            "model.method", wrong, choose(method, methods or ["forward"], noun="methods")
+        )
     made_of: Any = cls  # a class is hashable, which mypy denies
     return _subclass(made_of, method)
 

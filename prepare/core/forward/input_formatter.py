@@ -24,7 +24,7 @@ from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import NotScriptable, is_transformed, rows_copied
 from prepare.core.model.module_tree import remove_hooks
 from prepare.core.utils.process_state import interruptible
-from prepare.core.utils.text import option
+from prepare.core.utils.text import list_option
 
 # A tensor whose last dimension is longer is no image with its channels there.
 _MOST_IMAGE_CHANNELS = 4
@@ -82,7 +82,7 @@ class Formatter:
             return tensor
         if (fits := _within_range(tensor, dtype)) is None:
             wrong = f"{name} holds numbers beyond {_name(dtype)}, and stays {_name(tensor.dtype)}"
-            remedy = option(_STEP, "exclude", [name])
+            remedy = list_option(_STEP, "exclude", [name])
             warnings.warn(f"{wrong}; scale them, or say so: {remedy}", stacklevel=2)
             dtype = tensor.dtype
         tensor = tensor if fits is None else fits
@@ -265,7 +265,9 @@ def note_of(model: nn.Module, error: BaseException, args: Any, kwargs: Any) -> s
         names = [hook.name_of(place) for place, t in floats if (t.dtype == dtype) is is_cast]
         if names:
             is_in = f"in {_name(dtype)}" if is_cast else f"not in {_name(dtype)}"
-            told.append(f"{', '.join(names)}: {is_in}; to change that: {option(_STEP, key, names)}")
+            told.append(
+                f"{', '.join(names)}: {is_in}; to change that: {list_option(_STEP, key, names)}"
+            )
     return "; ".join(told)
 
 
@@ -402,7 +404,7 @@ class CastResults(NotScriptable):
 
 def keep_option(name: str) -> str:
     """Return the option that keeps the module `name` in float32, and the norms as by default."""
-    return option(CAST_STEP, "keep", ["norms", name])
+    return list_option(CAST_STEP, "keep", ["norms", name])
 
 
 def call_in_float32(module: nn.Module, casts: CastResults) -> None:

@@ -16,7 +16,6 @@ from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged, without_gradients
 from prepare.core.utils.packages import described, install_remedy, missing_module
 from prepare.core.utils.process_state import interruptible
-from prepare.core.utils.text import words
 from prepare.errors import ModelError
 
 if TYPE_CHECKING:
@@ -33,34 +32,28 @@ _OF_DTYPE = (
 _MOST_SEARCHED = 5_000
 
 
-def _hints() -> dict[str, str]:
-    """Return the remedy for each pattern of a message of torch."""
-    return {
-        r"Input type .* and (bias|weight) type|same dtype|expected scalar type": (
-            "the input and the weights differ in precision: the example was formatted as the steps say, "
-            "but a tensor that the model makes itself stays as it is, and so does the weight of a kept "
-            "module that is not called itself"
-        ),
-        r"view size is not compatible": (
-            "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
-            "there, or exclude the convolutions before it"
-        ),
-        r"missing \d+ required|unexpected keyword|takes .* positional": words(
-            cli="forward takes other arguments: give them as input.args=[{shape:[...]},...] and "
-            "input.kwargs={NAME:{shape:[...]}}, one dict as input.args=[{NAME:{shape:[...]}}]",
-            python="forward takes other arguments: a tuple is positional arguments, a mapping is keyword "
-            "arguments; for one dict argument give (batch,)",
-        ),
-        r"to have \d+ channels|Sizes of tensors|must match|[Ss]hapes? .*(cannot be multiplied|invalid)"
-        r"|[Ee]xpected .*(input|dimension|size)|Kernel size can't be": words(
-            cli="the example input may not fit this model: change input.shape",
-            python="the example input may not fit this model",
-        ),
-        r"index out of range": words(
-            cli="the example input may hold too large integers: change input.high",
-            python="the example input may hold too large integers",
-        ),
-    }
+# The remedy for each pattern of a message of torch.
+_HINTS = {
+    r"Input type .* and (bias|weight) type|same dtype|expected scalar type": (
+        "the input and the weights differ in precision: the example was formatted as the steps say, "
+        "but a tensor that the model makes itself stays as it is, and so does the weight of a kept "
+        "module that is not called itself"
+    ),
+    r"view size is not compatible": (
+        "this module calls .view on a tensor that is no longer contiguous: use .reshape or .flatten "
+        "there, or exclude the convolutions before it"
+    ),
+    r"missing \d+ required|unexpected keyword|takes .* positional": (
+        "forward takes other arguments: give them as input.args=[{shape:[...]},...] and "
+        "input.kwargs={NAME:{shape:[...]}}, one dict as input.args=[{NAME:{shape:[...]}}]; "
+        "in Python as a tuple or a mapping, one dict as (batch,)"
+    ),
+    r"to have \d+ channels|Sizes of tensors|must match|[Ss]hapes? .*(cannot be multiplied|invalid)"
+    r"|[Ee]xpected .*(input|dimension|size)|Kernel size can't be": (
+        "the example input may not fit this model: change input.shape"
+    ),
+    r"index out of range": ("the example input may hold too large integers: change input.high"),
+}
 
 
 def explained(model: nn.Module, error: Exception, example: Any = None) -> ModelError:
@@ -72,7 +65,7 @@ def explained(model: nn.Module, error: Exception, example: Any = None) -> ModelE
     # The first line of a compiler's error names its backend, the next line the error of the backend.
     message = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
     text = str(error)[:_MOST_SEARCHED]
-    hints = [hint for pattern, hint in _hints().items() if re.search(pattern, text)]
+    hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, text)]
     if missing := missing_module(str(error)):
         hints = [install_remedy(missing, imported=True)]
     name = _innermost(model, error.__traceback__)
@@ -87,10 +80,7 @@ def explained(model: nn.Module, error: Exception, example: Any = None) -> ModelE
 
 def _instead_of_cast(name: str) -> str:
     """Return what helps where a module cannot run with weights in 16 bits."""
-    autocast = words(
-        cli="take precision=float32 with amp=bfloat16",
-        python="drop the step half and run it under torch.autocast",
-    )
+    autocast = "take precision=float32 with amp=bfloat16, which is torch.autocast"
     return f"keep this module in float32: {keep_option(name)}; or {autocast}" if name else autocast
 
 

@@ -279,66 +279,13 @@ def _times(factor: float, *, fine: bool = False) -> str:
     return f"{factor:,.{places}f}x"
 
 
-# ------------------------------------------------------------ words of the command line or of Python
-# Errors, advice and sentences are made in many places, and their user is known in two: where the command
-# line begins, and where one of its jobs begins in a process of its own.
-_ON_COMMAND_LINE: ContextVar[bool] = ContextVar("_ON_COMMAND_LINE", default=False)
+# ------------------------------------------------------------ settings, as the command line writes them
+EVAL_MODE = "choose mode=eval (in Python model.eval())"
 
 
-@contextmanager
-def command_line_words() -> Iterator[None]:
-    """Within this context, write everything as on the command line; outside of it, as in Python."""
-    token = _ON_COMMAND_LINE.set(True)
-    try:
-        yield
-    finally:
-        _ON_COMMAND_LINE.reset(token)
-
-
-def words(*, cli: str, python: str) -> str:
-    """Return the text for the present user."""
-    return cli if _ON_COMMAND_LINE.get() else python
-
-
-def step(name: str, /, **options: Any) -> str:
-    """Return a step to add: `+steps.half={dtype:bfloat16}`, or `"half": {"dtype": "bfloat16"}`."""
-    python = f"{as_python(name)}: {as_python(options)}"
-    return words(cli=f"+steps.{name}={_hydra(options)}", python=python)
-
-
-def option(name: str, key: str, value: Any) -> str:
-    """Return an option to set: `steps.half.dtype=bfloat16`, or `"half": {"dtype": "bfloat16"}`."""
-    return words(cli=f"steps.{name}.{key}={_hydra(value)}", python=step(name, **{key: value}))
-
-
-def dropped(name: str) -> str:
-    """Return a step to drop: `steps.compile=null`, or `"compile": None`."""
-    return words(cli=f"steps.{name}=null", python=f"{as_python(name)}: None")
-
-
-def argument(key: str, value: Any) -> str:
-    """Return a setting that is an argument in Python: `bench=full`, or `bench="full"`."""
-    return f"{key}={words(cli=_hydra(value), python=as_python(value))}"
-
-
-def in_training() -> str:
-    """Return ` (mode=train)`, which says on the command line why a model is in training mode."""
-    return words(cli=" (mode=train)", python="")
-
-
-def inference_mode() -> str:
-    """Return the words for the other mode: `choose mode=eval`, or `call model.eval()`."""
-    return words(cli="choose mode=eval", python="call model.eval() first")
-
-
-def _hydra(value: Any) -> str:
-    if isinstance(value, dict):
-        return f"{{{','.join(f'{key}:{_hydra(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{','.join(map(_hydra, value))}]"
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    return "..." if value is ... else str(value)
+def list_option(step: str, key: str, names: Iterable[str]) -> str:
+    """Return an option to set: `steps.half.keep=[norms,head]`."""
+    return f"steps.{step}.{key}=[{','.join(names)}]"
 
 
 def as_python(value: Any) -> str:

@@ -22,7 +22,7 @@ from prepare.core.document import (
     Text,
     columns,
 )
-from prepare.core.utils.text import capitalized, doubt, plural, printable, size, step, words
+from prepare.core.utils.text import capitalized, doubt, plural, printable, size
 from prepare.stages.flow.records import NOT_ASKED, Flow
 
 if TYPE_CHECKING:
@@ -124,11 +124,11 @@ def flow_sentence(flow: Flow) -> str:
 
 
 def layout_remedy(flow: Flow) -> str:
-    """Return `add +steps.repair_layout={} (keeps the layout at 12 of 13 places)`; empty without a remedy."""
+    """Return `add the step repair_layout (keeps the layout at 12 of 13 places)`; empty without a remedy."""
     if flow.remedy is None:
         return ""
     total = flow.summary["breaks"]
-    steps = words(cli=" ", python=", ").join(map(step, flow.remedy.steps))
+    steps = " and ".join(f"the step {name}" for name in flow.remedy.steps)
     kept = f"{total - flow.remedy.breaks:,} of {plural(total, 'place')}"
     return f"add {steps} (keeps the layout at {kept})"
 

@@ -14,7 +14,6 @@ from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.tensors import lazy_parameter, name_of
 from prepare.core.utils.machine import environment
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.text import dropped, step
 from prepare.errors import RefusedError
 from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.verify.budget import Budget
@@ -129,10 +128,10 @@ def _remedy(case: VerificationCase, bad: Sequence[Check], culprit: str | None) -
     formats = [name for name, found in wanted.items() if {*found.values()} - {"contiguous"}]
     remedies = []
     if any(check.inputs == "compiled" for check in bad):
-        remedies.append(f"remove the step with {dropped('compile')}")
+        remedies.append("drop the step compile")
     elif formats and REPAIR_STEP not in steps:
-        remedies.append(f"add {step(REPAIR_STEP)}")
+        remedies.append(f"add the step {REPAIR_STEP}")
     if CAST_STEP in steps:
         remedies.append(f"add {keep_option(culprit or type(case.prepared).__name__)}")
-    remedies += [f"remove the step with {dropped(name)}" for name in formats[:1]]
+    remedies += [f"drop the step {name}" for name in formats[:1]]
     return f"It may help to {', or '.join(remedies)}." if remedies else ""

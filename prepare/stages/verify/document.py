@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from prepare.core import document as parts
 from prepare.core.document import Answer, Document, Part, ReportContext, Table, Text
 from prepare.core.utils import text as texts
-from prepare.core.utils.text import capitalized, doubt, plural, printable, words
+from prepare.core.utils.text import capitalized, doubt, plural, printable
 
 if TYPE_CHECKING:
     from prepare.stages.verify.records import Check, Verification
@@ -61,14 +61,13 @@ def verify_sentence(verification: Verification) -> str:
         return f"{doubt(verification.status)}: {printable(verification.reason)}"
     checks = [check for check in verification.checks if check.status != "skipped"]
     alone = max((c.compared for c in checks if c.what.startswith("module ")), default=0)
-    found = [f"{plural(len(checks), 'check')} against {verification.reference or 'no run'}"]
-    found += [f"{plural(alone, 'module')} alone"] if alone else []
-    text = f"pass: {', '.join([*found, _outputs(verification)])}"
+    text = f"pass: {plural(len(checks), 'check')} against {verification.reference or 'no run'}"
+    text += f", {plural(alone, 'module')} alone" if alone else ""
+    text += f", {_outputs(verification)}"
     for kind in ("outputs", "gradients"):
-        if least := verification.sensitivity(kind):
-            text += (
-                f"; finds errors of {kind} from {_percent(least[0])} in {least[1] or 'the model'}"
-            )
+        if found := verification.sensitivity(kind):
+            least, place = found
+            text += f"; finds errors of {kind} from {_percent(least)} in {place or 'the model'}"
     if verification.reason:
         text += f"; wrong, but not a failure in mode {verification.mode}: {verification.reason}"
     return printable(text)
@@ -88,10 +87,8 @@ def _hidden(verification: Verification) -> str:
     own = (check.dtype for check in verification.checks if check.dtype.endswith("float16"))
     if (coarse := next(own, verification.amp)) == "none":
         return f"gradients unclear (noise hides errors below {_percent(least)})"
-    once = words(cli="with precision=float32", python="in float32")
-    if verification.amp != "none":
-        once = words(cli="with amp=none", python="without autocast")
-    return f"gradients cannot be judged in {coarse}: run once {once}"
+    once = "precision=float32" if verification.amp == "none" else "amp=none"
+    return f"gradients cannot be judged in {coarse}: run once with {once}"
 
 
 def _percent(part: float) -> str:
