@@ -73,7 +73,7 @@ def test_prepare_casts_formats_inputs_and_moves_the_optimizer():
         ({}, "prepare: nothing is asked for; give memory_format, dtype, device or example"),
         ({"memory_format": "chanels_last"}, "memory_format: 'chanels_last' is not allowed; did you mean 'channels_last'"),
         ({"dtype": torch.int8}, "dtype: 'int8' is not allowed"),
-        ({"memory_format": "channels_last_3d"}, 'did you mean the step conv2d_memory_format'),
+        ({"memory_format": "channels_last_3d"}, "did you mean the step conv2d_memory_format"),
         ({"memory_format": "channels_last", "repair_layout": False}, "add the step repair_layout"),
     ],
     ids=["nothing", "format", "dtype", "rank", "gradients"],
