@@ -155,9 +155,9 @@ class YamlDocument:
         if isinstance(node, yaml.SequenceNode):
             return [self._read(item, (*path, index)) for index, item in enumerate(node.value)]
         if isinstance(node, yaml.MappingNode):
-            result: dict[str, object] = {}
+            result, lines = dict[str, object](), dict[str, int]()
             for key_node, item in node.value:
-                key = self._key(key_node, path, result)
+                key = self._key(key_node, path, lines)
                 result[key] = self._read(item, (*path, key))
             return result
         shown = short_repr(node.value)
@@ -169,7 +169,7 @@ class YamlDocument:
             remedy = "write it another way, or in quotes if it is text"
             self._refuse(node, f"holds {shown}, which {error}", remedy, path)
 
-    def _key(self, node: Any, path: tuple, known: dict[str, object]) -> str:
+    def _key(self, node: Any, path: tuple, lines: dict[str, int]) -> str:
         if not isinstance(node, yaml.ScalarNode):
             wrong = "holds a key that is a list or a mapping"
             self._refuse(node, wrong, "use a string as the key", path)
@@ -181,10 +181,12 @@ class YamlDocument:
         if key == "<<" or key.startswith("_"):
             wrong += ": a merge key, or one that begins with '_', is not data"
             self._refuse(node, wrong, "remove it", path)
-        if key in known:
-            self._refuse(node, f"{wrong} again", "keep one of them", path)
+        if key in lines:
+            wrong += f" again, first in line {lines[key]}"
+            self._refuse(node, wrong, "keep one of them", path)
+        lines[key] = node.start_mark.line + 1
         if len(path) < 2:
-            self._lines[(*path, key)] = node.start_mark.line + 1
+            self._lines[(*path, key)] = lines[key]
         return key
 
 
