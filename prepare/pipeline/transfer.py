@@ -1,7 +1,6 @@
 """Move tensors to a device, dtype and strides: one allocation and one copy each, undone on failure."""
 
 from cmath import isfinite
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from prepare.core.forward.input_formatter import CAST_STEP, keep_option
-from prepare.core.model.devices import OneThreadWorkers, wait_for
+from prepare.core.model.devices import wait_for, with_threads
 from prepare.core.model.memory_format import span
 from prepare.core.model.tensors import is_plain, name_of, special_form, stored_values, with_bits_of
 from prepare.core.utils.process_state import act_on_interrupts, held_interrupts
@@ -20,13 +19,10 @@ from prepare.errors import PartialError, Problem, RefusedError
 # With `low_memory`, this share of the new data exists beside the old tensors at a time, or the largest one.
 # For a smaller group, starting its copies takes longer than they do.
 _LOW_MEMORY_SHARE = 1 / 32
-# Elements of all tensors; with fewer, starting threads takes longer than the copies.
-# On two processors at load 10, networks of 20 to 500 MB took 1.8 to 8.6 times as long (the minima of 9 to 40
-# pairs), and 5 to 15 times the processor time, with torch's own parallel loops in place of parts: its threads
-# wait for each other. Two threads in place of one took 0.97 to 1.04 times the processor time; what they gain
-# in time on the clock cannot be measured on a machine as busy as that.
-_LEAST_FOR_THREADS = 2**20
-# Elements of a part.
+# Elements of a part, which one thread copies. On two processors at load 10, networks of 20 to 500 MB took 1.8
+# to 8.6 times as long (the minima of 9 to 40 pairs), and 5 to 15 times the processor time, with torch's own
+# parallel loops in place of parts: its threads wait for each other. Two threads that each took the next part
+# were 0.97 to 1.10 times as fast as one, for the same processor time.
 _PART = 2**18
 # With fewer elements, one kernel is faster than two.
 _SMALL = 2**15
@@ -158,9 +154,9 @@ class Transfer:
                 is shared with other processes.
         """
         _check_forms(self._moves)
-        with _copying(self._moves) as workers:
+        with _copying():
             for moves in _groups(self._moves) if self._low_memory else [self._moves]:
-                fresh = _new_data(moves, workers)
+                fresh = _new_data(moves)
                 with held_interrupts():
                     for tensor, data in fresh:
                         self._old.append((tensor, tensor.data))
@@ -170,14 +166,13 @@ class Transfer:
                         self._freed += [move.path for move in moves]
 
     def copies(self) -> list[Tensor]:
-        """Return the new data of each move, and leave the tensors as they are; small moves go together.
+        """Return the new data of each move, and leave the tensors as they are.
 
         Raises:
             RefusedError: a value does not fit the new dtype.
         """
-        with _copying(self._moves) as workers:
-            groups = _groups(self._moves)
-            return [data for moves in groups for _, data in _new_data(moves, workers)]
+        with _copying():
+            return [data for move in self._moves for _, data in _new_data([move])]
 
     def undo(self) -> None:
         """Give every tensor its old data back; safe to call more than once."""
@@ -195,14 +190,10 @@ class Transfer:
 
 
 @contextmanager
-def _copying(moves: Sequence[Move]) -> Iterator[OneThreadWorkers]:
-    """Start threads that copy the data of these moves, without autograd and the code of subclasses."""
-    with (
-        torch.no_grad(),
-        torch._C.DisableTorchFunctionSubclass(),
-        OneThreadWorkers(_use_threads(moves)) as workers,
-    ):
-        yield workers
+def _copying() -> Iterator[None]:
+    """Copy in one thread, without autograd and the code of subclasses."""
+    with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), with_threads(1):
+        yield
 
 
 def _check_forms(moves: Sequence[Move]) -> None:
@@ -229,31 +220,18 @@ def _is_shared(move: Move) -> bool:
     return tensor.untyped_storage().is_shared()
 
 
-def _new_data(moves: Sequence[Move], workers: OneThreadWorkers) -> list[tuple[Tensor, Tensor]]:
+def _new_data(moves: Sequence[Move]) -> list[tuple[Tensor, Tensor]]:
     """Return each tensor with its new data; one allocation and one copy for each move."""
     copies = [(move.allocate(source), source) for move in moves for source in [move.source()]]
     doubtful: set[int] = set()
-    here: deque[tuple[int, Part]] = deque()
-    elsewhere = []
     for index, (target, source) in enumerate(copies):
         if source.layout is not torch.strided:
             doubtful.add(index)
-        elif target.is_cpu and source.is_cpu:
-            here.extend((index, part) for part in _split(target, source))
-        else:
-            elsewhere.append((index, (target, source)))
-
-    def copy(item: tuple[int, Part]) -> None:
-        index, part = item
-        if not copy_part(part):
-            doubtful.add(index)
-
-    while here:  # an interrupt stops the workers, and its handler may not raise
-        workers.run(copy, here)
-        act_on_interrupts()
-    for item in elsewhere:
-        copy(item)
-        act_on_interrupts()
+            continue
+        for part in _split(target, source):
+            if not copy_part(part):
+                doubtful.add(index)
+            act_on_interrupts()
     # Copies to and from an accelerator run there: new data must have arrived before old data is given up.
     wait_for(tensor.device for pair in copies for tensor in pair)
     exchanged = []
@@ -270,9 +248,8 @@ def _new_data(moves: Sequence[Move], workers: OneThreadWorkers) -> list[tuple[Te
 
 def _groups(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
     """Yield the moves, small ones together, up to the largest one or a share of all new data."""
-    sizes = [_elements(move) * move.dtype.itemsize for move in moves]
-    largest = max(sizes, default=0)
-    most = max(largest, sum(sizes) * _LOW_MEMORY_SHARE) if _use_threads(moves) else 0
+    sizes = [max(t.numel() for t in move.tensors) * move.dtype.itemsize for move in moves]
+    most = max([*sizes, sum(sizes) * _LOW_MEMORY_SHARE])
     start = total = 0
     for place, size in enumerate(sizes):
         if place > start and total + size > most:
@@ -283,17 +260,9 @@ def _groups(moves: Sequence[Move]) -> Iterator[Sequence[Move]]:
         yield moves[start:]
 
 
-def _use_threads(moves: Sequence[Move]) -> bool:
-    return sum(map(_elements, moves)) >= _LEAST_FOR_THREADS
-
-
-def _elements(move: Move) -> int:
-    return max(tensor.numel() for tensor in move.tensors)
-
-
 def _split(target: Tensor, source: Tensor) -> Iterable[Part]:
-    """Return the copies that fill `target` with `source`: one of all for a small tensor."""
-    if source.numel() <= _PART:
+    """Return the copies that fill `target` with `source`: one of all on an accelerator, or if it is small."""
+    if source.numel() <= _PART or not (target.is_cpu and source.is_cpu):
         return [(target, source)]
     if target.stride() == source.stride() and span(source.shape, source.stride()) == source.numel():
         target, source = (t.as_strided((t.numel(),), (1,)) for t in (target, source))

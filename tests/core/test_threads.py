@@ -1,13 +1,12 @@
-"""Work in one thread, or in several threads of one thread each, leaves the thread counts as they were."""
+"""Work in one thread leaves the thread counts as they were."""
 
 import threading
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from prepare.core.model.devices import OneThreadWorkers, with_threads
+from prepare.core.model.devices import with_threads
 
 
 @pytest.fixture(autouse=True, params=["of this thread", "of the process"])
@@ -35,19 +34,4 @@ def test_one_thread_gives_the_count_back_after_an_error():
     with pytest.raises(ValueError, match="no"), with_threads(1):
         assert torch.get_num_threads() == 1
         raise ValueError("no")
-    assert counts() == before
-
-
-@pytest.mark.parametrize("start", [True, False])
-def test_workers_do_all_work_in_one_thread_each(start):
-    before, done = counts(), []
-    with OneThreadWorkers(start=start) as workers:
-        for _ in range(2):
-            workers.run(
-                lambda item: done.append((item, torch.get_num_threads(), threading.get_ident())),
-                deque(range(100)),
-            )
-    assert sorted(item for item, _, _ in done) == sorted([*range(100)] * 2)
-    assert {count for _, count, _ in done} == {1}
-    assert (threading.get_ident() in {ident for _, _, ident in done}) != start
     assert counts() == before

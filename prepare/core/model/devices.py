@@ -1,21 +1,16 @@
-"""Ask devices for their free memory, wait for them, and compute with one thread each."""
+"""Ask devices for their free memory, wait for them, and compute in fewer threads."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
-
-from prepare.core.utils.process_state import interrupts_wait
 
 _MEMINFO = Path("/proc/meminfo")
 
@@ -54,49 +49,6 @@ def with_threads(count: int) -> Iterator[None]:
         yield
     finally:
         set_threads(before)
-
-
-class OneThreadWorkers(ThreadPoolExecutor):
-    """As many threads as torch uses, each of which runs torch's operators in one thread.
-
-    At the end of a parallel region every thread waits for the slowest one, and on a busy machine that is a
-    thread that is not running. Threads that each take the next piece of work never wait for one another.
-
-    The threads start with the first work and end with the context. With `start` False the calling thread
-    does all work, in one thread too.
-    """
-
-    def __init__(self, start: bool) -> None:  # noqa: FBT001
-        self._count = torch.get_num_threads() if start else 1
-        super().__init__(self._count)
-
-    def run(self, work: Callable[[Any], None], waiting: deque[Any]) -> None:
-        """Call `work` with every item that waits, and remove it; leave the rest if an interrupt is deferred.
-
-        After an error, wait until the threads have stopped and raise it.
-        """
-
-        def work_on() -> None:
-            with torch.no_grad(), torch._C.DisableTorchFunctionSubclass(), with_threads(1):
-                while waiting and not interrupts_wait():
-                    try:
-                        item = waiting.popleft()
-                    except IndexError:  # another thread has taken the last one
-                        return
-                    work(item)
-
-        if self._count == 1 or len(waiting) < 2:
-            work_on()
-            return
-        futures = [self.submit(work_on) for _ in range(self._count)]
-        try:
-            for future in futures:
-                future.result()
-        except BaseException:
-            waiting.clear()
-            raise
-        finally:
-            wait(futures)
 
 
 @cache

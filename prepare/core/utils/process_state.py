@@ -77,12 +77,6 @@ def act_on_interrupts() -> None:
         _held.act()
 
 
-def interrupts_wait() -> bool:
-    """Return whether signals are deferred; any thread may ask."""
-    hold = _held
-    return hold is not None and bool(hold.received)
-
-
 def interruptible(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
     """Return `call(...)`, in which signals are not deferred; before and after it they are."""
     hold = _held

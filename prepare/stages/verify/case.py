@@ -80,8 +80,7 @@ class VerificationCase:
 
     `rewritten` names the modules whose tensors a structure step replaced, `pairs` holds the tensors that both
     models have in common. After `checks`, `deviations` holds what was compared by its kind, of leaves alone
-    with the module as name; `culprit` the first wrong module, `exact_dtype` the dtype of the exact run,
-    and `raised` the prepared model's error.
+    with the module as name; `culprit` the first wrong module and `exact_dtype` the dtype of the exact run.
     """
 
     reference: nn.Module
@@ -96,7 +95,6 @@ class VerificationCase:
     backward: bool
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
     culprit: str | None = None
-    raised: str = ""
     _skipped: str = ""
 
     def __post_init__(self) -> None:
@@ -138,7 +136,6 @@ class VerificationCase:
             if whose == "reference":
                 note = f"the reference raises: {text}"
                 return [self._check("forward", "cannot tell", note=note)]
-            self.raised = text
             return [self._check("forward", "fail", note=text)]
 
     def _compared(self) -> list[Check]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -18,22 +18,12 @@ from prepare.errors import RefusedError
 from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.verify.budget import Budget
 from prepare.stages.verify.case import VerificationCase
-from prepare.stages.verify.deviations import GARBAGE
 from prepare.stages.verify.records import Check, Verification, unknown
 from prepare.stages.verify.static_checks import static_checks, tensor_pairs
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
     from prepare.stages.stage import Mode
-
-_BY_CHECK = {
-    "layout": "something undid the preparation, such as load_state_dict(assign=True) or a second cast: "
-    "apply the pipeline again",
-    "values": "the reference is not a copy of the same weights, or the model was trained or loaded since: "
-    "take copy.deepcopy(model) just before apply",
-    "flags": "model.train() or .eval() was called on a part of one model, or a class does not copy its mode: "
-    "call prepared.train(mode) and reference.train(mode) with the same mode",
-}
 
 
 def verify(
@@ -93,16 +83,13 @@ def verify(
     first = {check.status: check for check in reversed(checks)}
     status = next((word for word in ("fail", "cannot tell") if word in first), "pass")
     worst = first.get("wrong" if status == "pass" else status)
-    bad, culprit, advised = [c for c in checks if c.status in ("fail", "wrong")], None, ""
-    if bad:
-        culprit = case.culprit
-        if culprit is None and not bad[0].mode:
-            place = bad[0].worst
-            culprit = place.rpartition(".")[0] if bad[0].what == "values" else place
-        causes = [
-            f"({chr(97 + i)}) {each}" for i, each in enumerate(_causes(case, checks, culprit))
-        ]
-        advised = f"If you expected this to work, it may be that {', or that '.join(causes)}."
+    bad = [check for check in checks if check.status in ("fail", "wrong")]
+    culprit = case.culprit
+    if bad and culprit is None and not bad[0].mode:
+        place = bad[0].worst
+        culprit = place.rpartition(".")[0] if bad[0].what == "values" else place
+    # Values, flags and layout say themselves what to do.
+    is_computed = any(check.mode or check.what == "casts" for check in bad)
     return Verification(
         status=status,
         reason=worst.reason if worst else "",
@@ -110,7 +97,7 @@ def verify(
         reference=name_of(case.exact_dtype) if case.deviations else "",
         checks=tuple(checks),
         culprit=type(prepared).__name__ if culprit == "" else culprit or "",
-        advice=advised,
+        advice=_remedy(case, bad, culprit) if is_computed else "",
         seconds=round(budget.spent(), 3),
         environment=environment(),
         amp=amp,
@@ -134,35 +121,17 @@ def _check_arguments(
         raise RefusedError(*wrong)
 
 
-def _causes(case: VerificationCase, checks: Sequence[Check], culprit: str | None) -> Iterator[str]:
-    """Yield probable causes with their remedies, the first one the most probable."""
-    name = culprit or (type(case.prepared).__name__ if culprit is not None else "NAME")
-    steps: Mapping[str, Any] = case.pipeline.to_config() if case.pipeline else {}
-    repair = "" if REPAIR_STEP in steps else f"add the step {REPAIR_STEP}, or "
-    bad = [check for check in checks if check.status in ("fail", "wrong")]
-    failed = {check.what for check in bad}
-    if any(check.inputs == "compiled" for check in bad):
-        remedy = "choose another backend or mode of it, or drop the step compile"
-        yield f"the compiler computes something else than the modules do: {remedy}"
-    if case.raised:
-        yield f"its forward cannot run on the prepared inputs: {case.raised}"
-    half = str((steps.get(CAST_STEP) or {}).get("dtype", "its new dtype"))
-    keep = f"add {keep_option(name)}"
-    keep += f", or use steps.{CAST_STEP}.dtype=bfloat16" if half == "float16" else ""
-    lost = next((check for check in checks if check.what == "casts" and check.note), None)
-    if lost is not None and ("casts" in failed or lost.worst.rpartition(".")[0] == culprit):
-        yield f"{lost.note}: {keep}, or set steps.{CAST_STEP}.clamp=true"
-    if any(item.noise > GARBAGE for item in case.wrong):
-        low = f"torch itself is wrong in {name} in {name_of(case.dtype)} on this device"
-        yield f"{low}: the unprepared model, in the contiguous format, is as far off"
-    yield from (cause for kind, cause in _BY_CHECK.items() if kind in failed)
-    if failed <= {*_BY_CHECK, "casts"}:
-        return
+def _remedy(case: VerificationCase, bad: Sequence[Check], culprit: str | None) -> str:
+    """Return what may help: repair the layout, keep a module in float32, or remove the step."""
+    steps = case.pipeline.to_config() if case.pipeline else {}
     wanted = format_steps(case.pipeline.steps.values() if case.pipeline else (), case.reference)
-    formats = [each for each, found in wanted.items() if {*found.values()} - {"contiguous"}]
-    if formats:
-        remedy = f"{repair}drop the step {formats[0]}"
-        yield f"{name}, or torch in it, depends on the layout of tensors: {remedy}"
+    formats = [name for name, found in wanted.items() if {*found.values()} - {"contiguous"}]
+    remedies = []
+    if any(check.inputs == "compiled" for check in bad):
+        remedies.append("drop the step compile")
+    elif formats and REPAIR_STEP not in steps:
+        remedies.append(f"add the step {REPAIR_STEP}")
     if CAST_STEP in steps:
-        yield f"{name} needs more precision or a wider range than {half} has: {keep}"
-    yield "the model computes something else at every call, or one of its hooks changes gradients"
+        remedies.append(f"add {keep_option(culprit or type(case.prepared).__name__)}")
+    remedies += [f"drop the step {name}" for name in formats[:1]]
+    return f"It may help to {', or '.join(remedies)}." if remedies else ""

@@ -13,9 +13,9 @@ from prepare.core.utils.text import capitalized, doubt, plural, printable
 if TYPE_CHECKING:
     from prepare.stages.verify.records import Check, Verification
 
-# A sensitivity of more than the first names the module that has it; above the second it says nothing.
-_BLIND, _HIDDEN = 0.001, 0.1
-_SERIOUS = ("fail", "wrong", "cannot tell")
+# Above this sensitivity a comparison of gradients says nothing.
+_HIDDEN = 0.1
+_FINE = ("pass", "skipped")
 _COLUMNS = parts.columns(
     "Status text, Compared text, Case text, Worst code, Error number, Tolerance number, "
     "Of the tolerance number"
@@ -56,47 +56,27 @@ def _without(shown: ReportContext) -> Document | None:
 
 
 def verify_sentence(verification: Verification) -> str:
-    """Return the verdict, and of a pass the least error that it finds."""
-    finds = _sensitivity_text(verification) if verification.status == "pass" else ""
-    found = f"; finds systematic errors from {finds}" if finds else ""
-    return verdict_sentence(verification) + found
-
-
-def verdict_sentence(verification: Verification) -> str:
     """Return one sentence: `pass: 4 checks against float32, ...`, `fail: outputs (eval mode): ...`."""
     if verification.status != "pass":
         return f"{doubt(verification.status)}: {printable(verification.reason)}"
     checks = [check for check in verification.checks if check.status != "skipped"]
     alone = max((c.compared for c in checks if c.what.startswith("module ")), default=0)
-    hidden, text = _hidden(verification), f"pass: {plural(len(checks), 'check')}"
-    text += f" against {verification.reference}" if verification.reference else ""
+    text = f"pass: {plural(len(checks), 'check')} against {verification.reference or 'no run'}"
     text += f", {plural(alone, 'module')} alone" if alone else ""
-    text += f", {_outputs(verification)}" + (f"; {hidden}" if hidden else "")
+    text += f", {_outputs(verification)}"
+    for kind in ("outputs", "gradients"):
+        if found := verification.sensitivity(kind):
+            least, place = found
+            text += f"; finds errors of {kind} from {_percent(least)} in {place or 'the model'}"
     if verification.reason:
         text += f"; wrong, but not a failure in mode {verification.mode}: {verification.reason}"
     return printable(text)
 
 
 def _outputs(verification: Verification) -> str:
-    """Return `outputs at 4 % of the tolerance`, or why there is no such number."""
-    checks = [check for check in verification.checks if check.what == "outputs"]
-    measured = [c.part for c in checks if c.part is not None and c.status != "skipped"]
-    if measured:
-        return f"outputs at {texts.tolerance_text(max(measured))}"
-    return f"outputs: {checks[0].note}" if checks else "no outputs"
-
-
-def _sensitivity_text(verification: Verification) -> str:
-    """Return `0.0043 % in outputs, 3.5 % in gradients`, and where more hides; empty if not measured."""
-    measured = {kind: verification.sensitivity(kind) for kind in ("outputs", "gradients")}
-    kinds = {kind: found for kind, found in measured.items() if found}
-    text = ", ".join(f"{_percent(least)} in {kind}" for kind, (least, _) in kinds.items())
-    least, place = max(kinds.values(), default=(0.0, ""))
-    if least > _BLIND and place:
-        text += f" (errors below {_percent(least)} in {place} cannot be told from noise"
-        is_eval = verification.mode == "eval"
-        text += "; mode=train compares modules alone)" if is_eval else ")"
-    return printable(text)
+    """Return `outputs at 4 % of the tolerance`."""
+    measured = [c.part for c in verification.checks if c.what == "outputs" and c.part is not None]
+    return f"outputs at {texts.tolerance_text(max(measured))}" if measured else "no outputs"
 
 
 def _hidden(verification: Verification) -> str:
@@ -117,37 +97,28 @@ def _percent(part: float) -> str:
     return f"{rounded:,.0f} %" if rounded >= 100 else f"{rounded:.2g} %"
 
 
-def error_text(verification: Verification) -> str:
-    """Return `outputs at 4 % of the tolerance, gradients right`."""
-    hidden, text = _hidden(verification), _outputs(verification)
-    has_gradients = any("gradients" in c.what for c in verification.checks if c.status == "pass")
-    shown = has_gradients and (verification.mode == "train" or not hidden)
-    return f"{text}, {hidden or 'gradients right'}" if shown else text
-
-
 def _answer(verification: Verification) -> Answer:
-    kind, answer, remark = "warn", parts.UNCLEAR, verification.reason
-    sentence, line = "Unclear if right", ""
+    remark, mode = verification.reason, verification.mode
     if verification.status == "fail":
-        kind, answer = "bad", "No"
         remark += f"; first in {verification.culprit}" if verification.culprit else ""
-        sentence, line = f"Wrong: {remark}", f"NO: {remark}"
-    elif verification.status == "pass":
-        kind, answer, remark, sentence = "good", "Yes", error_text(verification), "Right"
-        hidden = _hidden(verification) if verification.mode == "train" else ""
-        if any(check.status == "wrong" for check in verification.checks):
-            kind, remark = "warn", verification.reason
-            answer, sentence = f"Yes, in mode {verification.mode} only", ""
-        elif hidden:
-            kind, remark, answer = "warn", hidden, "Outputs right"
-            sentence, line = answer, f"outputs right; {hidden}"
-    return Answer(parts.RIGHT, kind, answer, remark, sentence=sentence, line=line)
+        said = f"Wrong: {remark}"
+        return Answer(parts.RIGHT, "bad", "No", remark, sentence=said, line=f"NO: {remark}")
+    if verification.status != "pass":
+        return Answer(parts.RIGHT, "warn", parts.UNCLEAR, remark, sentence="Unclear if right")
+    if any(check.status == "wrong" for check in verification.checks):
+        return Answer(parts.RIGHT, "warn", f"Yes, in mode {mode} only", remark)
+    hidden, right = _hidden(verification), "Outputs right"
+    if hidden and mode == "train":
+        line = f"outputs right; {hidden}"
+        return Answer(parts.RIGHT, "warn", right, hidden, sentence=right, line=line)
+    has_gradients = any("gradients" in c.what for c in verification.checks if c.status == "pass")
+    remark = _outputs(verification) + (", gradients right" if has_gradients and not hidden else "")
+    return Answer(parts.RIGHT, "good", "Yes", remark, sentence="Right")
 
 
 def _advice(verification: Verification) -> Iterator[parts.Advice]:
     if verification.status == "fail":
-        remark = "the report has probable causes and remedies" if verification.advice else ""
-        yield parts.Advice(10, "bad", "Do not use it", remark)
+        yield parts.Advice(10, "bad", "Do not use it")
     elif verification.status == "cannot tell":
         is_short = "raise verify.seconds" in verification.reason
         answer = "Raise verify.seconds" if is_short else "Verify it on another batch"
@@ -157,27 +128,18 @@ def _advice(verification: Verification) -> Iterator[parts.Advice]:
 
 
 def _parts(verification: Verification) -> Iterator[Part]:
-    yield Text(text=f"{capitalized(verdict_sentence(verification))}.", where="page")
-    serious = [
-        check for status in _SERIOUS for check in verification.checks if check.status == status
-    ]
-    if serious:
-        yield _table("Checks that did not pass", serious)
+    yield Text(text=f"{capitalized(verify_sentence(verification))}.", where="page")
     if verification.culprit:
         yield Text(text=f"the first difference is in {printable(verification.culprit)}")
     if verification.advice:
         yield Text(text=verification.advice)
-    fine = [check for check in verification.checks if check not in serious]
-    skipped = sum(check.status == "skipped" for check in fine)
-    title = f"{plural(len(fine) - skipped, 'check')} passed"
-    title += f", {skipped} skipped" if skipped else ""
-    finds = _sensitivity_text(verification)
-    lines = (_ABOUT_ERRORS, *([f"It finds systematic errors from {finds}."] if finds else []))
-    yield parts.Folded(title=title, parts=(_table("Checks", fine), Text(text=lines, kind="note")))
-
-
-def _table(label: str, checks: list[Check]) -> Table:
-    return Table(label=label, columns=_COLUMNS, rows=list(map(_row, checks)), noun="check")
+    checks = sorted(verification.checks, key=lambda check: check.status in _FINE)
+    table = Table(label="Checks", columns=_COLUMNS, rows=list(map(_row, checks)), noun="check")
+    found: tuple[Part, ...] = (table, Text(text=_ABOUT_ERRORS, kind="note"))
+    passed = sum(check.status == "pass" for check in checks)
+    is_fine = all(check.status in _FINE for check in checks)
+    title = f"{passed} of {plural(len(checks), 'check')} passed"
+    yield from (parts.Folded(title=title, parts=found),) if is_fine else found
 
 
 def _row(check: Check) -> tuple[str, ...]:

@@ -70,7 +70,7 @@ class Verification(JsonRecord, Readable):
     """The result of a verification: does the prepared model compute what the unprepared one does?
 
     `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is
-    wrong, `advice` the probable causes and remedies; both may be empty. `reference` is the dtype of the exact
+    wrong, `advice` what may help; both may be empty. `reference` is the dtype of the exact
     run. `amp` is the autocast of the prepared model's forward. `environment` says where it ran.
     """
 

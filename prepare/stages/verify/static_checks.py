@@ -51,7 +51,8 @@ def static_checks(
     if pipeline is not None:
         drift = [(each.where, str(each)) for each in pipeline.check(prepared)]
         where, note = drift[0] if drift else ("", "")
-        checks.append(_checked("layout", where, note + _more(drift)))
+        note += f"{_more(drift)}; apply the pipeline again" if drift else ""
+        checks.append(_checked("layout", where, note))
     return checks, tuple(rewritten)
 
 
@@ -84,7 +85,8 @@ def _check_values(
         return _checked("values", compared=len(pairs))
     worst, note = different[0], "differs from the reference's values, cast to its dtype"
     note = note if worst in pairs else "is in only one of the two models"
-    return _checked("values", worst, f"{worst}{_more(different)} {note}", len(paths))
+    remedy = "take copy.deepcopy(model) just before apply, as reference"
+    return _checked("values", worst, f"{worst}{_more(different)} {note}; {remedy}", len(paths))
 
 
 def _check_casts(pairs: TensorPairs) -> Check:
@@ -131,7 +133,7 @@ def _check_flags(reference: nn.Module, prepared: nn.Module, mode_changed: tuple[
         may_differ = is_same or (not is_repaired and is_under(name, mode_changed))
         if not may_differ and may_read_mode(module):
             mode = "train" if module.training else "eval"
-            note = f"{name} is in {mode} mode, but not in the reference"
+            note = f"{name} is in {mode} mode, but not in the reference; set both to the same mode"
             return _checked("flags", name, note, len(flags))
     return _checked("flags", compared=len(flags))
 
