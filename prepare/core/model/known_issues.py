@@ -100,7 +100,7 @@ def is_smaller_than_kernel(module: Any, sizes: Sequence[int]) -> bool:
 
 
 # The names of calls, in `sizes`, of which a plan warns where they are wrong; it knows no shapes.
-_IN_PLAN = {"batch_of_one", "few_pixels", "smaller_than_kernel", "large_conv3d", "unknown"}
+IN_PLAN = {"batch_of_one", "few_pixels", "smaller_than_kernel", "large_conv3d", "unknown"}
 FILE = Path(__file__).with_suffix(".yaml")
 # The step that makes the repairs which entries name.
 REPAIR_STEP = "repair_layout"
@@ -159,7 +159,7 @@ class Issue:
     @property
     def in_plan(self) -> bool:
         """Return whether a plan may report it, without knowing the sizes of a call."""
-        return not self.sizes or (self.effect == "wrong" and self.sizes in _IN_PLAN)
+        return not self.sizes or (self.effect == "wrong" and self.sizes in IN_PLAN)
 
     def stands(self, backend: str, torch_version: str, machine: dict[str, Any]) -> bool:
         """Return whether this version of torch has the issue on this backend (`cpu`, `cuda`).
