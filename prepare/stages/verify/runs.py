@@ -54,13 +54,12 @@ _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 class ModuleCall:
     """A call of a leaf module: its arguments and outputs, and their gradients by place.
 
-    `needs` says which arguments must get a gradient, `tracked` which outputs need one.
+    `needs` says which arguments must get a gradient.
     """
 
     name: str
     arguments: Call
     needs: tuple[bool, ...] = ()
-    tracked: tuple[bool, ...] = ()
     outputs: dict[int, Tensor] = field(default_factory=dict)
     output_gradients: dict[int, Tensor] = field(default_factory=dict)
     input_gradients: dict[int, Tensor] = field(default_factory=dict)
@@ -229,7 +228,6 @@ def _hooks(
         # The gradient of what a module writes in place may go another way.
         intact = [_version(tensor) == version for tensor, version in versions]
         call.needs = tuple(map(all, zip(call.needs, intact, strict=False)))
-        call.tracked = tuple(tensor.requires_grad for tensor in tensors)
         result.calls.append(call)
         for index, tensor in enumerate(tensors if record else ()):
             call.outputs[index] = _copy(_watched(tensor, call.output_gradients, index))
