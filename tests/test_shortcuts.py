@@ -73,7 +73,7 @@ def test_prepare_casts_formats_inputs_and_moves_the_optimizer():
         ({}, "prepare: nothing is asked for; give memory_format, dtype, device or example"),
         ({"memory_format": "chanels_last"}, "memory_format: 'chanels_last' is not allowed; did you mean 'channels_last'"),
         ({"dtype": torch.int8}, "dtype: 'int8' is not allowed"),
-        ({"memory_format": "channels_last_3d"}, 'did you mean the step "conv2d_memory_format"'),
+        ({"memory_format": "channels_last_3d"}, "did you mean the step conv2d_memory_format"),
         ({"memory_format": "channels_last", "repair_layout": False}, "add the step repair_layout"),
     ],
     ids=["nothing", "format", "dtype", "rank", "gradients"],
@@ -97,8 +97,8 @@ def test_report_shows_and_saves_what_was_found(tmp_path, monkeypatch):
         title == "Sequential on cpu, channels_last + repair_layout: 2 of 2 convolutions converted"
     )
     assert [row[2:10].strip() for row in rows] == ["layout", "right", "faster", "next"]
-    assert rows[2].endswith('not measured: give bench="short", and a reference')
-    assert rows[3].endswith("time it before you use it")
+    assert rows[2].endswith("not measured: bench=none")
+    assert "time it before you use it" in rows[3]
     assert repr(found).startswith("Report(Audit(")
     found.save(tmp_path / "one.html")
     found.save(tmp_path / "folder")

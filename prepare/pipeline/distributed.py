@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from prepare.errors import PrepareError, Problem, RefusedError
+from prepare.errors import PrepareError, Problem, RefusedError, raise_problems
 
 if TYPE_CHECKING:
     from torch import nn
@@ -71,7 +70,7 @@ def same_on_all_ranks(model: nn.Module, *, group: ProcessGroup | None = None) ->
     Collectives send memory without regard to strides. If one rank has another layout, elements are
     mixed up, or one rank raises and the others wait for it. Call this on every rank of `group` (by
     default all ranks) after preparing the model and before wrapping it: it is itself a collective,
-    of a few bytes. Values are not compared. Without an initialised process group it does nothing.
+    of some bytes a tensor. Values are not compared. Without an initialised process group it does nothing.
 
     Raises:
         RefusedError: on every rank, with the tensors and their state on both ranks.
@@ -80,19 +79,9 @@ def same_on_all_ranks(model: nn.Module, *, group: ProcessGroup | None = None) ->
 
     if not (distributed.is_available() and distributed.is_initialized()):
         return
-    tensors = _described(model)
-    digest = hashlib.sha256(repr(tensors).encode()).hexdigest()
-    if len(set(_gathered(digest, group))) > 1:
-        raise RefusedError.of(_differences(_gathered(tensors, group)))
-
-
-def _gathered(value: Any, group: ProcessGroup | None) -> list[Any]:
-    """Return `value` of every rank."""
-    from torch import distributed
-
-    values: list[Any] = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(values, value, group=group)
-    return values
+    ranks: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(ranks, _described(model), group=group)
+    raise_problems(RefusedError, _differences(ranks))
 
 
 def _described(model: nn.Module) -> dict[str, str]:
@@ -115,7 +104,9 @@ def _differences(ranks: list[dict[str, str]]) -> Iterator[Problem]:
     """Yield the differences between the first rank and another, for the first few tensors."""
     first = ranks[0]
     # As lists, because the order counts.
-    other = next(i for i, held in enumerate(ranks) if [*held.items()] != [*first.items()])
+    other = next((i for i, held in enumerate(ranks) if [*held.items()] != [*first.items()]), 0)
+    if not other:
+        return
     second = ranks[other]
     found = [
         (

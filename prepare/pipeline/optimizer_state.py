@@ -18,21 +18,14 @@ from prepare.pipeline.transfer import Move, Transfer
 _NEEDED = ("param_groups", "state", "_optimizer_load_state_dict_post_hooks")
 
 
-class RestrideLoadedState:
-    """A hook that runs after `optimizer.load_state_dict`, which keeps the strides of the file.
+def relayout_when_loaded(optimizer: Optimizer) -> None:
+    """Call `relayout` after each `optimizer.load_state_dict`, which keeps the strides of the file.
 
     torch's fused CPU optimizers walk parameter and state by raw pointers, so a state with other strides
     than its parameter silently corrupts the weights.
     """
-
-    def __call__(self, optimizer: Optimizer) -> None:
-        relayout(optimizer)
-
-    def install(self, optimizer: Optimizer) -> None:
-        """Register the hook, unless it is registered already."""
-        hooks = optimizer._optimizer_load_state_dict_post_hooks.values()
-        if not any(isinstance(hook, RestrideLoadedState) for hook in hooks):
-            optimizer.register_load_state_dict_post_hook(self)
+    if relayout not in optimizer._optimizer_load_state_dict_post_hooks.values():
+        optimizer.register_load_state_dict_post_hook(relayout)  # type: ignore[arg-type]
 
 
 def optimizers_in(given: Any) -> list[Optimizer]:

@@ -47,9 +47,9 @@ from prepare.pipeline.apply import (
 from prepare.pipeline.distributed import on_rank_zero
 from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, known_errors, warned_of
 from prepare.pipeline.optimizer_state import (
-    RestrideLoadedState,
     optimizer_drift,
     optimizers_in,
+    relayout_when_loaded,
     warn_of_left_behind,
     warn_of_untrained,
 )
@@ -286,7 +286,7 @@ class Pipeline:
             warn_of_untrained(model, optimizers)
             moved = apply_steps(model, self._phases, work, optimizers, low_memory=low_memory)
             for each in optimizers:
-                RestrideLoadedState().install(each)
+                relayout_when_loaded(each)
             if moved and model.training and known_issues != "ignore":
                 warn_of_left_behind(model, optimizers)
         done = "nothing to do" if moved is None else f"moved {plural(moved, 'tensor')}"

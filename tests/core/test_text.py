@@ -1,4 +1,4 @@
-"""Texts for users: settings, capitals, cells of a table, remarks of others."""
+"""Texts for users: cells of a table, remarks of others."""
 
 import csv
 import doctest
@@ -6,13 +6,8 @@ import io
 
 import pytest
 
-from prepare.core.utils import text as wording
 from prepare.core.utils.text import csv_text
 from prepare.pipeline import pipeline
-
-
-def test_an_option_is_written_as_the_command_line_reads_it():
-    assert wording.list_option("half", "keep", ["norms", "head"]) == "steps.half.keep=[norms,head]"
 
 
 def test_a_cell_with_line_ends_and_separators_stays_one_cell():

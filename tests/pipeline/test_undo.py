@@ -10,8 +10,7 @@ from failing_operations import SOURCES, FailAt, first_middle_and_last, interrupt
 from prepare.audit import audit
 from prepare.errors import PartialError
 from prepare.models.unet import UNet2d
-from prepare.pipeline import Pipeline
-from prepare.pipeline.optimizer_state import RestrideLoadedState
+from prepare.pipeline import Pipeline, relayout
 from prepare.stages.flow import observe, predict
 from prepare.step import ModelStep, ModuleStep
 from small_nets import Tied, facts, mixed, small_2d, small_3d
@@ -139,7 +138,7 @@ def trained(make):
 
 def has_hook(optimizer):
     hooks = optimizer._optimizer_load_state_dict_post_hooks.values()
-    return any(isinstance(hook, RestrideLoadedState) for hook in hooks)
+    return relayout in hooks
 
 
 def strides_of_state(optimizer):

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 from prepare.audit import Audit
 from prepare.core.utils import files, json_records
 from prepare.core.utils.json_records import JsonRecord, Kind
-from prepare.core.utils.machine import check_environment
 from prepare.errors import FileError, Problem
 from prepare.stages.stage import ordered_stages
 
@@ -30,13 +29,6 @@ _LAST = (
 )
 # The statuses of convolutions that tables count.
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
-# The figures that tables read, by their kind.
-_TEXTS = "flow verified verified_what verified_reason timed timed_where timed_reason verdict busy"
-_NUMBERS = (
-    "layout_breaks copied_bytes verified_wrong bytes_before bytes_after verified_error "
-    "verified_allowed time_ratio time_ratio_low time_ratio_high prepared_seconds"
-)
-_KINDS = {**dict.fromkeys(_TEXTS.split(), str), **dict.fromkeys(_NUMBERS.split(), float | None)}
 _ENVIRONMENT = Kind("prepare.environment", 1, "an environment", "an environment.json", FileError)
 # What Hydra leaves beside a record.
 _HYDRA = ".hydra"
@@ -71,10 +63,9 @@ class Result(JsonRecord):
     place: str = ""
 
     def check(self) -> None:
-        """Raise ValueError for a status that no job has, or figures of other kinds."""
+        """Raise ValueError for a status that no job has."""
         if self.status not in STATUSES:
             raise ValueError(f"{self.status!r} is not a status")
-        check_figures(self.figures)
 
 
 @dataclass(frozen=True)
@@ -278,7 +269,7 @@ def read_results(folder: Path) -> Results:
         "audit": read("audit.json", Audit.load),
         "environment": read(
             "environment.json",
-            lambda path: json_records.read_record(path, _ENVIRONMENT, check_environment),
+            lambda path: json_records.read_record(path, _ENVIRONMENT, dict),
         ),
     }
     job = read("job.json", Job.load)
@@ -286,17 +277,6 @@ def read_results(folder: Path) -> Results:
         wrong, remedy = "is not the record of a run", "give the folder that a run has written"
         raise FileError(files.printable_path(folder), wrong, remedy)
     return Results(job=job or Job(None, None, [], {}), **found)
-
-
-def check_figures(figures: Mapping[str, Any] | None) -> None:
-    """Raise TypeError or ValueError for a figure that is not plain, or not of the kind in tables."""
-    for key, value in (figures or {}).items():
-        number = key.startswith("convolutions_") or isinstance(value, float)
-        json_records.check_values(
-            {key: value}, {key: _KINDS.get(key, float | None if number else Any)}
-        )
-        if isinstance(value, (list, dict)):
-            raise TypeError(f"{key}: one value was expected")
 
 
 def interval_of(figures: Mapping[str, Any]) -> tuple[float, float] | None:

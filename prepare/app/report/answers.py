@@ -97,7 +97,7 @@ def advice(run: Results, documents: Iterable[Document]) -> Advice:
             USE_RECIPE.rank,
             "warn",
             f"{_VERBS.get(open_[0].question, 'Measure it')} before you use it",
-            f"leave out {remark}" if remark.endswith("=none") else remark,
+            f"choose another level than {remark}" if remark.endswith("=none") else remark,
             section=open_[0].section,
         )
         found = [use if each.section == USE_RECIPE.section else each for each in found]

@@ -70,19 +70,15 @@ def describe(value: Any) -> str:
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """Yield the tensors in `value`, also in nested lists, tuples, mappings and dataclasses."""
-    if isinstance(value, Tensor):
-        yield value
-    for _, item in items_of(value):
-        yield from tensors_in(item)
+    return (tensor for _, tensor in placed(value))
 
 
-def named_tensors_in(value: Any, name: str = "output") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in `value` as `tensors_in` does, named `output[0].logits`."""
+def placed(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors in `value` as `tensors_in` does, with their places: `0.boxes`."""
     if isinstance(value, Tensor):
-        yield name, value
+        yield place, value
     for key, item in items_of(value):
-        place = f"[{key}]" if isinstance(value, list | tuple) else f".{key}"
-        yield from named_tensors_in(item, name + place)
+        yield from placed(item, f"{place}.{key}" if place else str(key))
 
 
 def map_tensors(

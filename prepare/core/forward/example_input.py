@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 Float = Literal["float16", "bfloat16", "float32", "float64"]
 Integer = Literal["int64", "int32", "int16", "int8", "uint8"]
 Dtype = Literal[Float, Integer, "bool", "complex64", "complex128"]
-FLOATS, INTEGERS, DTYPES = get_args(Float), get_args(Integer), get_args(Dtype)
+INTEGERS = get_args(Integer)
 _TENSOR_KEYS = ("shape", "dtype", "low", "high")
 _SIZES = "a list of sizes, as in [2,3,64,64]"
 
@@ -143,8 +143,7 @@ def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
         given = _Declared(**read_options(_Declared, config, where="input", noun="key"))
     except ConfigError as error:
         problems += error.problems
-        wrong = {problem.where.removeprefix("input.") for problem in error.problems}
-        given = _Declared(**{key: value for key, value in config.items() if key not in wrong})
+        return Example()
     if given.factory is not None:
         for key in ("shape", "args", "kwargs"):
             if getattr(given, key) is not None:
@@ -201,7 +200,7 @@ def _holds_mappings(value: Any) -> bool:
 
 
 def _bound_problems(spec: TensorSpec) -> Iterator[tuple[str, str, str]]:
-    low, high = spec.bounds()
+    bounds = low, high = spec.bounds()
     if spec.dtype in INTEGERS and spec.high is None:
         remedy = "give the first number that is too high, as in input.high=1000 for 0 to 999"
         yield "high", f"is missing for {spec.dtype}", remedy
@@ -212,13 +211,10 @@ def _bound_problems(spec: TensorSpec) -> Iterator[tuple[str, str, str]]:
     elif spec.dtype in INTEGERS:
         signed = not spec.dtype.startswith("u")
         bits = int(spec.dtype.lstrip("uint")) - signed
-        # `high` itself is not drawn; torch does not accept 2**63.
-        for key, bound, last in (
-            ("low", low, 2**bits - 1),
-            ("high", high, min(2**bits, 2**63 - 1)),
-        ):
+        for key, bound in zip(("low", "high"), bounds, strict=True):
             if bound != int(bound):
                 remedy = f"give one, as the dtype is {spec.dtype}"
                 yield key, f"{bound!r} is not a whole number", remedy
-            elif not -(2**bits) * signed <= bound <= last:
+            # torch does not accept 2**63, though `high` itself is not drawn.
+            elif not -(2**bits) * signed <= bound <= min(2**bits, 2**63 - 1):
                 yield key, f"{bound} is out of range for {spec.dtype}", "choose another input.dtype"

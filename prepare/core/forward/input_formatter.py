@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.fx.proxy import TraceError
 
-from prepare.core.forward.call import items_of, map_named, map_tensors
+from prepare.core.forward.call import items_of, map_named, map_tensors, placed
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import NotScriptable, is_transformed, rows_copied
@@ -302,14 +302,6 @@ def needless(
                 left[tried] = None
             state.restore()
     return [pattern for each in left for pattern in each]
-
-
-def placed(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors in `value` with their places."""
-    if isinstance(value, Tensor):
-        yield place, value
-    for key, item in items_of(value):
-        yield from placed(item, f"{place}.{key}" if place else str(key))
 
 
 def _within_range(tensor: Tensor, dtype: torch.dtype) -> Tensor | None:

@@ -130,16 +130,6 @@ def _set_numpy_state(state: bytes | None) -> None:
         sys.modules["numpy"].random.set_state(pickle.loads(state))  # noqa: S301  this process wrote it
 
 
-def _autocast() -> tuple[tuple[bool, torch.dtype], ...]:
-    return tuple((torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in _DEVICES)
-
-
-def _set_autocast(values: tuple[tuple[bool, torch.dtype], ...]) -> None:
-    for device, (enabled, dtype) in zip(_DEVICES, values, strict=True):
-        torch.set_autocast_enabled(device, enabled)
-        torch.set_autocast_dtype(device, dtype)
-
-
 def _device_states() -> torch.Tensor | None:
     return torch.stack(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else None
 
@@ -159,7 +149,6 @@ _SWITCHES = {
     "cudnn_tf32": _attribute(torch.backends.cudnn, "allow_tf32"),
     "miopen_nhwc": _Setting(_nhwc, _set_nhwc),
 }
-_DEVICES = ("cpu", "cuda")
 _SETTINGS = (
     _Setting(torch.get_default_dtype, torch.set_default_dtype),
     _Setting(torch.is_grad_enabled, torch.set_grad_enabled),
@@ -170,7 +159,6 @@ _SETTINGS = (
     _Setting(_device_states, _set_device_states),
     _Setting(random.getstate, random.setstate),
     _Setting(_numpy_state, _set_numpy_state),
-    _Setting(_autocast, _set_autocast),
 )
 
 

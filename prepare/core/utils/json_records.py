@@ -6,7 +6,7 @@ import importlib
 import json
 import os
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from functools import cache
 from types import UnionType
@@ -146,16 +146,6 @@ def read_record(path: str | os.PathLike, kind: Kind, make: Callable[[dict[str, A
 def _brief(value: object) -> str:
     text = str(value)
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
-
-
-def check_values(data: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    """Raise TypeError or ValueError if a value of `data` has not the type that `types` names for its key.
-
-    A key may be missing if its type is `X | None`, and there may be other keys.
-    """
-    _require(dict, data)
-    for key, hint in types.items():
-        _at(key, hint, data.get(key))
 
 
 def _parse_object(cls: type, data: Any) -> Any:

@@ -16,19 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from prepare.core.utils import json_records
 from prepare.core.utils.packages import version_of
 
 _PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy")
-_TEXTS = ("program", "date", "python", "torch", "platform", "cpu", "git_commit", "waiting")
-# What readers of an environment rely on.
-_TYPES = {
-    **dict.fromkeys(_TEXTS, str | None),
-    **dict.fromkeys(("cores", "threads"), int | None),
-    "packages": dict[str, str | None] | None,
-    "devices": list[str] | None,
-    "accelerator": dict[str, Any] | None,
-}
 # Every key of the identity of an accelerator.
 NAMES = ("backend", "cuda", "cudnn", "architectures", "hip")
 _CPU, _STAT = Path("/proc/cpuinfo"), Path("/proc/stat")
@@ -44,12 +34,6 @@ _VARIABLES = ("OMP_WAIT_POLICY", _SPIN_COUNT)
 # A compromise: a thread that spins longer takes time from one that works, where other processes are busy;
 # one that sleeps at once must be woken for the next operator; docs/benchmarks.md has the figure.
 _SPINS = "1000"
-
-
-def check_environment(data: dict[str, Any]) -> dict[str, Any]:
-    """Return the environment of a record; raise TypeError or ValueError for wrong types."""
-    json_records.check_values(data, _TYPES)
-    return data
 
 
 def environment() -> dict[str, Any]:

@@ -102,113 +102,92 @@ def kind_of(value: object) -> str:
 
 
 class YamlDocument:
-    """The `value` of one YAML document, built from its events; raises RecipeError for all but data.
+    """The `value` of one YAML document, built from its nodes; raises RecipeError for all but data.
 
     An error names its line in the file `where`, or the path of its key if that is empty.
     """
 
     def __init__(self, text: str, where: str, remedy: str) -> None:
-        self._events, self._where = yaml.parse(text, Loader=_LOADER), where
-        self._lines: dict[tuple, int] = {}
-        self._path: tuple = ()
-        self.value = self._document(remedy)
+        self._where, self._lines = where, dict[tuple, int]()
+        try:
+            self._check_structure(text)
+            root = yaml.compose(text, Loader=_LOADER)
+        # PyYAML's own parser lets chr() and int() raise for escapes and versions out of range.
+        except (yaml.YAMLError, ValueError, OverflowError) as error:
+            mark = getattr(error, "problem_mark", None)
+            place = f"{where}:{mark.line + 1}" if mark and where else where
+            problem = " ".join(str(getattr(error, "problem", None) or error).split())
+            raise RecipeError(place, f"is not YAML: {problem}", "correct it there") from error
+        if root is None:
+            raise RecipeError(where, "is empty", remedy)
+        self.value = self._read(root, ())
 
     def at(self, keys: tuple) -> str:
         """Return `file:line` of a key at the top level or one below; the file alone for others."""
         return f"{self._where}:{self._lines[keys]}" if keys in self._lines else self._where
 
-    def _refuse(self, event: yaml.Event, wrong: str, remedy: str) -> NoReturn:
-        line = f"{self._where}:{event.start_mark.line + 1}"
-        raise RecipeError(line if self._where else dotted(self._path), wrong, remedy)
+    def _refuse(self, found: Any, wrong: str, remedy: str, path: tuple = ()) -> NoReturn:
+        line = f"{self._where}:{found.start_mark.line + 1}"
+        raise RecipeError(line if self._where else dotted(path), wrong, remedy)
 
-    def _next(self) -> yaml.Event:
+    def _check_structure(self, text: str) -> None:
+        """Raise RecipeError for aliases, anchors, tags, directives, depth and a second document."""
+        depth = documents = 0
+        for event in yaml.parse(text, Loader=_LOADER):
+            if isinstance(event, yaml.AliasEvent):
+                alias = short_repr("*" + event.anchor)
+                self._refuse(event, f"holds the alias {alias}", "repeat the value")
+            if anchor := getattr(event, "anchor", None):
+                self._refuse(event, f"holds the anchor {short_repr('&' + anchor)}", "remove it")
+            if tag := getattr(event, "tag", None):
+                self._refuse(event, f"holds the tag {short_repr(tag)}", "write plain data")
+            if getattr(event, "version", None) or getattr(event, "tags", None):
+                self._refuse(event, "holds a directive (%)", "remove it")
+            documents += isinstance(event, yaml.DocumentStartEvent)
+            if documents > 1:
+                self._refuse(event, "holds a second document", "give each recipe a file of its own")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                self._refuse(event, f"is more than {MAX_DEPTH} levels deep", "nest less")
+
+    def _read(self, node: Any, path: tuple) -> object:
+        if isinstance(node, yaml.SequenceNode):
+            return [self._read(item, (*path, index)) for index, item in enumerate(node.value)]
+        if isinstance(node, yaml.MappingNode):
+            result, lines = dict[str, object](), dict[str, int]()
+            for key_node, item in node.value:
+                key = self._key(key_node, path, lines)
+                result[key] = self._read(item, (*path, key))
+            return result
+        shown = short_repr(node.value)
+        if "${" in node.value:
+            self._refuse(node, f"holds '${{' in {shown}", "write the value itself", path)
         try:
-            return next(self._events)
-        # PyYAML's own parser lets chr() and int() raise for escapes and versions out of range.
-        except (yaml.YAMLError, ValueError, OverflowError) as error:
-            mark = getattr(error, "problem_mark", None)
-            where = f"{self._where}:{mark.line + 1}" if mark and self._where else self._where
-            problem = " ".join(str(getattr(error, "problem", None) or error).split())
-            raise RecipeError(where, f"is not YAML: {problem}", "correct it there") from error
-
-    def _document(self, remedy: str) -> object:
-        self._next()
-        start = self._next()
-        if isinstance(start, yaml.StreamEndEvent):
-            raise RecipeError(self._where, "is empty", remedy)
-        if start.version or start.tags:
-            self._refuse(start, "holds a directive (%)", "remove it")
-        value = self._read(self._next(), ())
-        self._next()
-        if not isinstance(end := self._next(), yaml.StreamEndEvent):
-            self._refuse(end, "holds a second document", "give each recipe a file of its own")
-        return value
-
-    def _read(self, event: yaml.Event, path: tuple) -> object:
-        self._path = path
-        self._inspect(event)
-        if isinstance(event, yaml.ScalarEvent):
-            return self._scalar(event)
-        if len(path) >= MAX_DEPTH:
-            self._refuse(event, f"is more than {MAX_DEPTH} levels deep", "nest less")
-        if isinstance(event, yaml.MappingStartEvent):
-            return self._pairs(path)
-        result: list[object] = []
-        while not isinstance(event := self._next(), yaml.SequenceEndEvent):
-            result.append(self._read(event, (*path, len(result))))
-        return result
-
-    def _pairs(self, path: tuple) -> dict[str, object]:
-        result: dict[str, object] = {}
-        lines: dict[str, int] = {}
-        while not isinstance(event := self._next(), yaml.MappingEndEvent):
-            key = self._key(event)
-            if key in result:
-                wrong = f"holds the key {short_repr(key)} again, first in line {lines[key]}"
-                self._refuse(event, wrong, "keep one of them")
-            lines[key] = event.start_mark.line + 1
-            if len(path) < 2:
-                self._lines[(*path, key)] = lines[key]
-            result[key] = self._read(self._next(), (*path, key))
-        return result
-
-    def _key(self, event: yaml.Event) -> str:
-        self._inspect(event)
-        if not isinstance(event, yaml.ScalarEvent):
-            self._refuse(
-                event, "holds a key that is a list or a mapping", "use a string as the key"
-            )
-        key = self._scalar(event)
-        if not isinstance(key, str):
-            wrong = f"holds the key {short_repr(event.value)}, which is {kind_of(key)}"
-            self._refuse(event, wrong, "put quotes around it")
-        # Hydra or another YAML reader acts on such keys.
-        if key == "<<":
-            self._refuse(event, "holds the merge key '<<'", "remove it")
-        if key.startswith("_"):
-            wrong = f"holds the key {short_repr(key)}: no key of a recipe begins with '_'"
-            self._refuse(event, wrong, "remove it")
-        return key
-
-    def _inspect(self, event: yaml.Event) -> None:
-        """Raise RecipeError for aliases, anchors and tags."""
-        if isinstance(event, yaml.AliasEvent):
-            alias = short_repr("*" + event.anchor)
-            self._refuse(event, f"holds the alias {alias}", "repeat the value")
-        if event.anchor is not None:
-            self._refuse(event, f"holds the anchor {short_repr('&' + event.anchor)}", "remove it")
-        if event.tag is not None:
-            self._refuse(event, f"holds the tag {short_repr(event.tag)}", "write plain data")
-
-    def _scalar(self, event: yaml.ScalarEvent) -> object:
-        shown = short_repr(event.value)
-        if "${" in event.value:
-            self._refuse(event, f"holds '${{' in {shown}", "write the value itself")
-        try:
-            return event.value if event.style else _scalar(event.value)
+            return node.value if node.style else _scalar(node.value)
         except ValueError as error:
-            wrong = f"holds {shown}, which {error}"
-            self._refuse(event, wrong, "write it another way, or in quotes if it is text")
+            remedy = "write it another way, or in quotes if it is text"
+            self._refuse(node, f"holds {shown}, which {error}", remedy, path)
+
+    def _key(self, node: Any, path: tuple, lines: dict[str, int]) -> str:
+        if not isinstance(node, yaml.ScalarNode):
+            wrong = "holds a key that is a list or a mapping"
+            self._refuse(node, wrong, "use a string as the key", path)
+        key = self._read(node, path)
+        wrong = f"holds the key {short_repr(node.value)}"
+        if not isinstance(key, str):
+            self._refuse(node, f"{wrong}, which is {kind_of(key)}", "put quotes around it", path)
+        # Hydra or another YAML reader acts on such keys.
+        if key == "<<" or key.startswith("_"):
+            wrong += ": a merge key, or one that begins with '_', is not data"
+            self._refuse(node, wrong, "remove it", path)
+        if key in lines:
+            wrong += f" again, first in line {lines[key]}"
+            self._refuse(node, wrong, "keep one of them", path)
+        lines[key] = node.start_mark.line + 1
+        if len(path) < 2:
+            self._lines[(*path, key)] = lines[key]
+        return key
 
 
 class _Dumper(yaml.SafeDumper):

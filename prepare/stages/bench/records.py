@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from prepare.core.utils.json_records import JsonRecord, Kind, Readable, check_values
-from prepare.core.utils.machine import busy_sentence, check_environment, disturbance
+from prepare.core.utils.json_records import JsonRecord, Kind, Readable
+from prepare.core.utils.machine import busy_sentence, disturbance
 from prepare.core.utils.text import Interval  # noqa: TC001  read at run time
 from prepare.errors import BenchError
 
@@ -24,13 +24,6 @@ VERDICTS = (
     "failed",
     "not compared",  # the baseline itself failed, or nothing was timed; `reason` says why
 )
-# The settings that reports read.
-_SETTINGS = {
-    "train": bool | None,
-    **dict.fromkeys(("threads", "cores_available"), int | None),
-    **dict.fromkeys(("confidence", "others", "load_before"), float | None),
-    **dict.fromkeys(("amp", "timer"), str | None),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,8 +130,6 @@ class Comparison(JsonRecord, Readable):
         return {row.name: row for row in self.rows}[name]
 
     def check(self) -> None:
-        check_values(self.settings, _SETTINGS)
-        check_environment(self.environment)
         if self.rows:
             self.row(self.baseline)
         for row in self.rows:

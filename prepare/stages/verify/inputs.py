@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from prepare.core.forward.call import Call, map_named
+from prepare.core.forward.call import Call, map_named, placed
 from prepare.core.forward.input_formatter import (
     FormatHook,
     Formatter,
     is_named,
     may_be_activation,
     needless,
-    placed,
 )
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from prepare.core.forward.call import Call, named_tensors_in, tensors_in
+from prepare.core.forward.call import Call, placed, tensors_in
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import copy_of, real_stand_in, unchanged
 from prepare.core.model.tensors import is_plain
@@ -119,7 +119,7 @@ def run_model(
             with nothing if compiled else _hooks(model, result, record=record, change=change):
                 with autocast(amp, device_of([model], given.tensors())):
                     output = interruptible(model, *given.args, **given.kwargs)
-                named = dict(named_tensors_in(output))
+                named = dict(placed(output, "output"))
                 if backward:
                     interruptible(_backward, [t for t in named.values() if t.requires_grad])
         buffers = {n: b.detach() for n, b in model.named_buffers() if not b.is_nested}
