@@ -15,7 +15,7 @@ from prepare.core.model.tensors import (
     named_tensors,
 )
 from prepare.stages.verify.records import Check
-from prepare.steps.repairs import all_repairs
+from prepare.steps.conv_memory_format import SwapsClasses
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
@@ -37,9 +37,9 @@ def static_checks(
     rewritten, mode_changed = list[str](), list[str]()
     for action in pipeline.plan(reference, known_issues="ignore").actions if pipeline else ():
         if pipeline is not None and action.phase == "structure":
-            keeps = getattr(pipeline.steps[action.step], "keeps_tensors", False)
-            rewritten += [] if keeps else action.modules
-            mode_changed += action.modules
+            step = pipeline.steps[action.step]
+            rewritten += [] if getattr(step, "keeps_tensors", False) else action.modules
+            mode_changed += [] if isinstance(step, SwapsClasses) else action.modules
     checks = [
         _check_values(reference, prepared, pairs, tuple(rewritten)),
         _check_flags(reference, prepared, tuple(mode_changed)),
@@ -88,19 +88,16 @@ def _check_values(
 def _check_flags(reference: nn.Module, prepared: nn.Module, mode_changed: tuple[str, ...]) -> Check:
     """Check that the same modules are in training mode, if both models themselves are in the same mode.
 
-    A step may change the mode of modules that it does not repair, and a module whose code never reads a mode
-    may differ: some classes come back from `copy.deepcopy` in training mode.
+    A step may change the mode of modules, but no change of a class does. A module whose code never reads a
+    mode may differ: some classes come back from `copy.deepcopy` in training mode.
     """
     if reference.training != prepared.training:
         note = "one model is in training mode, the other is not"
         return Check(what="flags", status="skipped", note=note)
     flags = {name: module.training for name, module in named_modules(reference)}
-    repairs = all_repairs().values()
     for name, module in named_modules(prepared):
         is_same = flags.get(name, module.training) == module.training
-        is_repaired = any(repair.is_repaired(module) for repair in repairs)
-        may_differ = is_same or (not is_repaired and is_under(name, mode_changed))
-        if not may_differ and may_read_mode(module):
+        if not is_same and not is_under(name, mode_changed) and may_read_mode(module):
             mode = "train" if module.training else "eval"
             note = f"{name} is in {mode} mode, but not in the reference; set both to the same mode"
             return _checked("flags", name, note, len(flags))
