@@ -153,11 +153,6 @@ def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
                 )
         return Example(factory=given.factory)
     items = {f"input.args[{index}]": item for index, item in enumerate(given.args or [])}
-    if isinstance(given.shape, Mapping):
-        shapes = ",".join(f"{key}:{{shape:[...]}}" for key in given.shape)
-        remedy = f"for arguments of these names give input.kwargs={{{shapes}}}"
-        problems.append(Problem("input.shape", "is a mapping, not a list of sizes", remedy))
-        return Example()
     if given.shape is not None:
         if items:
             remedy = "drop one of them, with input.shape=null or input.args=null"
