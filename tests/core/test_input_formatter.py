@@ -289,7 +289,7 @@ def test_a_forward_that_fails_for_a_dtype_names_the_argument(step, named):
         model(IMAGE, torch.ones(1), boxes=BOXES)
     (note,) = raised.value.__notes__
     names = named.removeprefix("include=").strip("[]").replace("'", "").split(", ")
-    assert all(f'"{name}"' in note.partition('"exclude"')[0] for name in names)
+    assert all(name in note.partition("exclude")[0] for name in names)
     steps["input_format"]["include"] = names
     steps["input_format"]["exclude"] = []
     Pipeline.from_config(steps).apply(model)

@@ -13,7 +13,7 @@ from torch.nn.utils import convert_conv3d_weight_memory_format
 
 from issue_checks import FLAT, gradient, is_last, last, with_norm
 from paths import PYTHONPATH
-from prepare.core.model.known_issues import ONLY, SIZES, issues, make_issue, standing
+from prepare.core.model.known_issues import IN_PLAN, ONLY, issues, make_issue, standing
 from prepare.steps import repairs
 
 BY_NAME = {issue.name: issue for issue in issues()}
@@ -226,10 +226,11 @@ ALLOWED = {
     "part": {"outputs", "gradients", "memory", "time"},
     "backend": {"cpu", "cuda", "rocm", "mps", "xpu"},
     "only": {*ONLY},
-    "sizes": {"", *SIZES},
+    "sizes": {"", *IN_PLAN, "compiled", "first_call", "gradient_of_tokens", "many_rows", "over_2_31",
+              "overflow", "view_of_one"},
     "formats": {"contiguous", "channels_last", "channels_last_3d"},
     "dtypes": {"float32", "float16", "bfloat16"},
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("issue", issues(), ids=lambda issue: issue.name)

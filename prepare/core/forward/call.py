@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.model.module_kinds import make_class
-from prepare.core.utils.suggest import choose, nearest
+from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError
 
 NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
@@ -184,13 +184,10 @@ def class_calling(cls: type[nn.Module], method: str) -> type[nn.Module]:
     if method == "forward":
         return cls
     if not inspect.isfunction(getattr(cls, str(method), None)):
-        inherited = (name for name in dir(cls) if not hasattr(nn.Module, name))
-        names = [*nearest(method, inherited), *(n for n in vars(cls) if not n.startswith("_"))]
-        methods = [name for name in dict.fromkeys(names) if inspect.isfunction(getattr(cls, name))]
+        names = sorted({*dir(cls)} - {*dir(nn.Module)} | {"forward"})
+        methods = [n for n in names if n[0] != "_" and inspect.isfunction(getattr(cls, n))]
         wrong = f"{cls.__name__} has no method {str(method)!r}"
-        raise ConfigError(
-            "model.method", wrong, choose(method, methods or ["forward"], noun="methods")
-        )
+        raise ConfigError("model.method", wrong, choose(method, methods, noun="methods"))
     made_of: Any = cls  # a class is hashable, which mypy denies
     return _subclass(made_of, method)
 

@@ -98,14 +98,13 @@ def _attribute(owner: Any, name: str) -> _Setting:
 def _fields() -> list[_Setting]:
     """Return the field of each operation; torch has them from version 2.9 on."""
     torch_backends: Any = torch.backends
-    if not hasattr(torch_backends.cuda.matmul, "fp32_precision"):
-        return []
-    owners = [torch_backends.cuda.matmul]
-    for backend in (torch_backends.cudnn, torch_backends.mkldnn):
-        owners += [
-            getattr(backend, name) for name in ("conv", "rnn", "matmul") if hasattr(backend, name)
-        ]
-    return [_attribute(owner, "fp32_precision") for owner in owners]
+    backends = (torch_backends.cudnn, torch_backends.mkldnn)
+    names = ("conv", "rnn", "matmul")
+    owners = [getattr(backend, name, None) for backend in backends for name in names]
+    owners.insert(0, torch_backends.cuda.matmul)
+    return [
+        _attribute(each, "fp32_precision") for each in owners if hasattr(each, "fp32_precision")
+    ]
 
 
 def _nhwc() -> bool | None:

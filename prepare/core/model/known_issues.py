@@ -99,23 +99,8 @@ def is_smaller_than_kernel(module: Any, sizes: Sequence[int]) -> bool:
     return any(0 < size <= (kernel - 1) * step for size, kernel, step in extents)
 
 
-# The calls that meet an entry, and whether a plan, which knows no shapes, warns of wrong numbers there.
-SIZES = {
-    "batch_of_one": True,
-    "many_rows": False,
-    "few_pixels": True,
-    "smaller_than_kernel": True,
-    "large_conv3d": True,
-    "over_2_31": False,
-    "gradient_of_tokens": False,
-    "view_of_one": False,
-    "compiled": False,
-    "overflow": False,
-    "first_call": False,
-    "unknown": True,
-}
-
-
+# The names of calls, in `sizes`, of which a plan warns where they are wrong; it knows no shapes.
+IN_PLAN = {"batch_of_one", "few_pixels", "smaller_than_kernel", "large_conv3d", "unknown"}
 FILE = Path(__file__).with_suffix(".yaml")
 # The step that makes the repairs which entries name.
 REPAIR_STEP = "repair_layout"
@@ -174,7 +159,7 @@ class Issue:
     @property
     def in_plan(self) -> bool:
         """Return whether a plan may report it, without knowing the sizes of a call."""
-        return not self.sizes or (self.effect == "wrong" and SIZES[self.sizes])
+        return not self.sizes or (self.effect == "wrong" and self.sizes in IN_PLAN)
 
     def stands(self, backend: str, torch_version: str, machine: dict[str, Any]) -> bool:
         """Return whether this version of torch has the issue on this backend (`cpu`, `cuda`).

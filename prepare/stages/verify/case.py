@@ -13,7 +13,6 @@ import contextlib
 import math
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -273,15 +272,15 @@ class VerificationCase:
             self._alone = names - {*self._left_out}
             self.deviations |= {k: alone[k] for k in MODULE_KINDS[: 1 + self.backward]}
             del recorded
-        self._allow_amplified(runs)
+        self._allow_amplified()
         if self._open():
             self._go_exact(first, runs)
-            self._allow_amplified(runs)
+            self._allow_amplified()
         if self.wrong and not all(item.is_garbage for item in self.wrong):
             self._look_again()
-            self._allow_amplified(runs)
+            self._allow_amplified()
         if self.wrong:
-            self.culprit = self._first_wrong(runs)
+            self.culprit = self._first_wrong()
         late = next((text for text in self._left_out.values() if "no time was left" in text), "")
         if late and hidden > _HIDDEN and not self.wrong:
             return [self._check(MODULE_KINDS[1], "cannot tell", note=f"not compared: {late}")]
@@ -326,31 +325,23 @@ class VerificationCase:
     def _wrong_modules(self) -> list[str]:
         return list(dict.fromkeys(item.name for item in self.wrong if item.kind in MODULE_KINDS))
 
-    def _allow_amplified(self, runs: Runs) -> None:
+    def _allow_amplified(self) -> None:
         """Allow the errors of gradients if every module alone is right: the model amplifies rounding."""
         if self._left_out or not self._alone or self._wrong_modules():
             return
-        if _first_cut(runs) is None and all(map(_may_be_rounding, self._open())):
+        if all(map(_may_be_rounding, self._open())):
             self._limit = 1.0
             for kind, items in self.deviations.items():
                 self.deviations[kind] = list(map(_allowed, items))
 
-    def _first_wrong(self, runs: Runs) -> str | None:
-        """Return the first module that is wrong, by its name; None if it is not known."""
+    def _first_wrong(self) -> str:
+        """Return the first module that is wrong alone, by its name; of no other than the model is known."""
         if names := self._wrong_modules():
             return names[0]
-        if (name := _first_cut(runs)) is not None:
-            return name
         outputs = self.deviations.get(MODULE_KINDS[0], ())
         first = max(outputs, key=lambda item: item.excess, default=None)
-        if self.wrong[0].kind == "outputs":
-            return first.name if first and first.excess > _SUSPECT else ""
-        # The code between its modules is wrong: that of the module which holds all that is wrong.
-        owners = [i.name.split(".")[:-1] for i in self.wrong if i.kind in _OF_MODULES]
-        if not owners:
-            return None
-        common = takewhile(lambda parts: len({*parts}) == 1, zip(*owners, strict=False))
-        return ".".join(parts[0] for parts in common)
+        is_suspect = self.wrong[0].kind == "outputs" and first and first.excess > _SUSPECT
+        return first.name if first and is_suspect else ""
 
     def _other_calls(self, first: Run, runs: Runs) -> list[Check]:
         """Call the prepared model once more as it will be used, in training on inputs without gradients.
@@ -434,13 +425,3 @@ def _allowed(item: Deviation) -> Deviation:
 def _may_be_rounding(item: Deviation) -> bool:
     is_small = item.excess <= _AMPLIFIED and not item.is_garbage and not item.note
     return "gradients" in item.kind and is_small and not item.is_factor
-
-
-def _first_cut(runs: Runs) -> str | None:
-    """Return the first module whose arguments or outputs need gradients in one of two runs only."""
-    for one, other in zip(runs.exact.calls, runs.actual.calls, strict=False):
-        if one.name != other.name:
-            return None
-        if (one.needs, one.tracked) != (other.needs, other.tracked):
-            return one.name
-    return None

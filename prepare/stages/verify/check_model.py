@@ -89,7 +89,7 @@ def verify(
         place = bad[0].worst
         culprit = place.rpartition(".")[0] if bad[0].what == "values" else place
     # Values, flags and layout say themselves what to do.
-    is_computed = any(check.mode or check.what == "casts" for check in bad)
+    is_computed = any(check.mode for check in bad)
     return Verification(
         status=status,
         reason=worst.reason if worst else "",

@@ -16,7 +16,7 @@ STATUSES = ("pass", "fail", "cannot tell")
 class Check:
     """The result of one check, in one case.
 
-    `what` is values, casts, layout, flags, forward, outputs, input gradients, parameter gradients, buffers,
+    `what` is values, layout, flags, forward, outputs, input gradients, parameter gradients, buffers,
     module outputs or module gradients. In a check of modules,
     which ran alone, `worst`
     is a module and `compared` counts modules. `mode`, `batch` and `inputs` describe the case; they

@@ -54,13 +54,12 @@ _WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 class ModuleCall:
     """A call of a leaf module: its arguments and outputs, and their gradients by place.
 
-    `needs` says which arguments must get a gradient, `tracked` which outputs need one.
+    `needs` says which arguments must get a gradient.
     """
 
     name: str
     arguments: Call
     needs: tuple[bool, ...] = ()
-    tracked: tuple[bool, ...] = ()
     outputs: dict[int, Tensor] = field(default_factory=dict)
     output_gradients: dict[int, Tensor] = field(default_factory=dict)
     input_gradients: dict[int, Tensor] = field(default_factory=dict)
@@ -198,12 +197,9 @@ def _hooks(
     """Note the calls of leaves, and change outputs; raise before a backward that is not safe."""
     running: dict[str, list[tuple[ModuleCall, list[tuple[Tensor, int]]]]] = {}
 
-    def before(name: str, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not _is_leaf(module):
-            return None
-        given = Call(args, kwargs)
-        call = ModuleCall(name, given.map(_copy) if record else Call((), {}))
-        call.needs, passed = tuple(t.requires_grad for t in given.tensors()), list[Tensor]()
+    def before(name: str, _module: nn.Module, args: Any, kwargs: Any) -> Any:
+        given, passed = Call(args, kwargs), list[Tensor]()
+        call = ModuleCall(name, given.map(_copy), tuple(t.requires_grad for t in given.tensors()))
 
         def view(tensor: Tensor) -> Tensor:
             # A hook of the tensor itself would get the gradients of all its uses. An alias keeps strides of
@@ -211,8 +207,7 @@ def _hooks(
             passed.append(torch.ops.aten.alias(tensor) if tensor.requires_grad else tensor)
             return _watched(passed[-1], call.input_gradients, len(passed) - 1)
 
-        if record:
-            given = given.map(view)
+        given = given.map(view)
         versions = [(tensor, _version(tensor)) for tensor in given.tensors()]
         running.setdefault(name, []).append((call, versions))
         return given.args, given.kwargs
@@ -221,18 +216,16 @@ def _hooks(
         is_plain_call = args and isinstance(args[0], Tensor) and isinstance(output, Tensor)
         if is_plain_call and backward_exceeds_memory(module, args[0], output):
             raise RuntimeError("torch's backward overwrites memory [conv3d_bfloat16_small_cpu]")
-        if not running.get(name):
-            return None
         tensors = list(tensors_in(output))
         result.numbers += sum(tensor.numel() for tensor in tensors)
-        call, versions = running[name].pop()
-        # The gradient of what a module writes in place may go another way.
-        intact = [_version(tensor) == version for tensor, version in versions]
-        call.needs = tuple(map(all, zip(call.needs, intact, strict=False)))
-        call.tracked = tuple(tensor.requires_grad for tensor in tensors)
-        result.calls.append(call)
-        for index, tensor in enumerate(tensors if record else ()):
-            call.outputs[index] = _copy(_watched(tensor, call.output_gradients, index))
+        if running.get(name):
+            call, versions = running[name].pop()
+            # The gradient of what a module writes in place may go another way.
+            intact = [_version(tensor) == version for tensor, version in versions]
+            call.needs = tuple(map(all, zip(call.needs, intact, strict=False)))
+            result.calls.append(call)
+            for index, tensor in enumerate(tensors):
+                call.outputs[index] = _copy(_watched(tensor, call.output_gradients, index))
         is_float = isinstance(output, Tensor) and output.is_floating_point()
         # In backward a checkpointed segment runs again, and must get what it got before.
         is_forward = is_float and torch._C._current_autograd_node() is None
@@ -240,11 +233,13 @@ def _hooks(
 
     with contextlib.ExitStack() as stack:
         for name, module in model.named_modules():
-            if not isinstance(module, torch.jit.ScriptModule):
+            if isinstance(module, torch.jit.ScriptModule) or not _is_leaf(module):
+                continue
+            if record:
                 options = {"with_kwargs": True, "prepend": True}
                 handle = module.register_forward_pre_hook(partial(before, name), **options)
                 stack.callback(handle.remove)
-                stack.callback(module.register_forward_hook(partial(after, name)).remove)
+            stack.callback(module.register_forward_hook(partial(after, name)).remove)
         with UnsafeCalls() if torch.is_grad_enabled() else contextlib.nullcontext():
             yield
 

@@ -1,9 +1,8 @@
-"""Checks that need no forward: values of both models, losses in casts, training flags, and layout."""
+"""Checks that need no forward: values of both models, training flags, and layout."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +11,11 @@ from torch import Tensor, nn
 from prepare.core.model.forward_code import may_read_mode
 from prepare.core.model.tensors import (
     is_plain,
-    name_of,
     named_modules,
     named_tensors,
-    stored_values,
 )
 from prepare.stages.verify.records import Check
-from prepare.steps.repairs import all_repairs
+from prepare.steps.conv_memory_format import SwapsClasses
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
@@ -40,12 +37,11 @@ def static_checks(
     rewritten, mode_changed = list[str](), list[str]()
     for action in pipeline.plan(reference, known_issues="ignore").actions if pipeline else ():
         if pipeline is not None and action.phase == "structure":
-            keeps = getattr(pipeline.steps[action.step], "keeps_tensors", False)
-            rewritten += [] if keeps else action.modules
-            mode_changed += action.modules
+            step = pipeline.steps[action.step]
+            rewritten += [] if getattr(step, "keeps_tensors", False) else action.modules
+            mode_changed += [] if isinstance(step, SwapsClasses) else action.modules
     checks = [
         _check_values(reference, prepared, pairs, tuple(rewritten)),
-        _check_casts(pairs),
         _check_flags(reference, prepared, tuple(mode_changed)),
     ]
     if pipeline is not None:
@@ -76,7 +72,7 @@ def _check_values(
 ) -> Check:
     """Check that every tensor equals the reference's, cast to its dtype, bit for bit.
 
-    A number beyond the range of the dtype may be clamped; that it became infinite is found by `_check_casts`.
+    A number beyond the range of the dtype may be clamped, and must not be infinite.
     """
     paths = {entry.path for model in (reference, prepared) for entry in named_tensors(model)}
     own = [path for path in sorted(paths) if not is_under(path, rewritten)]
@@ -89,49 +85,19 @@ def _check_values(
     return _checked("values", worst, f"{worst}{_more(different)} {note}; {remedy}", len(paths))
 
 
-def _check_casts(pairs: TensorPairs) -> Check:
-    """Fail if a finite number became infinite; say whether one became 0, or another whole number."""
-    effects = "overflow", "are whole and were rounded to", "became 0 in"
-    losses = [(path, enumerate(_losses(*pair))) for path, pair in pairs.items()]
-    found = [(kind, -count, path) for path, each in losses for kind, count in each if count]
-    if not found:
-        return _checked("casts")
-    kind, count, path = min(found)
-    tensor = pairs[path][1]
-    note = f"{-count} of {tensor.numel()} numbers of {path} {effects[kind]} {name_of(tensor.dtype)}"
-    return replace(_checked("casts", path, note, len(found)), status="pass" if kind else "fail")
-
-
-def _losses(before: Tensor, after: Tensor) -> tuple[int, ...]:
-    """Count the numbers that became infinite, another whole number, and zero."""
-    if before.layout is after.layout is not torch.strided:
-        before, after = stored_values(before), stored_values(after)
-    is_comparable = is_plain(before) and is_plain(after) and before.shape == after.shape
-    if not is_comparable or before.dtype == after.dtype or not before.is_floating_point():
-        return ()
-    before, after = before.detach(), after.detach().to(before.device)
-    is_whole = before.numel() > 1 and bool((before == before.round()).all())
-    overflowed = before.isfinite() & ~after.isfinite()
-    rounded = (before != after.to(before.dtype)) & is_whole
-    return int(overflowed.sum()), int(rounded.sum()), int(((before != 0) & (after == 0)).sum())
-
-
 def _check_flags(reference: nn.Module, prepared: nn.Module, mode_changed: tuple[str, ...]) -> Check:
     """Check that the same modules are in training mode, if both models themselves are in the same mode.
 
-    A step may change the mode of modules that it does not repair, and a module whose code never reads a mode
-    may differ: some classes come back from `copy.deepcopy` in training mode.
+    A step may change the mode of modules, but no change of a class does. A module whose code never reads a
+    mode may differ: some classes come back from `copy.deepcopy` in training mode.
     """
     if reference.training != prepared.training:
         note = "one model is in training mode, the other is not"
         return Check(what="flags", status="skipped", note=note)
     flags = {name: module.training for name, module in named_modules(reference)}
-    repairs = all_repairs().values()
     for name, module in named_modules(prepared):
         is_same = flags.get(name, module.training) == module.training
-        is_repaired = any(repair.is_repaired(module) for repair in repairs)
-        may_differ = is_same or (not is_repaired and is_under(name, mode_changed))
-        if not may_differ and may_read_mode(module):
+        if not is_same and not is_under(name, mode_changed) and may_read_mode(module):
             mode = "train" if module.training else "eval"
             note = f"{name} is in {mode} mode, but not in the reference; set both to the same mode"
             return _checked("flags", name, note, len(flags))
@@ -145,11 +111,11 @@ def _is_equal(reference: Tensor, prepared: Tensor) -> bool:
         return False
     reference, prepared = reference.detach(), prepared.detach()
     cast = reference.to(prepared.device, prepared.dtype)
+    if cast.is_floating_point() and cast.dtype != reference.dtype:
+        largest = torch.finfo(cast.dtype).max
+        is_infinite = reference.isinf().to(cast.device)
+        cast = torch.where(is_infinite, cast, cast.clamp(-largest, largest))
     if torch.equal(cast, prepared):
         return True
     equal = (cast == prepared) | ((cast != cast) & (prepared != prepared))  # noqa: PLR0124  NaN
-    if cast.is_floating_point() and not equal.all():
-        largest = torch.finfo(cast.dtype).max
-        is_clamped = cast.isinf() & reference.isfinite().to(cast.device)
-        equal |= is_clamped & (prepared == cast.clamp(-largest, largest))
     return bool(equal.all())
