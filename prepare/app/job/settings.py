@@ -174,11 +174,10 @@ def unknown_key(key: str, value: Any = "") -> Problem:
     """Return the problem of a key at the top that does not exist; the name of a step says how to add it."""
     if key in STEPS:
         return Problem(key, "is a step, not a key", step_remedy(key, value))
-    if key in group_names():
-        remedy = "let the file of its option begin with '# @package _global_'"
-        return Problem(key, "is a group, and holds no keys itself", remedy)
     remedy = choose(key, key_names(), noun="keys and groups")
-    if (near := nearest(key, [*key_names(), *STEPS])[:1]) and near[0] in STEPS:
+    if key in group_names():
+        remedy = "let the file of the option begin with '# @package _global_'"
+    elif (near := nearest(key, [*key_names(), *STEPS])[:1]) and near[0] in STEPS:
         remedy = f"did you mean +steps.{near[0]}={{}}? {remedy}"
     return Problem(key, "no such key", remedy)
 
