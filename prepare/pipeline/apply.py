@@ -1,6 +1,5 @@
 """Run the steps of a pipeline on a model: survey the work, refuse or do it, check it, undo it on failure."""
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -36,7 +35,6 @@ from prepare.pipeline.tensor_table import (
 from prepare.pipeline.transfer import Move, Transfer
 from prepare.step import PHASES, ModuleStep, Step
 
-_log = logging.getLogger(__name__)
 _SHOWN = 3
 _SHARDED = ("is sharded by FSDP", "prepare the module first, then shard it")
 _WRAP = "prepare the module first, then wrap it"
@@ -148,10 +146,6 @@ def apply_steps(
         if any(action.phase == "structure" for action in actions):
             _rewrite(model, phases["structure"])
             moves = _all_moves(make_table(model, phases["tensors"]), optimizers)
-        for action in actions:
-            names = (name or "the model" for name in action.modules)
-            _log.debug("%s: %s", action.step, ", ".join(names))
-        _log.debug("transfer: %s", ", ".join(move.path for move in moves) or "no tensor")
         transfer = Transfer(moves, low_memory=low_memory)
         undo.insert(0, transfer.undo)
         transfer.run()

@@ -73,11 +73,6 @@ class IssueMatch:
         names = [name or "the model" for name in self.modules]
         kinds = ", ".join(sorted(set(self.modules.values())))
         code = f"its forward was replaced by {self.unreached}" if self.unreached else "own forward"
-        if self.unreached is not None and self.issue.name == _REFERENCE:
-            stay = "1 convolution stays" if len(names) == 1 else f"{len(names)} convolutions stay"
-            kernel = f"{stay} in torch's reference kernel at batch 1 [{self.issue.name}]"
-            wrong = f"{REPAIR_STEP} cannot replace {kinds} ({code}): {kernel}{self._mode()}"
-            return Problem("", wrong, "run batches of 2 or more")
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
         wrong = f"{self.issue.what} [{self.issue.name}]{self._mode()}"
         if self.unreached is not None:

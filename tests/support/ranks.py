@@ -354,7 +354,8 @@ def fsdp2(steps):
     refused = refusal(lambda: fully_shard(model, mesh=_mesh()))
     if refused:
         return refused
-    backward(model, pipeline.format(mine(batches()[0])))
+    batch = mine(batches()[0])  # the step casts no float64
+    backward(model, pipeline.format(batch.float() if "half" in steps else batch))
     return off([parameter.grad.full_tensor().double() for parameter in model.parameters()]), seen
 
 

@@ -144,19 +144,17 @@ def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
     except ConfigError as error:
         problems += error.problems
         return Example()
+    for key, other in (
+        *((key, "factory") for key in ("shape", "args", "kwargs")),
+        ("shape", "args"),
+    ):
+        if getattr(given, key) and getattr(given, other):
+            remedy = f"drop one of them, with input.{key}=null or input.{other}=null"
+            problems.append(Problem(f"input.{key}", f"is set together with input.{other}", remedy))
     if given.factory is not None:
-        for key in ("shape", "args", "kwargs"):
-            if getattr(given, key) is not None:
-                remedy = f"drop one of them, with input.{key}=null or input.factory=null"
-                problems.append(
-                    Problem(f"input.{key}", "is set together with input.factory", remedy)
-                )
         return Example(factory=given.factory)
     items = {f"input.args[{index}]": item for index, item in enumerate(given.args or [])}
     if given.shape is not None:
-        if items:
-            remedy = "drop one of them, with input.shape=null or input.args=null"
-            problems.append(Problem("input.shape", "is set together with input.args", remedy))
         items = {"input": {key: config[key] for key in _TENSOR_KEYS if key in config}} | items
     named = {str(key): item for key, item in (given.kwargs or {}).items()}
     return Example(

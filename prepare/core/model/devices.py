@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -23,8 +22,6 @@ def free_memory(device: torch.device) -> int | None:
         lines = _MEMINFO.read_text().splitlines()
         available = next(line for line in lines if line.startswith("MemAvailable"))
         return 1024 * int(available.split()[1])
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
     return None
 
 

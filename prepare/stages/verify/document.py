@@ -31,7 +31,6 @@ def verify_document(shown: ReportContext) -> Document | None:
     verification = shown.found.get("verify")
     if verification is None:
         return _without(shown)
-    wrong = verification.status == "fail"
     return Document(
         name="verify",
         title=parts.RIGHT,
@@ -40,7 +39,6 @@ def verify_document(shown: ReportContext) -> Document | None:
         head="verify",
         answers=(_answer(verification),),
         advice=tuple(_advice(verification)),
-        notes=(verification.advice,) if wrong and verification.advice else (),
         parts=lambda: _parts(verification),
     )
 
@@ -118,7 +116,8 @@ def _answer(verification: Verification) -> Answer:
 
 def _advice(verification: Verification) -> Iterator[parts.Advice]:
     if verification.status == "fail":
-        yield parts.Advice(10, "bad", "Do not use it")
+        remedy = verification.advice.removeprefix("It may help to").strip(" .")
+        yield parts.Advice(10, "bad", f"Do not use it; {remedy}" if remedy else "Do not use it")
     elif verification.status == "cannot tell":
         is_short = "raise verify.seconds" in verification.reason
         answer = "Raise verify.seconds" if is_short else "Verify it on another batch"
