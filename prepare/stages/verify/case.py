@@ -182,8 +182,8 @@ class VerificationCase:
     def _exact(self, call: Call, **options: Any) -> Run:
         """Run the reference on the user's own inputs, all in `exact_dtype`."""
         convert = partial(cast, dtype=self.exact_dtype)
-        options |= {"repair": self.exact_dtype, "wide": self.exact_dtype == torch.float64}
-        return self._run(self.reference, call.map(convert), stand_in=convert, **options)
+        options |= {"repair": self.exact_dtype, "stand_in": convert}
+        return self._run(self.reference, call.map(convert), **options)
 
     def _run(self, model: nn.Module, call: Call, **options: Any) -> Run:
         own: Any = {"backward": self.backward, "graph": self._graph, "flags": self.flags}
@@ -295,7 +295,7 @@ class VerificationCase:
         try:
             exact = self._exact(self.call)
         except RunError:
-            self.exact_dtype = torch.float32  # the model casts to float32 itself
+            self.exact_dtype = torch.float32  # the model makes tensors in float32 itself
             return
         runs.noisy.append(runs.exact)
         runs.exact = exact
