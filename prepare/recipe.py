@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_type_hints
 from prepare.core.utils import files, plain_yaml
 from prepare.core.utils.options import is_for_recipes, plain
 from prepare.core.utils.plain_yaml import dotted, kind_of, short_repr
-from prepare.core.utils.suggest import choose, nearest
+from prepare.core.utils.suggest import choose
 from prepare.errors import FileError, Problem, RecipeError, raise_problems
 
 if TYPE_CHECKING:
@@ -130,17 +130,15 @@ def _steps(tree: object, at: _At) -> _Steps:
 
 
 def _header_problems(tree: dict[str, Any], at: _At) -> list[Problem]:
-    """Return unknown, missing and wrong top-level keys; a misspelt key is not also reported as missing."""
+    """Return unknown, missing and wrong top-level keys."""
     unknown = [key for key in tree if key not in _KEYS][:MAX_PROBLEMS]
     missing = [key for key in _KEYS if key not in tree]
-    guesses = [guess for key in unknown for guess in nearest(key, missing)[:1]]
     problems = [
         Problem(at((key,)), f"unknown key {short_repr(key)}", choose(key, _KEYS)) for key in unknown
     ]
     problems += [
         Problem(at(()), f"the key '{key}' is missing", f"add '{key}: {_KEYS[key]}'")
         for key in missing
-        if key not in guesses
     ]
     for key, right in (("format", FORMAT), ("version", VERSION)):
         # 1.0 and True equal 1, but are not a version.

@@ -75,18 +75,18 @@ class Backends(ModelStep):
             yield Problem(where, wrong, remedy)
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
-        from prepare.core.forward.torch_state import read_switch
+        from prepare.core.forward.torch_state import SWITCHES
 
-        differ = any(read_switch(name) != value for name, value in self._wanted().items())
+        differ = any(SWITCHES[name].read() != value for name, value in self._wanted().items())
         return ("",) if differ else ()
 
     def act(self, model: torch.nn.Module) -> None:
-        from prepare.core.forward.torch_state import saved_switches, set_switch
+        from prepare.core.forward.torch_state import SWITCHES, saved_switches
 
         if not _restore:
             _restore.append(saved_switches())
         for name, value in self._wanted().items():
-            set_switch(name, value)
+            SWITCHES[name].set(value)
 
     def _wanted(self) -> dict[str, Any]:
         """Return the value of each switch of `prepare.core.forward.torch_state` that is to be set."""

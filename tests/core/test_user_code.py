@@ -69,7 +69,7 @@ def test_a_line_outside_of_the_folder_has_its_path_of_import(nets, tmp_path, mon
         (
             "user_import.Net",
             "module 'package_of_nobody', imported at user_import.py:2, does not exist; "
-            "install it: pip install package_of_nobody, or start in the folder that holds it",
+            "install it, or start in the folder that holds it",
         ),
     ],
 )

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from prepare.app.cli import main as cli
-from prepare.core.forward.torch_state import read_switch, saved_switches
+from prepare.core.forward.torch_state import SWITCHES, saved_switches
 from prepare.errors import ConfigError, StepError
 from prepare.pipeline import Pipeline
 from prepare.steps import backends
@@ -38,7 +38,7 @@ def pipeline(**options):
 
 
 def values():
-    return {name: read_switch(name) for name in SET}
+    return {name: SWITCHES[name].read() for name in SET}
 
 
 def test_every_switch_is_set_and_then_there_is_nothing_to_do():
@@ -119,6 +119,6 @@ def test_miopen_is_set_before_its_first_convolution_with_rocm(monkeypatch):
     monkeypatch.setattr(torch.version, "hip", "6.2")
     monkeypatch.delenv("PYTORCH_MIOPEN_SUGGEST_NHWC", raising=False)
     pipeline(miopen_nhwc=True).apply(nn.Linear(2, 2))
-    assert read_switch("miopen_nhwc") is True
+    assert SWITCHES["miopen_nhwc"].read() is True
     backends.undo()
-    assert read_switch("miopen_nhwc") is None
+    assert SWITCHES["miopen_nhwc"].read() is None

@@ -30,7 +30,7 @@ def test_a_wrong_type_in_a_record_is_one_row_that_says_so(swept, capsys, name, k
     assert f"4-row/{name}: " in capsys.readouterr().out
     row = read_summary(swept).rows[4]
     assert row.status == "crashed"
-    assert key in row.reason
+    assert name in row.reason
     assert [each.status for each in read_summary(swept).rows if each is not row][:4] == [
         "ok",
         "ok",

@@ -70,7 +70,7 @@ def build_model(settings: Settings) -> nn.Module:
         if built_in and isinstance(cause, ValueError) and key in config:
             raise ConfigError(f"model.{key}", wrong) from error
         missing = missing_module(str(cause))
-        remedy = install_remedy(missing, imported=True) if missing else ""
+        remedy = install_remedy(missing) if missing else ""
         chosen = any("_convert_" in node for _, node in targets_in(config, "model"))
         if chosen and _reads_attributes(error):
             remedy = "give the node _convert_=none: it is read by attributes"

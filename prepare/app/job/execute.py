@@ -18,7 +18,7 @@ from prepare.app.job.record import NOTHING_CHANGED, Job, Record, Result, Results
 from prepare.app.job.settings import Settings, read_settings
 from prepare.core.utils import packages
 from prepare.core.utils.machine import environment
-from prepare.core.utils.packages import described, is_out_of_memory, place_of, raised_at
+from prepare.core.utils.packages import described, is_out_of_memory, place_of
 from prepare.core.utils.process_state import held_interrupts
 from prepare.core.utils.text import printable, size
 from prepare.errors import (
@@ -251,8 +251,8 @@ def failure(error: BaseException) -> Outcome:
             return Outcome(found, code)
     reason, text = "error", described(error, message)
     if isinstance(error, SystemExit):
-        reason = "exit"
-        text = f"{raised_at(error)}the run called sys.exit({error.code!r})"
+        called = f"the run called sys.exit({error.code!r})"
+        reason, text = "exit", ": ".join(filter(None, (place_of(error), called)))
     elif is_out_of_memory(error):
         sizes = re.sub(r"\b(\d{7,18}) bytes", lambda found: size(int(found[1])), text)
         reason, text = "oom", f"out of memory: {sizes}"

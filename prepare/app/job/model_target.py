@@ -107,8 +107,8 @@ def absent(module: str, where: str, error: ImportError, *, named: str) -> Config
     if module.partition(".")[0] != name:
         place = place_of(error)
         importer = f", imported at {place}," if place else ""
-        remedy = install_remedy(module, imported=True)
-        return ConfigError(where, f"module {module!r}{importer} does not exist", remedy)
+        wrong = f"module {module!r}{importer} does not exist"
+        return ConfigError(where, wrong, install_remedy(module))
     close = nearest(name, [each.name for each in pkgutil.iter_modules([os.curdir])])
     remedy = install_remedy(module)
     if close and close[0] != name:

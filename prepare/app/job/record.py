@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from prepare.audit import Audit
 from prepare.core.utils import files, json_records
-from prepare.core.utils.json_records import JsonRecord, Kind
+from prepare.core.utils.json_records import JsonRecord, Kind, read_record
 from prepare.errors import FileError, Problem
 from prepare.stages.stage import ordered_stages
 
@@ -267,10 +267,7 @@ def read_results(folder: Path) -> Results:
         "result": read("result.json", Result.load),
         "recipe": read("recipe.yaml", lambda p: files.read_text(p, limit=json_records.LIMIT)),
         "audit": read("audit.json", Audit.load),
-        "environment": read(
-            "environment.json",
-            lambda path: json_records.read_record(path, _ENVIRONMENT, dict),
-        ),
+        "environment": read("environment.json", lambda p: read_record(p, _ENVIRONMENT, dict)),
     }
     job = read("job.json", Job.load)
     if job is None and not any(value is not None for value in found.values()):

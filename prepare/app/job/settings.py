@@ -175,7 +175,9 @@ def unknown_key(key: str, value: Any = "") -> Problem:
     if key in STEPS:
         return Problem(key, "is a step, not a key", step_remedy(key, value))
     remedy = choose(key, key_names(), noun="keys and groups")
-    if (near := nearest(key, [*key_names(), *STEPS])[:1]) and near[0] in STEPS:
+    if key in group_names():
+        remedy = "let the file of the option begin with '# @package _global_'"
+    elif (near := nearest(key, [*key_names(), *STEPS])[:1]) and near[0] in STEPS:
         remedy = f"did you mean +steps.{near[0]}={{}}? {remedy}"
     return Problem(key, "no such key", remedy)
 

@@ -67,7 +67,7 @@ def explained(model: nn.Module, error: Exception, example: Any = None) -> ModelE
     text = str(error)[:_MOST_SEARCHED]
     hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, text)]
     if missing := missing_module(str(error)):
-        hints = [install_remedy(missing, imported=True)]
+        hints = [install_remedy(missing)]
     name = _innermost(model, error.__traceback__)
     kind = type(model.get_submodule(name)).__name__
     if any(each.dtype.itemsize == 2 for each in model.parameters()) and re.search(_OF_DTYPE, text):

@@ -36,20 +36,10 @@ class _Setting(NamedTuple):
             return MIXED
 
 
-def read_switch(name: str) -> Any:
-    """Return the present value of a switch."""
-    return _SWITCHES[name].read()
-
-
-def set_switch(name: str, value: Any) -> None:
-    """Set a switch."""
-    _SWITCHES[name].set(value)
-
-
 def saved_switches() -> Callable[[], None]:
     """Return a function that sets every switch to its present value."""
     # The fields come last: setting a precision of matrix products, or TF32, sets several of them.
-    return _saved((*_SWITCHES.values(), *_fields()))
+    return _saved((*SWITCHES.values(), *_fields()))
 
 
 @contextmanager
@@ -138,7 +128,8 @@ def _set_device_states(states: torch.Tensor | None) -> None:
         torch.cuda.set_rng_state_all(states)
 
 
-_SWITCHES = {
+# By name, for the step that sets them.
+SWITCHES = {
     "cudnn_benchmark": _attribute(torch.backends.cudnn, "benchmark"),
     "cudnn_deterministic": _attribute(torch.backends.cudnn, "deterministic"),
     "matmul_precision": _Setting(

@@ -30,17 +30,12 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]  # typeshed has no None for a missing module
 
 TEMPORARY = ".prepare-tmp"
-_SPACE = "free some space or choose another folder"
-_ALLOWED = "choose another folder, or ask for its permissions"
+_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 REMEDIES = {
-    errno.ENOSPC: _SPACE,
-    errno.EDQUOT: _SPACE,
-    errno.EACCES: _ALLOWED,
-    errno.EPERM: _ALLOWED,
-    errno.EROFS: "choose a folder that can be written to",
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), "free some space or choose another folder"),
+    **dict.fromkeys(_DENIED, "choose another folder, or ask for its permissions"),
     errno.ENOTDIR: "one of its folders is a file: give another path",
-    errno.EISDIR: "give the path of a file",
-    errno.EINVAL: "give the path of a file",
+    **dict.fromkeys((errno.EISDIR, errno.EINVAL), "give the path of a file"),
     errno.ENAMETOOLONG: "choose a shorter name",
 }
 # The groups of configurations, each a folder of `conf_dir`, whose options add steps.

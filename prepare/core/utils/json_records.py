@@ -137,9 +137,7 @@ def read_record(path: str | os.PathLike, kind: Kind, make: Callable[[dict[str, A
             raise kind.error(where, wrong, f"this prepare reads version {kind.version}")
         return make(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        place = ".".join(reversed(getattr(error, "__notes__", ())))
         wrong = f"this is not {kind.name}: {type(error).__name__}: {_brief(error)}"
-        wrong += f", in {_brief(place)}" if place else ""
         raise kind.error(where, wrong, f"give {kind.expected}") from error
 
 
@@ -154,7 +152,7 @@ def _parse_object(cls: type, data: Any) -> Any:
     _require(dict, data)
     if needed - data.keys() or data.keys() - hints.keys():
         raise ValueError(f"the keys are {sorted(data)}, not {sorted(hints)}")
-    return cls(**{key: _at(key, hints[key], value) for key, value in data.items()})
+    return cls(**{key: _parse(hints[key], value) for key, value in data.items()})
 
 
 @cache
@@ -165,15 +163,6 @@ def _fields_of(cls: type) -> tuple[dict[str, Any], set[str]]:
     declared = fields(cls) if is_dataclass(cls) else ()
     optional = {f.name for f in declared if (f.default, f.default_factory) != (MISSING, MISSING)}
     return hints, hints.keys() - optional
-
-
-def _at(key: Any, hint: Any, value: Any) -> Any:
-    """Return the parsed value; the notes of an error are the keys of its place, the innermost first."""
-    try:
-        return _parse(hint, value)
-    except (TypeError, ValueError) as error:
-        error.add_note(str(key))
-        raise
 
 
 @cache
@@ -188,12 +177,12 @@ def _parse(hint: Any, value: Any) -> Any:
         return None if value is None else _parse(args[0], value)
     if origin is dict:
         _require(dict, value)
-        return {args[0](name): _at(name, args[1], item) for name, item in value.items()}
+        return {args[0](name): _parse(args[1], item) for name, item in value.items()}
     if origin in (tuple, list):
         _require(list, value)
         if origin is tuple and args[-1] is not Ellipsis and len(value) != len(args):
             raise ValueError(f"{len(args)} values were expected, not {len(value)}")
-        return origin(_at(index, args[0], item) for index, item in enumerate(value))
+        return origin(_parse(args[0], item) for item in value)
     if hint in (str, bool, int, float):
         _require(hint, value)
         if hint in (int, float) and not -_LARGEST < value < _LARGEST:

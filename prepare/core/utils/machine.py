@@ -115,11 +115,8 @@ def _backend() -> str:
 
 
 def _dotted_cudnn(number: int | None) -> str | None:
-    """Return torch's number of a cuDNN version with dots: `9.10.2` for 91002."""
-    if not number:
-        return None
-    major = 10000 if number >= 90000 else 1000
-    return f"{number // major}.{number % major // 100}.{number % 100}"
+    """Return torch's number of a cuDNN version, from 9 on, with dots: `9.10.2` for 91002."""
+    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}" if number else None
 
 
 # Once a process: a verification names the environment, and takes 10 ms itself.

@@ -19,15 +19,6 @@ from prepare.core.utils.text import first_line
 # Import names of packages, and the extra of ours that installs each.
 _EXTRAS = {name: name for name in ("monai", "diffusers", "transformers", "torchvision", "timm")}
 _EXTRAS |= {"dynamic_network_architectures": "nnunet"}
-# Packages that pip knows by another name than the module.
-_PACKAGES = {
-    "PIL": "pillow",
-    "cv2": "opencv-python",
-    "skimage": "scikit-image",
-    "sklearn": "scikit-learn",
-    "yaml": "pyyaml",
-}
-_LOCAL = "start in the folder that holds it"
 _NO_MODULE = re.compile(r"No module named '(\w+)")
 # Ray reports usage where a cluster starts; huggingface_hub names its callers in each request.
 _SWITCHES = {"RAY_USAGE_STATS_ENABLED": "0", "HF_HUB_DISABLE_TELEMETRY": "1"}
@@ -70,15 +61,11 @@ def naming_extra(extra: str) -> Iterator[None]:
         raise ModuleNotFoundError(f"{error}; {remedy}", name=error.name) from error
 
 
-def install_remedy(module: str, *, imported: bool = False) -> str:
-    """Return how to get the missing `module`; an `imported` one was named by other code, not by the user."""
-    name = module.partition(".")[0]
-    if name in _EXTRAS:
-        return f"install the extra: pip install 'torch-prepare[{_EXTRAS[name]}]'"
-    if name in _PACKAGES:
-        return f"install it: pip install {_PACKAGES[name]}"
-    # A name that the user wrote may be misspelt: it is not advised to install any package of that name.
-    return f"install it{f': pip install {name}' if imported else ''}, or {_LOCAL}"
+def install_remedy(module: str) -> str:
+    """Return how to get the missing `module`; a name that may be misspelt is not given to pip."""
+    if extra := _EXTRAS.get(module.partition(".")[0]):
+        return f"install the extra: pip install 'torch-prepare[{extra}]'"
+    return "install it, or start in the folder that holds it"
 
 
 def missing_module(text: str) -> str | None:
@@ -124,7 +111,7 @@ def described(error: BaseException, message: str | None = None) -> str:
         # The message of a SyntaxError repeats the line.
         message = str(error.msg) if isinstance(error, SyntaxError) else _short_text(error)
     kind, cause = type(error).__name__, causes(error)[-1]
-    text = raised_at(error) + (f"{kind}: {message}" if message else kind)
+    text = ": ".join(filter(None, (place_of(error), kind, message)))
     last = _short_text(cause)
     is_new = cause is not error and last and last not in message
     return f"{text}; caused by {type(cause).__name__}: {last}" if is_new else text
@@ -138,12 +125,6 @@ def causes(error: BaseException, *, contexts: bool = False) -> list[BaseExceptio
             break
         chain.append(cause)
     return chain
-
-
-def raised_at(error: BaseException) -> str:
-    """Return `my_nets.py:8, in forward: `, or nothing."""
-    place = place_of(error)
-    return f"{place}: " if place else ""
 
 
 def place_of(error: BaseException) -> str:

@@ -173,8 +173,8 @@ def small(value: float | None) -> str:
 def verdict_text(verdict: str, ratio: float | None, interval: Interval = None) -> str:
     """Return `1.5x faster` or `1.2x slower`; another verdict in the words of readers.
 
-    Of a wide interval it is the end nearer to 1, rounded down: `over 4x faster`, or the verdict alone if that
-    end is 1. A figure has two places, `1.36x`, where one would lie outside of the interval.
+    Of a wide interval it is the end nearer to 1, rounded down: `over 4.2x faster`, or the verdict alone if
+    that end is 1. A figure has two places, `1.36x`, where one would lie outside of the interval.
     """
     if ratio is None or verdict not in ("faster", "slower"):
         return doubt(verdict)
@@ -183,13 +183,6 @@ def verdict_text(verdict: str, ratio: float | None, interval: Interval = None) -
         return f"{_over(min(ends))}{verdict}"
     is_outside = bool(ends) and not min(ends) <= round(factor, 1) <= max(ends)
     return f"{_times(factor, fine=is_outside)} {verdict}"
-
-
-def pace_text(ratio: float, interval: Interval = None) -> str:
-    """Return a ratio of times with its interval, whatever it is worth: `1.3x slower (1.22x to 1.37x)`."""
-    verdict = "faster" if ratio < 1 else "slower"
-    shown = interval_text(interval, verdict)
-    return verdict_text(verdict, ratio, interval) + (f" ({shown})" if shown else "")
 
 
 def speed_text(
@@ -265,12 +258,10 @@ def _inverse(ratio: float) -> float:
 
 
 def _over(factor: float) -> str:
-    """Return `over 4x ` for 4.9, `over 1.2x ` for 1.29, `over 30x ` for 39; empty below 1.01."""
-    if not 1.01 <= factor < math.inf:
+    """Return `over 4.9x ` for 4.93, rounded down; empty below 1.1, and for infinity."""
+    if not 1.1 <= factor < math.inf:
         return ""
-    unit = 0.01 if factor < 1.1 else 0.1 if factor < 2 else 10.0 ** math.floor(math.log10(factor))
-    # A tiny part more: 1.2 / 0.1 is less than 12.
-    return f"over {math.floor(factor / unit + 1e-9) * unit:,.12g}x "
+    return f"over {_times(math.floor(factor * 10 + 1e-9) / 10)} "
 
 
 def _times(factor: float, *, fine: bool = False) -> str:

@@ -13,7 +13,7 @@ from prepare.core.model.devices import free_memory
 from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.text import first_line, pace_text, plural
+from prepare.core.utils.text import first_line, plural, speed_text
 from prepare.errors import ModelError, Problem, RefusedError, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.apply import lazy_problems, precondition_problems
@@ -291,9 +291,9 @@ class _Tuner:
             if ratios.get(row.name, 2) <= limit:
                 reason = f"{winner} is as fast, and simpler"
             if row.name == winner:
-                reason = (
-                    f"{pace_text(row.ratio or 1.0, row.ratio_interval)} than the unprepared model"
-                )
+                word = "faster" if (row.ratio or 1.0) < 1 else "slower"
+                pace = speed_text(word, row.ratio or 1.0, row.ratio_interval)
+                reason = f"{pace} than the unprepared model"
             if row.status != "failed":
                 self._set(recipe, status="winner" if row.name == winner else "timed", reason=reason)
         return found

@@ -104,8 +104,7 @@ def _compare(
             target = (dtype,) if dtype else case.targets.get(head + key, (tensor.dtype,))
             made = runs.cast(tensor.detach(), *target)
             weights[key] = made.requires_grad_(tensor.requires_grad)
-        wide = dtype == torch.float64
-        with torch.set_grad_enabled(case.backward), runs.SameNumbers(wide=wide):
+        with torch.set_grad_enabled(case.backward), runs.SameNumbers():
             return _run_alone(module, calls, weights, dtype, amp)
 
     def deviations(exact: dict[str, Named], noisy: dict[str, Named]) -> list[Deviation]:

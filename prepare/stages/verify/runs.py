@@ -18,7 +18,6 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_leaves
 
 from prepare.core.forward.call import Call, placed, tensors_in
 from prepare.core.forward.torch_state import autocast, device_of
@@ -45,9 +44,6 @@ _DROPOUTS = frozenset(
 _UNIFORM, _NORMAL = (torch.rand, torch.rand_like), (torch.randn, torch.randn_like)
 _IN_PLACE = (Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_)
 _RANDOM = frozenset({*_UNIFORM, *_NORMAL, *_IN_PLACE, torch.bernoulli, Tensor.bernoulli})
-# A cast names its dtype; these methods name it in their own name.
-_CASTS = frozenset({Tensor.float, Tensor.cfloat, Tensor.type})  # type: ignore[attr-defined]
-_WIDER = {torch.float32: torch.float64, torch.complex64: torch.complex128}
 
 
 @dataclass
@@ -87,7 +83,6 @@ def run_model(
     graph: bool = False,
     record: bool = False,
     seed: int = 0,
-    wide: bool = False,
     amp: str = "none",
     compiled: bool = False,
     change: Callable[[Tensor], Tensor] | None = None,
@@ -113,7 +108,7 @@ def run_model(
             torch.set_grad_enabled(backward or graph),
             repaired(model, repair) if repair else nothing,
             ignored_warnings(_QUIET),
-            nothing if compiled else SameNumbers(wide=wide),
+            nothing if compiled else SameNumbers(),
         ):
             given = call.map(partial(_leaf, leaves) if backward else copy_of)
             with nothing if compiled else _hooks(model, result, record=record, change=change):
@@ -300,13 +295,12 @@ class SameNumbers(TorchFunctionMode):
     torch's own random numbers depend on all of these. Replaced are the usual ways to draw (stochastic
     depth, noise, Gumbel's); not the numbers of a generator that the model has, nor permutations and samples.
     If torch's generator is reset, as for a checkpointed segment that runs again in backward, the numbers
-    repeat too. With `wide`, tensors that a function makes in torch's default dtype are float64: not by
-    `torch.set_default_dtype`, which is that of all threads.
+    repeat too.
     """
 
-    def __init__(self, *, wide: bool = False) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._wide, self._generator = wide, torch.Generator("cpu")
+        self._generator = torch.Generator("cpu")
         # A seed for each state of torch's generator, in the order of their first use.
         self._seeds: dict[float, int] = {}
 
@@ -323,17 +317,8 @@ class SameNumbers(TorchFunctionMode):
             with self:  # torch suspends a mode while it handles a function
                 return run_backward(args[0], **kwargs)
         if func in _RANDOM and kwargs.get("generator") is None:
-            output = self._drawn(func, args, kwargs)
-        else:
-            output = func(*args, **kwargs)
-        is_made = self._wide and isinstance(output, Tensor) and output.dtype in _WIDER
-        if (
-            is_made
-            and func not in _CASTS
-            and not any(map(_names_a_dtype, tree_leaves((args, kwargs))))
-        ):
-            return output.to(_WIDER[output.dtype])
-        return output
+            return self._drawn(func, args, kwargs)
+        return func(*args, **kwargs)
 
     def _drawn(self, func: Any, args: tuple, kwargs: dict) -> Any:
         """Call a random function, and replace its numbers by those of a generator in float64 on the CPU."""
@@ -395,14 +380,6 @@ def make_deterministic(model: nn.Module, flags: Mapping[str, bool], seed: int = 
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-
-
-def _names_a_dtype(value: Any) -> bool:
-    """Return whether an argument determines the dtype of the result."""
-    is_tensor = isinstance(value, Tensor)
-    return isinstance(value, torch.dtype) or (
-        is_tensor and (value.is_floating_point() or value.is_complex())
-    )
 
 
 def _in_float64(value: Any) -> Any:
