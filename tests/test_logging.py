@@ -1,15 +1,11 @@
 """The logger `prepare`: what it reports at each level, and that it prints nothing by itself."""
 
 import logging
-from pathlib import Path
 
 from torch import nn
 
-import prepare
 from prepare.app.cli.main import run
 from prepare.pipeline import Pipeline
-
-RUN = Path(prepare.__file__).parents[1] / "run.py"
 
 
 def test_apply_logs_what_it_moved(caplog):

@@ -11,7 +11,7 @@ from words import UNET3D
 
 NO_CONV2D = (
     "steps.conv2d_memory_format: UNet3d has no Conv2d and 8 Conv3d; "
-    "did you mean memfmt=channels_last_3d (the step conv3d_memory_format)?"
+    "did you mean the step conv3d_memory_format (memfmt=channels_last_3d)?"
 )
 
 

@@ -7,13 +7,6 @@ from torch import nn
 from prepare.core.model.module_tree import CopyError, deep_copy
 
 
-def described(model):
-    return {
-        name: (type(m), m.training, len(m._forward_hooks), sorted(vars(m)))
-        for name, m in model.named_modules()
-    }
-
-
 def test_gradient_hooks_and_attributes_of_parameters_are_copied():
     model = nn.Linear(2, 2)
     model.weight.register_hook(lambda gradient: gradient * 2)

@@ -14,8 +14,6 @@ from prepare.core.forward.input_formatter import FormatHook, Formatter
 from prepare.core.model.memory_format import canonical_stride
 from prepare.pipeline import Pipeline
 
-HALF = {"half": {}, "conv2d_memory_format": {}, "conv3d_memory_format": {}, "input_format": {}}
-
 
 def formatted(batch, **options):
     return Pipeline.from_config({"input_format": options}).format(batch)

@@ -101,11 +101,6 @@ def test_repaired_it_has_the_right_gradients_and_is_no_error(batch, formatted):
     assert is_last(out) == formatted
 
 
-def told(name, steps, model):
-    """Return the plan's warnings of one known issue."""
-    return [w for w in Pipeline.from_config(steps).plan(model).warnings if name in str(w)]
-
-
 def frozen():
     return nn.Sequential(nn.Conv2d(3, 8, 3).requires_grad_(False), nn.GroupNorm(2, 8))
 

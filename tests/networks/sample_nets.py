@@ -42,18 +42,6 @@ class TakesTwo(Net):
         return super().forward(x) * scale + ids.sum()
 
 
-class Mixed(nn.Module):
-    """A 2-d and a 3-d convolution."""
-
-    def __init__(self):
-        super().__init__()
-        self.flat = nn.Conv2d(3, 4, 3)
-        self.deep = nn.Conv3d(3, 4, 3)
-
-    def forward(self, x):
-        return self.flat(x[:, :, 0]).sum() + self.deep(x)
-
-
 def exits(code=0):
     sys.exit(code)
 
@@ -100,12 +88,6 @@ def segfaults():
 
 def leaves(code=0):
     os._exit(code)
-
-
-def prints(count=1):
-    for number in range(count):
-        sys.stdout.write(f"line {number:08d}\n")
-    return Net()
 
 
 def forks():

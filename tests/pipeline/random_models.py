@@ -299,7 +299,6 @@ SPECIAL = {
 # What torch's own calls do something else with, which depends on the order of modules.
 ODD = {"alias", "views", "own cast"}
 # What a weight may have begun with, other than contiguous strides.
-STRIDED = {"sliced", "channels_last", "parameter: sliced", "parameter: 4-d in channels_last"}
 
 
 @dataclass(frozen=True)

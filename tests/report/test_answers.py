@@ -10,15 +10,11 @@ from prepare.app.report.answers import answers, stage_documents
 from prepare.app.report.answers import verdict as verdict_of
 from prepare.audit import Audit
 from prepare.errors import Problem
-from prepare.stages.flow.records import Copy, Event, Remedy
+from prepare.stages.flow.records import Copy, Remedy
 
 SEEN = {"given": "", "gave": ""}
 JOB = Job(None, None, [], {}, seen=SEEN)
 RUN = Results(job=JOB, audit=Audit([], {"convolutions": {}}))
-
-
-def event(name, kind, cause, *, size=0) -> Event:
-    return made.event(name, type=kind, operation=f"aten.{cause}", bytes=size, cause=cause)
 
 
 def copied(name, operation, size) -> Copy:

@@ -1,6 +1,5 @@
 """Comparison of two runs, two audits or two recipes: every difference is listed, and nothing else."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -38,10 +37,6 @@ def same(swept, tmp_path):
 
 def changes(*paths):
     return {name: tuple(sides) for name, *sides in differences(*paths)}
-
-
-def change(path, **keys):
-    path.write_text(json.dumps(json.loads(path.read_text()) | keys))
 
 
 def diff(capsys, *argv):

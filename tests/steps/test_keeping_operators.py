@@ -115,21 +115,6 @@ def pairs(x):
 
 
 CASES = list(itertools.product((4, 5), ("dense", "slice", "odd", "contiguous")))
-# Their results have another rank.
-OTHERS = (
-    "repeat_interleave tensor",
-    "sum of channels",
-    "sum of some",
-    "view",
-    "view more",
-    "flatten all",
-    "reshape frames",
-    "repeat more",
-    "stack",
-    "stack -1",
-    "stack 0",
-    "stack 1",
-)
 
 
 @pytest.mark.parametrize(("rank", "how"), CASES)
@@ -146,9 +131,12 @@ def test_operators_return_the_canonical_strides(rank, how):
     x = tensor(rank, how)
     assert channels_last_of(x) is FORMATS[rank]
     for name, (_, ours) in pairs(x).items():
-        if name not in OTHERS:
-            expected = torch.empty(ours().shape, memory_format=FORMATS[rank])
-            assert ours().stride() == expected.stride(), name
+        found = ours()
+        if found.dim() == rank and not name.startswith(
+            ("repeat_interleave tensor", "reshape frames")
+        ):
+            expected = torch.empty(found.shape, memory_format=FORMATS[rank])
+            assert found.stride() == expected.stride(), name
 
 
 @pytest.mark.parametrize("rank", [4, 5])

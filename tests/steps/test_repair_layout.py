@@ -75,17 +75,6 @@ def channels_last(x):
     return x.to(memory_format=FORMATS[x.dim()])
 
 
-def is_canonical(x):
-    return x.stride() == torch.empty(x.shape, memory_format=FORMATS[x.dim()]).stride()
-
-
-def run(module, x):
-    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-    y = module(x)
-    y.square().sum().backward()
-    return [y.detach(), x.grad, *(p.grad for p in module.parameters())]
-
-
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_a_repair_fits_once_and_undo_leaves_no_trace(name):
     module, repair, _ = example(name)

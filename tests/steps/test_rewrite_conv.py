@@ -8,7 +8,6 @@ from torch import nn
 
 import prepare
 from prepare import predict
-from prepare.app.cli import main as cli
 from prepare.audit import Audit, audit
 from prepare.errors import ConfigError, PatternError
 from prepare.pipeline import Pipeline
@@ -239,20 +238,6 @@ class TestSeen:
             "several times slower as a convolution [conv_kernel_is_stride]; add the step rewrite_conv"
         )
         assert not pipeline(steps, linear=["proj"]).plan(Tower()).warnings
-
-
-CONV = (
-    "model._target_=torch.nn.Conv2d",
-    *("+model.in_channels=3", "+model.out_channels=8", "+model.kernel_size=4", "+model.stride=4"),
-    *("device=cpu", "flow=none", "bench=none"),
-)
-
-
-def run(folder, *words):
-    """Return the exit code of a run."""
-    with pytest.raises(SystemExit) as ended:
-        cli.main([*CONV, f"hydra.run.dir={folder}", *words])
-    return ended.value.code
 
 
 CHANGES = {

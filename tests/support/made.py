@@ -22,16 +22,14 @@ from prepare.app.job.record import (
     record_classes,
 )
 from prepare.app.report.pages import run_page
-from prepare.app.report.terminal import show_document, show_summary
+from prepare.app.report.terminal import show_summary
 from prepare.app.sweep.manifest import SweepManifest
 from prepare.audit import Audit, AuditRow
 from prepare.audit import audit as audit_of
-from prepare.core.document import ReportContext
 from prepare.errors import Problem
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.records import Comparison, Control, VariantResult
 from prepare.stages.flow.records import Convolution, Copy, Event, Flow
-from prepare.stages.stage import STAGES
 from prepare.stages.tune.records import CandidateResult, Tuning
 from prepare.stages.verify.records import Check, Verification
 from small_nets import small_3d
@@ -51,11 +49,6 @@ def make(cls, **given):
             kind = re.match(r"\w+", each.type)[0]
             given[each.name] = None if "None" in each.type else _EMPTY.get(kind, {})
     return cls(**given)
-
-
-def show(stage, record, folder=""):
-    """Print the record that the run of `stage` leaves, in a run's `folder`, as the terminal does."""
-    show_document(STAGES[stage].document(ReportContext(found={stage: record}, folder=folder)))
 
 
 def row(*overrides, **found):

@@ -109,8 +109,24 @@ def alone():
     return [parameter.grad for parameter in model.parameters()]
 
 
+def worst(ones, others):
+    return max((one - two).abs().max().item() for one, two in zip(ones, others, strict=True))
+
+
 def off(gradients):
-    return max((one - two).abs().max().item() for one, two in zip(gradients, alone(), strict=True))
+    return worst(gradients, alone())
+
+
+def two_steps(model, batch, *, view=False, late=lambda model: None):
+    """The warnings of torch in two steps of DDP; `late` is done to the model that was wrapped."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=view)
+        late(model)
+        for _ in range(2):
+            wrapped.zero_grad()
+            backward(wrapped, batch)
+    return [str(one.message) for one in caught]
 
 
 def refusal(act, *args):
@@ -132,29 +148,23 @@ def strides(model):
 def ddp(prepared, view):
     """Gradients under DDP, the warnings of torch, and whether gradients lie as their parameters do."""
     model = network()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if prepared == "before":
-            FLAT.apply(model)
-            same_on_all_ranks(model)
-        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=view)
-        if prepared == "after, by torch":
-            nn.utils.convert_conv2d_weight_memory_format(model, torch.channels_last)
-        for _ in range(2):
-            wrapped.zero_grad()
-            backward(wrapped, mine(batches()[0]))
+    if prepared == "before":
+        FLAT.apply(model)
+        same_on_all_ranks(model)
+        said = two_steps(model, mine(batches()[0]), view=view)
+    else:
+        convert = nn.utils.convert_conv2d_weight_memory_format
+        said = two_steps(model, mine(batches()[0]), late=lambda m: convert(m, torch.channels_last))
     in_line = all(p.grad.stride() == p.stride() for p in model.parameters())
     gradients = [parameter.grad for parameter in model.parameters()]
-    return [str(one.message) for one in caught], off(gradients), in_line, model[0].weight.stride()
+    return said, off(gradients), in_line, model[0].weight.stride()
 
 
 def every_kind(dimensions=2):
     """Convolutions whose weights have dimensions of size 1, and the norms between them."""
     torch.manual_seed(0)
-    plain, transposed, norm = {
-        2: (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d),
-        3: (nn.Conv3d, nn.ConvTranspose3d, nn.BatchNorm3d),
-    }[dimensions]
+    kinds = (f"Conv{dimensions}d", f"ConvTranspose{dimensions}d", f"BatchNorm{dimensions}d")
+    plain, transposed, norm = (getattr(nn, kind) for kind in kinds)
     return nn.Sequential(
         plain(3, 8, 3, padding=1), norm(8), nn.ReLU(),
         plain(8, 8, 1), norm(8),
@@ -179,13 +189,7 @@ def ddp_every_kind(steps, dimensions, view):
     Pipeline.from_config(steps).apply(model, strict=False)
     last = torch.channels_last if dimensions == 2 else torch.channels_last_3d
     batch = torch.randn(2, 3, *(6,) * dimensions).to(memory_format=last)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        wrapped = DistributedDataParallel(model, gradient_as_bucket_view=view)
-        for _ in range(2):
-            wrapped.zero_grad()
-            backward(wrapped, batch)
-    return [str(one.message) for one in caught]
+    return two_steps(model, batch, view=view)
 
 
 def ddp_kept():
@@ -197,16 +201,8 @@ def ddp_kept():
     assert [*replaced_methods(model.conv)]
     same_on_all_ranks(model)
     backward(alone, batch)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        wrapped = DistributedDataParallel(model)
-        for _ in range(2):
-            wrapped.zero_grad()
-            backward(wrapped, mine(batch))
-    pairs = zip(model.parameters(), alone.parameters(), strict=True)
-    return [str(one.message) for one in caught], max(
-        (one.grad - two.grad).abs().max().item() for one, two in pairs
-    )
+    said = two_steps(model, mine(batch))
+    return said, worst(*([p.grad for p in each.parameters()] for each in (model, alone)))
 
 
 def rewritten_by_time():
@@ -252,10 +248,8 @@ def ddp_training():
             its_optimizer.zero_grad()
             backward(each, its_batch)
             its_optimizer.step()
-    pairs = zip(model.parameters(), reference.parameters(), strict=True)
-    return max((one - two).abs().max().item() for one, two in pairs), FLAT.check(
-        model, optimizer=optimizer
-    )
+    drifts = FLAT.check(model, optimizer=optimizer)
+    return worst(model.parameters(), reference.parameters()), drifts
 
 
 def tuned(channels):

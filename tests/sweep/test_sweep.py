@@ -16,7 +16,6 @@ from prepare.app.sweep.summary import Summary, SweepRow, read_summary
 from sweeps import Ended, finish, start, wait_for
 
 UNET3D = ("model=unet3d", "model.width=2", "model.depth=2", "input.shape=[2,1,8,8,8]")
-NETS = "model._target_=sample_nets."
 
 
 @pytest.fixture

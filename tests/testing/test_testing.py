@@ -7,11 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from paths import CONF
 from prepare.step import InputStep, ModelStep, ModuleStep, TensorStep, Want
 from prepare.testing import StepContract
 
-ROOT = CONF.parent
 PROPERTIES = [name for name in vars(StepContract) if name.startswith("test_")]
 CARD = "Does it. Helps: much. Hurts: little. Source: here."
 

@@ -7,8 +7,6 @@ from torch import nn
 from prepare.stages.verify import verify
 from verify_checks import FLAT, check, checks_by_kind, prepared
 
-CPU = torch.device("cpu")
-
 
 def net():
     torch.manual_seed(0)

@@ -42,8 +42,6 @@ _NEAR = 0.4
 _SLOWER = 10.0
 # Gradients of modules that are right alone may be off by so many times what is allowed: amplified rounding.
 _AMPLIFIED = 30.0
-# A leaf with so much of what is allowed is named for wrong outputs, if none has more.
-_SUSPECT = 0.1
 # In training, modules run alone if the whole model hides errors of more than this, in 32 and in 16 bits; if
 # there is no time for that, errors of more than the last cannot be told.
 _BLIND, _BLIND_16, _HIDDEN = 1e-3, 0.05, 0.1
@@ -280,7 +278,8 @@ class VerificationCase:
             self._look_again()
             self._allow_amplified()
         if self.wrong:
-            self.culprit = self._first_wrong()
+            # Where every module is right alone, the code between them is wrong.
+            self.culprit = next(iter(self._wrong_modules()), "")
         late = next((text for text in self._left_out.values() if "no time was left" in text), "")
         if late and hidden > _HIDDEN and not self.wrong:
             return [self._check(MODULE_KINDS[1], "cannot tell", note=f"not compared: {late}")]
@@ -333,15 +332,6 @@ class VerificationCase:
             self._limit = 1.0
             for kind, items in self.deviations.items():
                 self.deviations[kind] = list(map(_allowed, items))
-
-    def _first_wrong(self) -> str:
-        """Return the first module that is wrong alone, by its name; of no other than the model is known."""
-        if names := self._wrong_modules():
-            return names[0]
-        outputs = self.deviations.get(MODULE_KINDS[0], ())
-        first = max(outputs, key=lambda item: item.excess, default=None)
-        is_suspect = self.wrong[0].kind == "outputs" and first and first.excess > _SUSPECT
-        return first.name if first and is_suspect else ""
 
     def _other_calls(self, first: Run, runs: Runs) -> list[Check]:
         """Call the prepared model once more as it will be used, in training on inputs without gradients.
