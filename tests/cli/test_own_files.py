@@ -66,12 +66,16 @@ def refused(capsys, *words):
 
 
 # ------------------------------------------------------------------------------- option files
+INPUT = {"shape": [1, 3, 16, 16]}
 STEPS = {"steps": {"half": {}}}
 
 
 @pytest.mark.parametrize(
     "case",
     [
+        ("model/my.yaml", {"model": NODE}, ["model=my"]),
+        ("model/my.yaml", {"model": NODE, "input": INPUT}, ["model=my"]),
+        ("input/my.yaml", {"input": INPUT}, ["model=unet2d", "input=my"]),
         ("memfmt/my.yaml", STEPS, ["model=unet2d", "memfmt=my"]),
         ("precision/my.yaml", STEPS, ["model=unet2d", "precision=my"]),
         ("experiment/my.yaml", {"seed": 3} | STEPS, ["model=unet2d", "+experiment=my"]),
@@ -82,11 +86,35 @@ def test_a_file_without_its_package_line_is_named(tmp_path, monkeypatch, capsys,
     monkeypatch.chdir(tmp_path)
     write(tmp_path, path, text)
     line = refused(capsys, *words)
-    assert line.startswith(path.partition("/")[0])
+    assert line.startswith(f"{path}: ")
     assert GLOBAL.strip() in line
     # What it says to do works.
     write(tmp_path, path, GLOBAL + yaml.safe_dump(text))
+    example = [] if "input" in str(text) or "unet2d" in str(words) else ["input.shape=[1,3,16,16]"]
+    assert cli.run([*PLAN, *words, *example]) == 0
+
+
+@pytest.mark.parametrize(
+    "case",
+    [("model/my.yaml", NODE, ["model=my"]), ("input/my.yaml", INPUT, ["model=unet2d", "input=my"])],
+)
+def test_a_file_whose_keys_are_at_the_top_is_named(tmp_path, monkeypatch, capsys, case):
+    path, text, words = case
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, path, GLOBAL + yaml.safe_dump(text))
+    line = refused(capsys, *words)
+    assert line.startswith(f"{path}: ")
+    assert "leave out" in line
+    write(tmp_path, path, text)
     assert cli.run([*PLAN, *words]) == 0
+
+
+@pytest.mark.parametrize("path", ["my.yaml", "model/my.yml", "models/my.yaml"])
+def test_a_file_in_another_place_is_found(tmp_path, monkeypatch, capsys, path):
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, path, NODE)
+    monkeypatch.setattr("sys.argv", ["prepare"])
+    assert f"own/{path} to own/model/my.yaml" in refused(capsys, "model=my")
 
 
 def test_a_network_with_a_keyword_model_is_no_mistake(tmp_path, monkeypatch):

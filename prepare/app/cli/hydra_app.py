@@ -8,7 +8,7 @@ import os
 import re
 import secrets
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, field
@@ -41,7 +41,7 @@ from prepare.app.cli.words import (
 )
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.record import Job, used_folder
-from prepare.app.job.settings import GROUPS, group_names, read_settings
+from prepare.app.job.settings import GROUPS, group_names, key_names, read_settings
 from prepare.app.report.sweep_progress import SweepProgress
 from prepare.app.report.terminal import RunOutput, shown_folder, stage
 from prepare.app.sweep.leader import Leader
@@ -325,12 +325,30 @@ def problems_of(config: DictConfig) -> list[Problem]:
     if problems:
         # What only the job knows (its number, its folder) has no value before it, and is checked there.
         return [p for p in problems if not re.search(r"HydraConfig|value: hydra\.", p.wrong)]
+    choices = choices_in(config.hydra)
+    if misplaced := [*_misplaced(plain, choices)]:
+        return misplaced
     models = [name for name in options_of("model") if name != "custom"]
     try:
-        read_settings(plain, choices=choices_in(config.hydra), models=models)
+        read_settings(plain, choices=choices, models=models)
     except ConfigError as error:
         return [*error.problems]
     return []
+
+
+def _misplaced(config: Mapping[str, Any], choices: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem for each option file whose keys are not where its group has them."""
+    for group, choice in choices.items():
+        # The options of the other groups set keys that are not theirs, as `steps`.
+        inside = {group} if group in ("model", "input") else {*key_names()}
+        below = config.get(group)
+        if isinstance(below, Mapping) and inside & {*below} and "_target_" not in below:
+            wrong = f"its keys are one level too deep, below {group}"
+            remedy = "let it begin with the line '# @package _global_'"
+            yield Problem(f"{group}/{choice}.yaml", wrong, remedy)
+        elif {"model": "_target_", "input": "shape"}.get(group) in config:
+            remedy = f"leave out '# @package _global_', or put them below {group}:"
+            yield Problem(f"{group}/{choice}.yaml", "its keys are at the top", remedy)
 
 
 def launcher_problems(about: DictConfig) -> Iterator[Problem]:

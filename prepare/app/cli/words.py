@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, redirect_stdout
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, NoReturn
 
 from prepare.app.job.settings import GROUPS, group_names, key_names, level_names, step_remedy
@@ -136,7 +138,7 @@ def refused(error: Exception, overrides: Sequence[str]) -> Problem:
         remedy = f"give a class or function of your own as model._target_={option}"
     elif group:
         options = getattr(error, "options", None) or options_of(group)
-        remedy = choose_option(option, group, options)
+        remedy = _moved(group, option) or choose_option(option, group, options)
     elif where and isinstance(cause, KeyError | AttributeError):
         remedy = _instead(where, vars(cause)["parent_node"], overrides)
         where = where if "." in where else ""  # the sentence names it
@@ -148,6 +150,16 @@ def refused(error: Exception, overrides: Sequence[str]) -> Problem:
             sentence = "takes the name of an option, not null"
             remedy = f"~{group} leaves it out; {choose_option('', group, options_of(group))}"
     return Problem(where, sentence, remedy or resolver_remedy(sentence))
+
+
+def _moved(group: str, option: str) -> str:
+    """Return the remedy if the file of an option is in the folder of --config-dir, and not in its place."""
+    from hydra._internal.utils import get_args_parser
+
+    folder = Path(get_args_parser().parse_known_args()[0].config_dir or os.devnull)
+    right = folder / group / f"{option}.yaml"
+    found = next((path for path in folder.rglob(f"{option}.y*ml") if path != right), None)
+    return f"move {found} to {right}" if found else ""
 
 
 def _instead(where: str, parent: Any, overrides: Sequence[str]) -> str:
