@@ -22,11 +22,8 @@ from sweeps import (
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
 # Each with the extra that brings it; those that take long to start are for the slow tier.
-LAUNCHERS = [
-    pytest.param("joblib", id="joblib"),
-    pytest.param("submitit_local", id="submitit_local", marks=pytest.mark.slow),
-    pytest.param("ray", id="ray", marks=pytest.mark.slow),
-]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("submitit_local", "ray")]
+LAUNCHERS = ["joblib", *SLOW]
 NEEDS = {
     "joblib": "hydra_joblib_launcher",
     "submitit_local": "hydra_submitit_launcher",
@@ -45,7 +42,7 @@ def needs(launcher: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [FEW, pytest.param(MIXED, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("names", [FEW, MIXED])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_failing_job_leaves_the_others_alone_on_every_launcher(tmp_path, launcher, names):
     needs(launcher)
