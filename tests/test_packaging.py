@@ -77,17 +77,13 @@ def test_the_wheel_holds_the_package_and_all_configurations_only(wheel):
     assert names == configs | modules | {path.relative_to(ROOT).as_posix() for path in data}
 
 
-def about(wheel: Path):
+def test_the_core_needs_torch_pyyaml_and_safetensors_only(wheel):
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
-        return BytesParser().parsebytes(archive.read(name))
-
-
-def test_the_core_needs_torch_pyyaml_and_safetensors_only(wheel):
-    asked = map(Requirement, about(wheel).get_all("Requires-Dist"))
-    assert {one.name for one in asked if "extra" not in str(one.marker)} == {
-        "torch", "pyyaml", "safetensors",
-    }  # fmt: skip
+        about = BytesParser().parsebytes(archive.read(name))
+    asked = map(Requirement, about.get_all("Requires-Dist"))
+    needed = {one.name for one in asked if "extra" not in str(one.marker)}
+    assert needed == {"torch", "pyyaml", "safetensors"}
 
 
 # ------------------------------------------------------------------------------- where it is installed

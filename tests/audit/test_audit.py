@@ -7,7 +7,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize, prune
+from torch.nn.utils import parametrizations, prune
 
 from prepare.audit import STATUSES, Audit, AuditRow, audit
 from prepare.core.model.memory_format import canonical_stride, satisfied
@@ -61,8 +61,6 @@ def test_converted_1x1_weights_are_distinguished_by_their_strides():
 
 
 def test_strides_that_only_look_channels_last_are_ineffective():
-    model = nn.Conv2d(3, 8, 3)
-    plan = Pipeline.from_config(FLAT).plan(model)
     odd = torch.empty_strided((1, 3, 3, 3), (5, 1, 9, 3))
     assert satisfied(odd.shape, odd.stride()) == ("channels_last",)
     model = nn.Conv2d(3, 1, 3)
@@ -122,16 +120,6 @@ def legacy(norm):
     return make
 
 
-def doubled():
-    class Double(nn.Module):
-        def forward(self, weight):
-            return (2 * weight).contiguous()
-
-    conv = nn.Conv2d(8, 6, 3)
-    parametrize.register_parametrization(conv, "weight", Double())
-    return conv
-
-
 def pruned():
     conv = nn.Conv2d(8, 6, 3)
     prune.l1_unstructured(conv, "weight", amount=0.3)
@@ -142,7 +130,6 @@ LOST = {
     "legacy weight_norm": legacy(nn.utils.weight_norm),
     "parametrized weight_norm": lambda: parametrizations.weight_norm(nn.Conv2d(8, 6, 3)),
     "orthogonal": lambda: parametrizations.orthogonal(nn.Conv2d(8, 6, 3)),
-    "own parametrization": doubled,
     "weight rebuilt in forward": lambda: Standardised(8, 6, 3),
 }
 KEPT = {

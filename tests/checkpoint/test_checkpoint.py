@@ -229,19 +229,15 @@ def test_loading_code_of_a_module_does_as_in_torch(path, kind, given):
 
 
 def test_tied_weights_of_a_file_fill_both_places(path):
-    class Untied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.head = nn.Embedding(7, 8), nn.Linear(8, 7, bias=False)
+    def untied():
+        layers = {"embedding": nn.Embedding(7, 8), "head": nn.Linear(8, 7, bias=False)}
+        return nn.ModuleDict(layers)
 
-    class Tied(Untied):
-        def __init__(self):
-            super().__init__()
-            self.head.weight = self.embedding.weight
-
-    write(Tied(), path)
-    both = load(path, Untied).model
-    assert torch.equal(both.embedding.weight, both.head.weight)
+    tied = untied()
+    tied["head"].weight = tied["embedding"].weight
+    write(tied, path)
+    both = load(path, untied).model
+    assert torch.equal(both["embedding"].weight, both["head"].weight)
 
 
 def test_every_tensor_of_another_shape_or_dtype_is_named(path):

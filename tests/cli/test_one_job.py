@@ -19,16 +19,6 @@ from words import NET, SMALL, UNET3D
 FILES = {*WRITTEN, "prepare.log", ".hydra"}
 
 
-def run_py(*argv, cwd, **environment):
-    return subprocess.run(
-        [sys.executable, str(RUN), *argv],
-        capture_output=True,
-        cwd=cwd,
-        check=False,
-        env=environment or None,
-    )
-
-
 def test_the_main_job_prepares_audits_and_leaves_its_record(go):
     ran = go(*UNET3D, "memfmt=channels_last_3d", "device=cpu")
     assert ran.code == 0, ran.err
@@ -113,7 +103,8 @@ def test_the_command_works_in_any_folder_without_a_terminal(tmp_path):
         "PYTHONCOERCECLOCALE": "0",
     }
     environment |= {"COLUMNS": "40", "OMP_NUM_THREADS": "1", "PATH": "/usr/bin:/bin"}
-    done = run_py(*UNET3D, "memfmt=channels_last_3d", "bench=none", cwd=tmp_path, **environment)
+    command = [sys.executable, str(RUN), *UNET3D, "memfmt=channels_last_3d", "bench=none"]
+    done = subprocess.run(command, capture_output=True, cwd=tmp_path, check=False, env=environment)
     assert done.returncode == 0, done.stderr.decode()
     assert b"8 of 8 convolutions converted" in done.stdout
     assert done.stdout.isascii()

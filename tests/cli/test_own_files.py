@@ -148,17 +148,15 @@ DATA = {"_target_": target(Sizes), "width": 8}
 
 
 @pytest.mark.parametrize(
-    ("convert", "cfg"),
-    [*((c, CFG) for c in (None, "none", "object")), ("all", DATA), ("partial", DATA)],
+    ("cls", "convert", "cfg"),
+    [
+        *((ReadsAttributes, convert, CFG) for convert in (None, "none", "object")),
+        *((ReadsAttributes, convert, DATA) for convert in ("all", "partial")),
+        *((ReadsItems, convert, CFG) for convert in (None, "all", "partial", "object")),
+    ],
 )
-def test_a_model_that_reads_attributes_is_built(convert, cfg):
-    node = {"_target_": target(ReadsAttributes), "cfg": cfg}
-    assert instantiated(node | ({"_convert_": convert} if convert else {})).body.out_channels == 8
-
-
-@pytest.mark.parametrize("convert", [None, "all", "partial", "object"])
-def test_a_model_that_wants_a_dict_gets_one(convert):
-    node = {"_target_": target(ReadsItems), "cfg": CFG}
+def test_a_model_gets_its_configuration_as_it_reads_it(cls, convert, cfg):
+    node = {"_target_": target(cls), "cfg": cfg}
     assert instantiated(node | ({"_convert_": convert} if convert else {})).body.out_channels == 8
 
 

@@ -8,10 +8,11 @@ from torch import nn
 from paths import CONF
 from prepare.app.job.model_target import without_method
 from prepare.core.forward.call import calling
+from prepare.step import ModelStep
 from prepare.testing.networks import Tied, bits, facts, mixed, small_2d, small_3d, tensors
 
 __all__ = ["Tied", "bits", "build", "clone", "config_of", "facts", "mixed", "model_configs"]
-__all__ += ["same"]
+__all__ += ["Flag", "same"]
 __all__ += ["small_2d", "small_3d", "tensors"]
 
 # Packages that may not be installed, or that pip may find no build of beside this torch: their networks are
@@ -64,3 +65,13 @@ def same(model: nn.Module, reference: nn.Module) -> None:
 
 def clone(model: nn.Module) -> nn.Module:
     return copy.deepcopy(model)
+
+
+class Flag(ModelStep):
+    """Sets a flag."""
+
+    def targets(self, model):
+        return () if getattr(model, "flag", False) else ("",)
+
+    def act(self, model):
+        model.flag = True

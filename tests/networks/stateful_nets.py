@@ -40,16 +40,6 @@ class Base(nn.Module):
 
 
 @kind
-class BufferInPlace(Base):
-    def make(self):
-        self.register_buffer("seen", torch.zeros(()))
-
-    def change(self, x):
-        self.seen += x.detach().abs().mean()
-        return self.seen.clone()
-
-
-@kind
 class BufferRebound(Base):
     def make(self):
         self.register_buffer("seen", torch.full((2,), torch.nan))
@@ -87,27 +77,6 @@ class ParameterData(Base):
             self.loc.data.copy_(x.detach().mean((0, 2, 3))[:, None, None])
             self.done = True
         return self.loc
-
-
-@kind
-class ParameterInPlace(Base):
-    def make(self):
-        self.scale = nn.Parameter(torch.ones(()))
-
-    def change(self, x):
-        with torch.no_grad():
-            self.scale.mul_(1.25)
-        return self.scale.detach()
-
-
-@kind
-class Counter(Base):
-    def make(self):
-        self.calls = 1000
-
-    def change(self, x):
-        self.calls += 1
-        return float(self.calls)
 
 
 @kind
@@ -214,12 +183,6 @@ class Flags(Base):
 class InPlaceInput(Base):
     def forward(self, x):
         return self.conv(x).clone() + x.mul_(0.5)
-
-
-@kind
-class Plain(Base):
-    def change(self, x):
-        return torch.relu(x)
 
 
 class Random(nn.Module):

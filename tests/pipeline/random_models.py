@@ -189,11 +189,8 @@ def tie(table, name, other):
 
 def alias(table, name, other):
     held = other.data
-    table[name] = nn.Parameter(held, other.requires_grad) if is_parameter(other) else held
-
-
-def is_parameter(tensor):
-    return isinstance(tensor, nn.Parameter)
+    is_parameter = isinstance(other, nn.Parameter)
+    table[name] = nn.Parameter(held, other.requires_grad) if is_parameter else held
 
 
 def as_views(table, name, other):

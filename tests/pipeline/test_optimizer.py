@@ -94,6 +94,21 @@ def train(model, optimizer, steps=3):
     model.zero_grad(set_to_none=True)
 
 
+def trained(name, how, model=None):
+    """Return a network in training, its optimizer, and the same in contiguous format."""
+    model, reference = model or network(), network()
+    optimizer, other = make(name, how, model), make(name, how, reference)
+    train(model, optimizer)
+    train(reference, other)
+    return model, optimizer, reference, other
+
+
+def end_alike(model, optimizer, reference, other):
+    train(model, optimizer)
+    train(reference, other)
+    assert worst(model, reference) < 1e-12
+
+
 def worst(model, reference):
     pairs = zip(model.parameters(), reference.parameters(), strict=True)
     return max((a - b).abs().max().item() for a, b in pairs)
@@ -115,10 +130,7 @@ def in_line(optimizer):
 
 @each
 def test_preparing_before_training_gives_the_contiguous_weights(name, how):
-    model, reference = FLAT.apply(network()), network()
-    optimizer, other = make(name, how, model), make(name, how, reference)
-    train(model, optimizer)
-    train(reference, other)
+    model, optimizer, reference, _ = trained(name, how, FLAT.apply(network()))
     assert FLAT.check(model, optimizer=optimizer) == []
     assert worst(reference, network()) > 1e-6
     assert worst(model, reference) < 1e-12
@@ -126,15 +138,10 @@ def test_preparing_before_training_gives_the_contiguous_weights(name, how):
 
 @each
 def test_preparing_midway_with_the_optimizer_gives_the_same_weights(name, how):
-    model, reference = network(), network()
-    optimizer, other = make(name, how, model), make(name, how, reference)
-    train(model, optimizer)
-    train(reference, other)
+    model, optimizer, *others = trained(name, how)
     FLAT.apply(model, optimizer=optimizer)
     in_line(optimizer)
-    train(model, optimizer)
-    train(reference, other)
-    assert worst(model, reference) < 1e-12
+    end_alike(model, optimizer, *others)
 
 
 def resumed(name, how, start, *, handed_over):
@@ -161,11 +168,9 @@ def resumed(name, how, start, *, handed_over):
     "start", ["contiguous", pytest.param("channels_last", marks=pytest.mark.slow)]
 )
 def test_resuming_from_the_other_layout_gives_the_same_weights(name, how, start):
-    _, model, optimizer, reference, other = resumed(name, how, start, handed_over=True)
+    _, model, optimizer, *others = resumed(name, how, start, handed_over=True)
     in_line(optimizer)
-    train(model, optimizer)
-    train(reference, other)
-    assert worst(model, reference) < 1e-12
+    end_alike(model, optimizer, *others)
 
 
 @each
@@ -174,7 +179,7 @@ def test_resuming_from_the_other_layout_gives_the_same_weights(name, how, start)
 )
 @pytest.mark.filterwarnings("ignore:optimizer. Adagrad")  # its state is there from the start
 def test_relayout_converts_an_optimizer_that_apply_did_not_get(name, how, start):
-    pipeline, model, optimizer, reference, other = resumed(name, how, start, handed_over=False)
+    pipeline, model, optimizer, *others = resumed(name, how, start, handed_over=False)
     out = {drift.where for drift in pipeline.check(model, optimizer=optimizer)}
     moments = {
         f"optimizer state {key} of {path}"
@@ -191,18 +196,13 @@ def test_relayout_converts_an_optimizer_that_apply_did_not_get(name, how, start)
     assert relayout(optimizer) is optimizer
     in_line(optimizer)
     assert pipeline.check(model, optimizer=optimizer) == []
-    train(model, optimizer)
-    train(reference, other)
-    assert worst(model, reference) < 1e-12
+    end_alike(model, optimizer, *others)
 
 
 @pytest.mark.parametrize(("name", "how"), FUSED)
 def test_without_the_optimizer_a_fused_one_corrupts_the_weights(name, how):
     """The reason for `optimizer=`: torch reports nothing, and the weights are wrong."""
-    model, reference = network(), network()
-    optimizer, other = make(name, how, model), make(name, how, reference)
-    train(model, optimizer)
-    train(reference, other)
+    model, optimizer, reference, other = trained(name, how)
     with pytest.warns(KnownIssueWarning, match=f"{name}.*optimizer="):
         FLAT.apply(model)
     with pytest.raises(

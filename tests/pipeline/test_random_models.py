@@ -51,33 +51,22 @@ def some(options):
 
 
 @st.composite
-def cases(draw):
-    """A model and the configuration of a pipeline for it."""
-    spec = draw(SPECS)
+def cases(draw, *, bare=False):
+    """A model and the configuration of a pipeline for it.
+
+    A bare one is treated by torch's own calls alike whatever the order, by steps without any pattern.
+    """
+    spec = draw(SPECS.filter(lambda spec: not spec.has(ODD)) if bare else SPECS)
     chosen = patterns(spec.build())
-    options = {
-        "device": st.just({"device": "cpu"}),
-        "half": st.fixed_dictionaries(
-            {"dtype": DTYPE, "keep": st.just([]) | st.just("norms") | chosen}
-        ),
-        "input_format": st.fixed_dictionaries({"attach": st.booleans()}),
-    }
+    keep = st.just([]) if bare else st.just([]) | st.just("norms") | chosen
+    options = {"half": st.fixed_dictionaries({"dtype": DTYPE, "keep": keep})}
+    if not bare:
+        options["device"] = st.just({"device": "cpu"})
+        options["input_format"] = st.fixed_dictionaries({"attach": st.booleans()})
     for name, memory_format in FORMATS.items():
         either = st.sampled_from([memory_format, memory_format, "contiguous"])
-        options[name] = st.fixed_dictionaries(
-            {"memory_format": either}, optional={"include": chosen, "exclude": chosen}
-        )
-    return spec, {name: draw(options[name]) for name in draw(some(options))}
-
-
-@st.composite
-def bare_cases(draw):
-    """A model that torch's own calls treat alike whatever the order, and steps without any pattern."""
-    spec = draw(SPECS.filter(lambda spec: not spec.has(ODD)))
-    options = {"half": st.fixed_dictionaries({"dtype": DTYPE, "keep": st.just([])})}
-    for name, memory_format in FORMATS.items():
-        either = st.sampled_from([memory_format, memory_format, "contiguous"])
-        options[name] = st.fixed_dictionaries({"memory_format": either})
+        optional = {} if bare else {"include": chosen, "exclude": chosen}
+        options[name] = st.fixed_dictionaries({"memory_format": either}, optional=optional)
     return spec, {name: draw(options[name]) for name in draw(some(options))}
 
 
@@ -296,7 +285,7 @@ def computed_weight(model, row):
         return getattr(module, row.tensor)
 
 
-@for_all(bare_cases())
+@for_all(cases(bare=True))
 def test_strides_and_bits_are_those_of_torchs_own_calls(case):
     spec, steps = case
     model = Pipeline.from_config(steps).apply(spec.build(), strict=False, known_issues="ignore")

@@ -7,7 +7,7 @@ from torch import nn
 from prepare.errors import ConflictError, StepError
 from prepare.pipeline import Pipeline
 from prepare.step import ModelStep, ModuleStep, TensorStep, Want
-from small_nets import facts
+from small_nets import Flag, facts
 
 
 @pytest.fixture
@@ -33,15 +33,7 @@ def marks(plugin):
     structure("first")
     structure("second")
 
-    @plugin("flag")
-    class Flag(ModelStep):
-        """Sets a flag."""
-
-        def targets(self, model):
-            return () if getattr(model, "flag", False) else ("",)
-
-        def act(self, model):
-            model.flag = True
+    plugin("flag")(Flag)
 
 
 def test_structure_steps_run_in_the_order_of_the_mapping(marks):

@@ -1,19 +1,17 @@
 """A failure at any point of a pipeline leaves the model unchanged."""
 
-import sys
-
 import pytest
 import torch
 from torch import nn
 
-from failing_operations import SOURCES, FailAt, first_middle_and_last, interrupt_at
+from failing_operations import FailAt, first_middle_and_last, interrupt_at
 from prepare.audit import audit
 from prepare.errors import PartialError
 from prepare.models.unet import UNet2d
 from prepare.pipeline import Pipeline, relayout
 from prepare.stages.flow import observe, predict
-from prepare.step import ModelStep, ModuleStep
-from small_nets import Tied, facts, mixed, small_2d, small_3d
+from prepare.step import ModuleStep
+from small_nets import Flag, Tied, facts, mixed, same, small_2d, small_3d
 
 STEPS_USED = {
     "marks": {},
@@ -73,15 +71,7 @@ def _steps_of_every_kind(plugin):
             module.register_forward_pre_hook(print)
             return {name: module}
 
-    @plugin("flag")
-    class Flag(ModelStep):
-        """Sets a flag."""
-
-        def targets(self, model):
-            return () if getattr(model, "flag", False) else ("",)
-
-        def act(self, model):
-            model.flag = True
+    plugin("flag")(Flag)
 
 
 class Marked(nn.Linear):
@@ -176,19 +166,23 @@ def lines_of(make):
     return places
 
 
+def a_tenth(places):
+    """Return the numbers of ten lines or a few more."""
+    return range(1, len(places), max(1, len(places) // 10))
+
+
+# Which lines: ten of them, and in the full counts every one.
+each_choice = pytest.mark.parametrize(
+    "choose", [a_tenth, pytest.param(first_middle_and_last, marks=pytest.mark.slow)]
+)
+
+
+@each_choice
 @pytest.mark.filterwarnings("ignore::prepare.errors.UntrainedWarning")
 @pytest.mark.parametrize("make", ZOO.values(), ids=ZOO)
-def test_an_interrupt_at_many_lines_leaves_the_model_whole(make):
-    total = len(lines_of(make))
-    lines = range(1, total, max(1, total // 10))
-    assert interrupted(make, lines) == len(lines)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("make", ZOO.values(), ids=ZOO)
-def test_an_interrupt_at_every_line_leaves_the_model_whole(make):
-    lines = first_middle_and_last(lines_of(make))
-    assert len(lines) > 500
+def test_an_interrupt_at_any_line_leaves_the_model_whole(make, choose):
+    lines = choose(lines_of(make))
+    assert len(lines) > 500 or choose is a_tenth
     assert interrupted(make, lines) == len(lines)
 
 
@@ -208,8 +202,9 @@ CALLS = {
 }
 
 
-def interrupted_calls(name, choose):
-    """Interrupt one call at the lines that `choose` takes of all; check what it leaves."""
+@each_choice
+@pytest.mark.parametrize("name", CALLS)
+def test_an_interrupt_at_any_line_of_a_call_leaves_nothing(name, choose):
     call = CALLS[name]
     call(traced())
     places = []
@@ -226,47 +221,13 @@ def interrupted_calls(name, choose):
             times += 1
         if name != "apply":
             assert state(model) == before, f"line {line}"
-    return times, len(lines)
-
-
-@pytest.mark.parametrize("name", CALLS)
-def test_an_interrupt_at_many_lines_of_a_call_leaves_nothing(name):
-    times, lines = interrupted_calls(name, lambda places: range(1, len(places), len(places) // 10))
-    assert times == lines
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CALLS)
-def test_an_interrupt_at_every_line_of_a_call_leaves_nothing(name):
-    times, lines = interrupted_calls(name, first_middle_and_last)
-    assert times == lines
-
-
-def exchange_lines(make):
-    """Return the lines of one apply during which tensors are exchanged or restored."""
-    lines, count = [], 0
-
-    def local(frame, event, arg):
-        nonlocal count
-        if event == "line":
-            count += 1
-            if frame.f_code.co_name in ("run", "undo", "restore", "held_interrupts", "_refill"):
-                lines.append(count)
-        return local
-
-    pipeline = Pipeline.from_config(TRAINED)
-    pipeline.apply(make(), known_issues="ignore")
-    model, optimizer = trained(make)
-    sys.settrace(lambda f, e, a: local if f.f_code.co_filename.startswith(SOURCES) else None)
-    try:
-        pipeline.apply(model, optimizer=optimizer, known_issues="ignore")
-    finally:
-        sys.settrace(None)
-    return lines
+    assert times == len(lines)
 
 
 def test_an_interrupt_during_the_exchange_is_deferred():
-    lines = exchange_lines(small_2d)
+    """The lines of one apply during which tensors are exchanged or restored."""
+    within = ("run", "undo", "restore", "held_interrupts", "_refill")
+    lines = [n for n, place in enumerate(lines_of(small_2d), 1) if place[2] in within]
     assert len(lines) > 20
     assert interrupted(small_2d, lines) == len(lines)
 
@@ -296,6 +257,4 @@ def test_low_memory_gives_the_same_model():
     steps = {"half": {}, "conv2d_memory_format": {}, "conv3d_memory_format": {}}
     Pipeline.from_config(steps).apply(one, known_issues="ignore")
     Pipeline.from_config(steps).apply(other, low_memory=True, known_issues="ignore")
-    from small_nets import same
-
     same(one, other)

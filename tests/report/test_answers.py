@@ -68,11 +68,7 @@ def test_a_lost_layout_names_causes_and_remedy():
 
 
 def test_nothing_checked_is_not_called_right():
-    assert [answer[:2] for answer in found(RUN)[:3]] == [
-        ("plain", "Not measured"),
-        ("plain", "Not measured"),
-        ("plain", "Not measured"),
-    ]
+    assert [answer[:2] for answer in found(RUN)[:3]] == [("plain", "Not measured")] * 3
 
 
 NEVER = made.convolution("c", "contiguous", backend="")
@@ -144,14 +140,13 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     assert advised(no_effect) == ("Read the warnings", "some weights have another layout")
     job = Job(None, None, [], {})
     assert advised(replace(RUN, job=replace(job, seen=None))) == ("Give an example input", "")
-    unclear = having(bench=made.bench(1.0, verdict="unclear"))
-    assert advised(unclear) == ("Time it longer with bench=full", "best on an idle machine")
-    same = having(bench=made.bench(1.0, verdict="no difference"))
-    assert advised(same) == ("Leave the model unprepared", "it is not faster")
-    slower = having(bench=made.bench(1.2, verdict="slower"))
-    assert advised(slower) == ("Leave the model unprepared", "it is slower")
-    failed = having(bench=made.bench(error="there is no second model"))
-    assert advised(failed) == ("Time it before you use it", "there is no second model")
+    for timed, advice in (
+        (made.bench(1.0, verdict="unclear"), ("Time it longer with bench=full", "best on an idle machine")),
+        (made.bench(1.0, verdict="no difference"), ("Leave the model unprepared", "it is not faster")),
+        (made.bench(1.2, verdict="slower"), ("Leave the model unprepared", "it is slower")),
+        (made.bench(error="there is no second model"), ("Time it before you use it", "there is no second model")),
+    ):  # fmt: skip
+        assert advised(having(bench=timed)) == advice
     slow = [asdict(Problem(each, "is slow", "add the step it")) for each in "ab"]
     planned = replace(no_effect, plan={"problems": [], "warnings": slow})
     assert advised(planned) == ("Add the step it", "some weights have another layout")

@@ -17,12 +17,7 @@ EVERY = {
     "tf32": True,
     "matmul_precision": "medium",
 }
-SET = {
-    "cudnn_benchmark": True,
-    "cudnn_deterministic": False,
-    "cudnn_tf32": True,
-    "matmul_precision": "medium",
-}
+SET = {name.replace("tf32", "cudnn_tf32"): value for name, value in EVERY.items()}
 
 
 @pytest.fixture(autouse=True)

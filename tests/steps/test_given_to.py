@@ -1,4 +1,4 @@
-"""What a prepared model can be given to: transforms, tracers, copies. The table in the docs is this table."""
+"""What a prepared model can be given to: transforms, tracers, copies."""
 
 import copy
 import pickle
@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.autograd import forward_ad
-from torch.autograd import functional as old
-from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jvp, vmap
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils._pytree import tree_leaves
@@ -114,8 +113,7 @@ def of_last_vector(transform):
 
     def give(model, x):
         values = parameters(model)
-        name = [name for name in values if values[name].dim() == 1 or "weight" in name][-1]
-        name = next((n for n in reversed(values) if values[n].dim() == 1), name)
+        name = next(name for name in reversed(values) if values[name].dim() == 1)
 
         def function(value):
             return numbers(functional_call(model, {**values, name: value}, (x,)).float())
@@ -155,8 +153,7 @@ def symbolic(model, x):
 
 SCRIPT, FX = "`torch.jit.script`", "`torch.fx.symbolic_trace`"
 PICKLE, COPY = "`pickle` and spawned processes", "`copy.deepcopy`"
-OLD, FORWARD = "`hessian(vectorize=True)`", '`jacobian(strategy="forward-mode")`'
-# What takes a model, by its name in the docs: a function of a model and an input.
+# What takes a model: a function of a model and an input.
 GIVEN_TO = {
     "`torch.func.vmap`": lambda model, x: vmap(model)(torch.stack([x, 2 * x])),
     "`vmap(grad(functional_call))`": each_gradient,
@@ -164,16 +161,8 @@ GIVEN_TO = {
     "`torch.func.grad`": lambda model, x: grad(lambda v: loss(model, v, x))(parameters(model)),
     "`torch.func.jvp`": lambda model, x: jvp(model, (x,), (x.cos(),)),
     "`torch.func.jacfwd`": of_last_vector(lambda f, v: jacfwd(f)(v)),
-    "`torch.func.jacrev`": of_last_vector(lambda f, v: jacrev(f)(v)),
     "`torch.func.hessian`": of_last_vector(lambda f, v: hessian(f)(v)),
     "`torch.autograd.forward_ad`": derivative,
-    "`jacobian(vectorize=True)`": lambda model, x: old.jacobian(
-        lambda each: numbers(model(each).float()), x, vectorize=True
-    ),
-    FORWARD: of_last_vector(
-        lambda f, v: old.jacobian(f, v, vectorize=True, strategy="forward-mode")
-    ),
-    OLD: of_last_vector(lambda f, v: old.hessian(lambda each: f(each).sum(), v, vectorize=True)),
     COPY: lambda model, x: copy.deepcopy(model)(x),
     PICKLE: lambda model, x: pickle.loads(pickle.dumps(model))(x),
     "`torch.export`": lambda model, x: torch.export.export(model, (x,)).module()(x.sin()),

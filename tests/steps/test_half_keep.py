@@ -150,14 +150,9 @@ def test_the_other_holder_of_a_kept_weight_is_cast_too():
 
 def test_a_kept_convolution_is_fused_repaired_and_channels_last():
     torch.manual_seed(0)
-    layers = [
-        nn.Conv2d(3, 8, 3),
-        nn.BatchNorm2d(8),
-        nn.ReLU(),
-        nn.InstanceNorm2d(8),
-        nn.Conv2d(8, 4, 1),
-    ]
-    reference = nn.Sequential(*layers).eval()
+    reference = nn.Sequential(
+        nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.InstanceNorm2d(8), nn.Conv2d(8, 4, 1)
+    ).eval()
     steps = {"fuse_conv_bn": {}, "repair_layout": {"force": True}, "conv2d_memory_format": {}}
     model, pipeline = prepared(copy.deepcopy(reference), "0", "3", **steps, input_format={})
     assert cast(model) == ["0"]

@@ -8,10 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, weight_norm
 
-from prepare.errors import StepError
 from prepare.pipeline import Pipeline
-from prepare.registry import STEPS
-from prepare.step import ModelStep
 from prepare.steps import repairs
 from small_nets import bits, facts
 
@@ -217,23 +214,3 @@ def test_an_issue_fixed_in_this_torch_is_not_repaired(monkeypatch):
     assert not plan.actions
     forced = {**FLAT, "repair_layout": {"force": True}}
     assert Pipeline.from_config(forced).plan(network(), known_issues="ignore").actions
-
-
-def test_a_later_failure_removes_the_repairs(monkeypatch):
-    class Fails(ModelStep):
-        """Helps: Hurts: Source:"""
-
-        def targets(self, model):
-            return ("",)
-
-        def act(self, model):
-            raise ZeroDivisionError
-
-    monkeypatch.setattr(STEPS, "_classes", {**STEPS._classes})
-    STEPS.register("fails", Fails)
-    monkeypatch.setattr(Fails, "name", "fails")
-    model = network()
-    before = facts(model)
-    with pytest.raises((StepError, ZeroDivisionError)):
-        Pipeline([STEPS["repair_layout"](force=True), Fails()]).apply(model)
-    assert facts(model) == before

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from prepare.steps.repairs import find_repair
+from repair_errors import laid_out
+from repaired_modules import is_canonical
 from small_nets import bits
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
@@ -46,16 +48,8 @@ def make_norm(case: str, *, seed: int = 0) -> nn.Module:
     return module
 
 
-def channels_last(x: torch.Tensor) -> torch.Tensor:
-    return x.to(memory_format=FORMATS[x.dim()])
-
-
 def inputs(case: str, n: int = 2, mean: float = 0.0) -> torch.Tensor:
     return torch.randn(n, *CASES[case][1]) + mean
-
-
-def is_canonical(x: torch.Tensor) -> bool:
-    return x.stride() == torch.empty(x.shape, memory_format=FORMATS[x.dim()]).stride()
 
 
 def results(module: nn.Module, x: torch.Tensor, grad: torch.Tensor) -> list[torch.Tensor]:
@@ -86,7 +80,7 @@ def test_network_gradients_at_batch_1_match_float64(norm, width):
     nn.utils.convert_conv2d_weight_memory_format(net, torch.channels_last)
     seen = []
     net[0].register_full_backward_hook(lambda _, __, grads: seen.append(is_canonical(grads[0])))
-    (net(channels_last(x).requires_grad_()) ** 2).sum().backward()
+    (net(laid_out(x).requires_grad_()) ** 2).sum().backward()
     assert seen == [True]
     largest = max(_largest(p.grad) for p in exact.parameters())
     for actual, right in zip(net.parameters(), exact.parameters(), strict=True):
@@ -108,7 +102,7 @@ def test_second_derivatives_match_finite_differences(name):
     x = torch.randn(2, sizes[0], *sizes[1:] if "ln" in name else (4, 3, 2)[: len(sizes) - 1])
     module = repaired(make()).double()
     assert torch.autograd.gradgradcheck(
-        module, channels_last(x.double()).requires_grad_(), fast_mode=True
+        module, laid_out(x.double()).requires_grad_(), fast_mode=True
     )
 
 
@@ -120,27 +114,27 @@ def test_running_statistics_equal_those_of_torch(momentum, affine):
     actual = repaired(expected)
     for _ in range(3):
         x = torch.randn(3, 6, 40, 70) * 2 + 5
-        torch.testing.assert_close(actual(channels_last(x)), expected(x), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(actual(laid_out(x)), expected(x), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(actual.state_dict(), expected.state_dict())
     actual.eval()
     expected.eval()
     x = torch.randn(1, 6, 40, 70)
     for one, other in zip(
-        results(actual, channels_last(x), channels_last(x)), results(expected, x, x), strict=True
+        results(actual, laid_out(x), laid_out(x)), results(expected, x, x), strict=True
     ):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
-    assert is_canonical(actual(channels_last(x)))
+    assert is_canonical(actual(laid_out(x)))
     assert bits(actual.running_mean) != bits(torch.zeros(6)) or not momentum
     for module in (actual, expected):  # smaller than eps
         module.running_var.fill_(1e-6)
-    torch.testing.assert_close(actual(channels_last(x)), expected(x), rtol=1e-5, atol=1e-3)
+    torch.testing.assert_close(actual(laid_out(x)), expected(x), rtol=1e-5, atol=1e-3)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_unbatched_and_empty_inputs_give_what_torch_gives(case):
     module = make_norm(case)
     for x in (inputs(case)[0], inputs(case, 0)):
-        x = channels_last(x) if x.dim() in FORMATS else x
+        x = laid_out(x) if x.dim() in FORMATS else x
         assert _outcome(repaired(module), x) == _outcome(module, x)
 
 
@@ -168,7 +162,7 @@ def _outcome(module, x):
     ids=str,
 )
 def test_errors_are_those_of_torch(module, shape):
-    outcome = _outcome(repaired(module), channels_last(torch.randn(shape)))
+    outcome = _outcome(repaired(module), laid_out(torch.randn(shape)))
     assert outcome == _outcome(module, torch.randn(shape))
     assert issubclass(outcome[0], Exception)
 
@@ -177,10 +171,10 @@ def test_gradients_of_any_layout_become_channels_last():
     module, x = make_norm("in2d"), inputs("in2d", 1)
     grad = torch.randn(x.shape)
     # The strides that a view leaves at batch 1: channels-last to `is_contiguous`, and not canonical.
-    odd = channels_last(grad).as_strided(x.shape, (32, 1, 48 * 32, 32))
+    odd = laid_out(grad).as_strided(x.shape, (32, 1, 48 * 32, 32))
     wanted = results(module, x, grad)
-    for gradient in (grad, channels_last(grad), odd, grad.flip(3).flip(3)):
-        actual = results(repaired(module), channels_last(x), gradient)
+    for gradient in (grad, laid_out(grad), odd, grad.flip(3).flip(3)):
+        actual = results(repaired(module), laid_out(x), gradient)
         assert is_canonical(actual[1])
         for one, other in zip(actual, wanted, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
@@ -189,7 +183,7 @@ def test_gradients_of_any_layout_become_channels_last():
 def test_inf_and_nan_stay_in_their_channel():
     x = inputs("in2d", 1)
     x[0, 3, 5, 5] = float("nan")
-    actual, expected = repaired(make_norm("in2d"))(channels_last(x)), make_norm("in2d")(x)
+    actual, expected = repaired(make_norm("in2d"))(laid_out(x)), make_norm("in2d")(x)
     assert torch.equal(actual.isnan(), expected.isnan())
 
 

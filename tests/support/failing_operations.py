@@ -70,7 +70,7 @@ def first_middle_and_last(places):
 def interrupt_at(line, places=None):
     """Send this process a real SIGINT after `line` lines of our own code have run.
 
-    `places` gets the file and the number of each line.
+    `places` gets the file, the number and the function of each line.
     """
     count = 0
 
@@ -79,7 +79,8 @@ def interrupt_at(line, places=None):
         if event == "line":
             count += 1
             if places is not None:
-                places.append((frame.f_code.co_filename, frame.f_lineno))
+                code = frame.f_code
+                places.append((code.co_filename, frame.f_lineno, code.co_name))
             if count == line:
                 sys.settrace(None)  # the rest is faster
                 signal.raise_signal(signal.SIGINT)

@@ -111,11 +111,7 @@ class Made(NamedTuple):
     """A module of a network that is only told of."""
 
     name: str
-    type: str
-
-
-def module(name: str, kind: str = "Conv3d") -> Made:
-    return Made(name, kind)
+    type: str = "Conv3d"
 
 
 def event(name: str, **more) -> Event:
@@ -149,11 +145,11 @@ def flow(breaks=0) -> Flow:
 def blocks(count: int, *, broken: int | None = None) -> Flow:
     """Return a flow of `count` blocks of convolution, norm and ReLU; the first `broken` lose the layout."""
     broken = count if broken is None else broken
-    modules, events, copies = [module("", kind="Net"), module("body", kind="Sequential")], [], []
+    modules, events, copies = [Made("", "Net"), Made("body", "Sequential")], [], []
     for number in range(count):
         name = f"body.{number}"
-        modules += [module(name, "Block"), module(f"{name}.conv")]
-        modules += [module(f"{name}.norm", "InstanceNorm3d"), module(f"{name}.relu", "ReLU")]
+        modules += [Made(name, "Block"), Made(f"{name}.conv")]
+        modules += [Made(f"{name}.norm", "InstanceNorm3d"), Made(f"{name}.relu", "ReLU")]
         if number < broken:
             events.append(event(f"{name}.norm"))
             copies.append(copied(f"{name}.norm"))
@@ -161,8 +157,8 @@ def blocks(count: int, *, broken: int | None = None) -> Flow:
 
 
 def hostile_flow() -> Flow:
-    modules = [module("", kind=HOSTILE[0])]
-    modules += [module(name, name) for name in HOSTILE]
+    modules = [Made("", HOSTILE[0])]
+    modules += [Made(name, name) for name in HOSTILE]
     events = [
         replace(event(name), type=name, operation=name, operand=name, source=name, cause=name)
         for name in HOSTILE

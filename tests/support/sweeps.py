@@ -14,6 +14,15 @@ from paths import SHARED
 
 QUICK = ("bench=none", "verify=none", "flow=none")
 NET = "model._target_=sample_nets."
+# A module with a step.
+DOUBLED = """
+from prepare.registry import register
+from prepare.step import TensorStep, Want
+@register("doubled")
+class Doubled(TensorStep):
+    def want(self, tensor):
+        return Want(dtype="float64")
+"""
 # Every way in which a job can fail, with the status and the reason of its row.
 FAILING = {
     "raises": ("failed", "in raises: ValueError: no such depth"),

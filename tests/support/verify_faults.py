@@ -77,46 +77,36 @@ BUFFERS = {
 
 
 def replaced(name, module):
-    def fault(model):
-        setattr(model, name, module())
-
-    return fault
+    return lambda model: setattr(model, name, module())
 
 
 def attribute(name, key, value):
-    def fault(model):
-        setattr(model.get_submodule(name), key, value)
-
-    return fault
+    return lambda model: setattr(model.get_submodule(name), key, value)
 
 
 def output_hook(name, change):
-    def fault(model):
-        model.get_submodule(name).register_forward_hook(lambda module, args, out: change(out))
+    def hook(module, args, out):
+        return change(out)
 
-    return fault
+    return lambda model: model.get_submodule(name).register_forward_hook(hook)
 
 
 def input_hook(name, change):
-    def fault(model):
-        model.get_submodule(name).register_forward_pre_hook(lambda module, args: (change(args[0]),))
+    def hook(module, args):
+        return (change(args[0]),)
 
-    return fault
+    return lambda model: model.get_submodule(name).register_forward_pre_hook(hook)
 
 
 def gradient_hook(path, change):
-    def fault(model):
-        model.get_parameter(path).register_hook(change)
-
-    return fault
+    return lambda model: model.get_parameter(path).register_hook(change)
 
 
 def backward_hook(name, change):
-    def fault(model):
-        module = model.get_submodule(name)
-        module.register_full_backward_hook(lambda m, into, out: tuple(map(change, into)))
+    def hook(module, into, out):
+        return tuple(map(change, into))
 
-    return fault
+    return lambda model: model.get_submodule(name).register_full_backward_hook(hook)
 
 
 def outputs(change):
@@ -148,21 +138,6 @@ class StraightThrough(nn.Module):
         return x.relu().detach() + x - x.detach()
 
 
-def contiguous_weight(model):
-    model.stem.weight.data = model.stem.weight.data.contiguous()
-
-
-def frozen(path):
-    def fault(model):
-        model.get_parameter(path).requires_grad_(False)
-
-    return fault
-
-
-def norm_in_other_mode(model):
-    model.bn.train(not model.bn.training)
-
-
 def drops_the_last_image(out):
     return {**out, "images": out["images"][:1]}
 
@@ -177,12 +152,12 @@ def one_pixel(value):
 
 
 OTHERS = {
-    "contiguous weight": contiguous_weight,
+    "contiguous weight": lambda model: setattr(model.stem.weight, "data", model.stem.weight.data.contiguous()),
     "a bias in float64": lambda model: setattr(model.up.bias, "data", model.up.bias.data.double()),
     "a bias in bfloat16": lambda model: setattr(model.gn.bias, "data", model.gn.bias.data.bfloat16()),
-    "norm in another mode": norm_in_other_mode,
+    "norm in another mode": lambda model: model.bn.train(not model.bn.training),
     "dropout in another mode": lambda model: model.drop.train(not model.drop.training),
-    "frozen bias": frozen("head.bias"),
+    "frozen bias": lambda model: model.head.bias.requires_grad_(False),
     "momentum": attribute("bn", "momentum", 0.2),
     "batch norm's eps": attribute("bn", "eps", 1e-3),
     "groups of the norm": attribute("gn", "num_groups", 4),

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from prepare.app.cli import main as cli
-from sweeps import MIXED, NET, Ended, assert_only_failing_jobs_fail, start, wait_for
+from sweeps import DOUBLED, MIXED, NET, Ended, assert_only_failing_jobs_fail, start, wait_for
 
 QUICK = ("bench=none", "verify=none", "flow=none")
 posix = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
@@ -59,12 +59,7 @@ def test_a_job_gets_the_folder_and_environment_of_the_command(sweep, tmp_path, m
 
 
 def test_a_plugin_registers_its_step_in_the_job_process(sweep, tmp_path):
-    (tmp_path / "own_steps.py").write_text(
-        "from prepare.registry import register\nfrom prepare.step import TensorStep, Want\n"
-        "@register('doubled')\nclass Doubled(TensorStep):\n"
-        "    '''Makes everything float64.'''\n"
-        "    def want(self, tensor):\n        return Want(dtype='float64')\n"
-    )
+    (tmp_path / "own_steps.py").write_text(DOUBLED)
     ran = sweep(
         NET + "Net", "plugins=[own_steps]", "+steps.doubled={}", "seed=0,1", "precision=float32"
     )

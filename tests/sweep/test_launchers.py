@@ -9,6 +9,7 @@ import pytest
 from prepare.app.job.record import Record
 from prepare.app.sweep.worker import shares_cores
 from sweeps import (
+    DOUBLED,
     MIXED,
     NET,
     assert_only_failing_jobs_fail,
@@ -21,11 +22,8 @@ from sweeps import (
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
 # Each with the extra that brings it; those that take long to start are for the slow tier.
-LAUNCHERS = [
-    pytest.param("joblib", id="joblib"),
-    pytest.param("submitit_local", id="submitit_local", marks=pytest.mark.slow),
-    pytest.param("ray", id="ray", marks=pytest.mark.slow),
-]
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("submitit_local", "ray")]
+LAUNCHERS = ["joblib", *SLOW]
 NEEDS = {
     "joblib": "hydra_joblib_launcher",
     "submitit_local": "hydra_submitit_launcher",
@@ -44,7 +42,7 @@ def needs(launcher: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("names", [FEW, pytest.param(MIXED, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("names", [FEW, MIXED])
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_a_failing_job_leaves_the_others_alone_on_every_launcher(tmp_path, launcher, names):
     needs(launcher)
@@ -60,12 +58,7 @@ def test_a_failing_job_leaves_the_others_alone_on_every_launcher(tmp_path, launc
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_every_launcher_writes_the_same_audit_and_finds_plugins(tmp_path, launcher):
     needs(launcher)
-    (tmp_path / "own_steps.py").write_text(
-        "from prepare.registry import register\nfrom prepare.step import TensorStep, Want\n"
-        "@register('doubled')\nclass Doubled(TensorStep):\n"
-        "    '''Makes everything float64.'''\n"
-        "    def want(self, tensor):\n        return Want(dtype='float64')\n"
-    )
+    (tmp_path / "own_steps.py").write_text(DOUBLED)
     (tmp_path / "own_nets.py").write_text("from sample_nets import Net as net\n")
     words = ["model._target_=own_nets.net", "plugins=[own_steps]", "+steps.doubled={}", "seed=0,1"]
     audits = []

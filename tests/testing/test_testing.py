@@ -21,37 +21,23 @@ class Casts(TensorStep):
         return Want(dtype="bfloat16") if isinstance(tensor.module, nn.Embedding) else None
 
 
-class Idle(Casts):
-    __doc__ = CARD
-
-    def want(self, tensor):
-        return None
+def wanting(want):
+    """Return a step that asks `want(step, tensor)`."""
+    return type("Wanting", (Casts,), {"__doc__": CARD, "want": want})
 
 
-class WritesInWant(Casts):
-    __doc__ = CARD
-
-    def want(self, tensor):
-        tensor.tensor.data = tensor.tensor.data.clone().zero_()
+def write_in_want(step, tensor):
+    tensor.tensor.data = tensor.tensor.data.clone().zero_()
 
 
-class ChangesItsMind(Casts):
-    __doc__ = CARD
-    answers = count()
-
-    def want(self, tensor):
-        return Want(dtype="bfloat16") if next(self.answers) % 2 else None
-
-
-class NeedsNumbers(Casts):
-    __doc__ = CARD
-
-    def want(self, tensor):
-        return (
-            Want(dtype="bfloat16")
-            if tensor.tensor.is_floating_point() and tensor.tensor.sum() > 0
-            else None
-        )
+BFLOAT16, ANSWERS = Want(dtype="bfloat16"), count()
+Idle, WritesInWant = wanting(lambda step, tensor: None), wanting(write_in_want)
+ChangesItsMind = wanting(lambda step, tensor: BFLOAT16 if next(ANSWERS) % 2 else None)
+NeedsNumbers = wanting(
+    lambda step, each: (
+        BFLOAT16 if each.tensor.dtype.is_floating_point and each.tensor.sum() > 0 else None
+    )
+)
 
 
 class Acts(ModelStep):

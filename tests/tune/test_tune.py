@@ -57,12 +57,9 @@ def test_none_may_be_faster_than_the_unprepared_model(timed):
         timed, dict.fromkeys(("channels_last", "channels_last + input"), 0.12), small().eval()
     )
     assert (found.winner, found.recipe) == (UNPREPARED, {})
-    assert found.row("channels_last").status == "dropped"
-    assert (
-        found.row("channels_last").reason
-        == f"dropped after {found.row('channels_last').rounds} rounds"
-    )
-    assert found.row("channels_last").verdict == "slower"
+    row = found.row("channels_last")
+    assert (row.status, row.verdict) == ("dropped", "slower")
+    assert row.reason == f"dropped after {row.rounds} rounds"
 
 
 def test_a_recipe_that_only_looked_faster_does_not_win(timed, monkeypatch):
