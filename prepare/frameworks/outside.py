@@ -57,6 +57,8 @@ _CALLS = 10
 _NO_NETWORKS = ("Loss", "Criterion", "Metric")
 # Wrappers that keep the layout of a network as it was when they were made.
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
+# torch 2.5 has the older name only, and newer ones warn of it.
+_is_fx_traced = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing)
 _inside = threading.local()
 
 
@@ -383,7 +385,7 @@ _CALLING, _MAKING = ExitStack(), ExitStack()
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module as torch does; the outermost call of a thread is shown to each session."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    is_traced = is_traced or _symbolic_trace._is_fx_tracing_flag
+    is_traced = is_traced or _is_fx_traced()
     if is_traced or vars(_inside).get("a_call"):
         return _torch_call(module, *args, **kwargs)
     vars(_inside)["a_call"] = True
