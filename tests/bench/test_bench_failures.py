@@ -44,7 +44,7 @@ def test_a_failure_in_a_model_names_the_module_and_a_likely_cause():
     model = nn.Sequential(nn.Conv2d(3, 4, 1))
     found = compare({"a": nn.Identity(), "b": model}, torch.ones(1, 2, 4, 4), budget=0.2)
     assert found.row("b").reason.startswith("forward of 0 (Conv2d): RuntimeError: Given groups=1")
-    assert found.row("b").reason.endswith("the example input may not fit this model")
+    assert "the example input may not fit this model" in found.row("b").reason
 
 
 def test_models_on_meta_or_without_gradients_fail_with_a_reason():

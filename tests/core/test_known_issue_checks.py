@@ -115,6 +115,8 @@ def narrow():
     ids=["group norm", "convolution"],
 )
 def test_what_may_end_the_process_is_an_error_with_warn_too(build, name):
+    if name.startswith("group") and torch.__version__ >= "2.14":
+        pytest.skip("torch 2.14 has corrected it")
     for known_issues in ("error", "warn"):
         with pytest.raises(KnownIssueError, match=rf"{name}.*known_issues=ignore"):
             FLAT.apply(build(), known_issues=known_issues)

@@ -86,6 +86,7 @@ def without_gradients(run: Callable[[], _T]) -> _T:
     A forward that differentiates, as a force field does, raises in no_grad mode. If `run` raises with
     gradients too, the first error is the model's.
     """
+    mode = torch.is_grad_enabled()
     try:
         with torch.no_grad():
             return run()
@@ -97,6 +98,9 @@ def without_gradients(run: Callable[[], _T]) -> _T:
                 return run()
         except Exception:
             raise error from None
+    finally:
+        with held_interrupts():  # Ctrl-C may come in an `__exit__`, which then restores nothing
+            torch.set_grad_enabled(mode)
 
 
 def real_stand_in(tensor: Tensor) -> Tensor:
