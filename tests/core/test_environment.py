@@ -24,7 +24,12 @@ def test_the_environment_says_where_it_ran(tmp_path, monkeypatch):
     ("text", "name"), [("x\nmodel name\t: Xeon\nmodel name\t: 2nd\n", "Xeon"), ("", None)]
 )
 def test_the_environment_names_the_processor(text, name, monkeypatch):
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: text)
+    real = Path.read_text
+
+    def read(path, *args, **options):
+        return text if path.name == "cpuinfo" else real(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", read)
     monkeypatch.setattr("platform.processor", lambda: "")
     assert environment()["cpu"] == name
 
