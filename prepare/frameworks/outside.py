@@ -28,6 +28,7 @@ from torch import nn
 from torch.fx import _symbolic_trace
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
@@ -339,8 +340,9 @@ def unprepared(session: Outside) -> list[nn.Module]:
 
 def _kind(network: nn.Module) -> tuple[Any, ...]:
     """Return what a copy of a network has in common with it."""
-    shapes = [(name, tuple(each.shape)) for name, each in network.named_parameters()]
-    return type(network), tuple(shapes)
+    named = network.named_parameters()
+    shapes = tuple((name, None if is_lazy(each) else tuple(each.shape)) for name, each in named)
+    return type(network), shapes
 
 
 def _parameters(optimizer: Optimizer) -> set[int]:

@@ -252,14 +252,15 @@ def test_gradients_that_would_be_wrong_leave_the_network_as_it_was():
 
 
 def test_a_network_that_nothing_calls_is_named_at_the_end():
-    net, idle = Net(), nn.Conv2d(3, 4, 3)
+    net, idle, lazy = Net(), nn.Conv2d(3, 4, 3), nn.LazyConv2d(4, 3)
     with session() as found:
-        net(batches(1)[0])
+        steps(net, torch.optim.SGD(net.parameters()), 1)
         lines = "\n".join(found.lines())
     assert "Net: 2 of 2 convolutions prepared" in lines
     assert "layout    kept" in lines
     assert "Conv2d" in lines.partition("never called")[2]
     assert not is_last(idle)
+    assert lazy.has_uninitialized_params()
 
 
 def test_outside_is_the_switch_at_the_top_of_a_program():
