@@ -37,6 +37,7 @@ from torch.optim.optimizer import (
 
 from prepare.audit import Audit, audit
 from prepare.core.forward.example_input import Example
+from prepare.core.utils.process_state import PROCESS_STATE
 from prepare.core.utils.text import first_line, plural, size
 from prepare.errors import ConfigError, KnownIssueError, PrepareError, raise_problems
 from prepare.frameworks.start.sitecustomize import when_imported
@@ -333,7 +334,8 @@ def outside(
 
 def unprepared(session: Outside) -> list[nn.Module]:
     """Return the networks of this process that nothing has called, and that are no part of another."""
-    alive = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
+    alive = [each for each in modules if "_modules" in vars(each)]  # its constructor has begun
     parts = {id(child) for each in alive for child in each.children()}
     return [e for e in alive if id(e) not in parts and session._is_wanted(e)]
 
@@ -388,7 +390,8 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module as torch does; the outermost call of a thread is shown to each session."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     is_traced = is_traced or _is_fx_traced()
-    if is_traced or vars(_inside).get("a_call"):
+    # A verification and its like call models of their own, which are compared as they are.
+    if is_traced or PROCESS_STATE.is_mine or vars(_inside).get("a_call"):
         return _torch_call(module, *args, **kwargs)
     vars(_inside)["a_call"] = True
     try:

@@ -272,3 +272,14 @@ def test_outside_is_the_switch_at_the_top_of_a_program():
     assert (nn.Module.__call__, torch.optim.Optimizer.__init__) == TORCH
     with pytest.raises(ConfigError, match="recipe"):
         prepare.outside(3)
+
+
+def test_a_verification_inside_compares_the_model_as_it_is():
+    net, other = Net(), Net().eval()
+    with session() as found:
+        result = prepare.verify(other, copy.deepcopy(other), batches(1)[0])
+        net(batches(1)[0])
+    assert result.status == "pass"
+    assert not is_last(other)
+    assert is_last(net)
+    assert [each.name for each in found.found] == ["Net"]

@@ -160,6 +160,11 @@ class ProcessLock:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
+    @property
+    def is_mine(self) -> bool:
+        """Return whether this thread holds it: a call of a model is then one of ours."""
+        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
+
     def release_of_others(self) -> None:
         """Be free in a forked child, whose other threads have ended."""
         if self._lock.acquire(blocking=False):
