@@ -37,7 +37,7 @@ from torch.optim.optimizer import (
 
 from prepare.audit import Audit, audit
 from prepare.core.forward.example_input import Example
-from prepare.core.utils.process_state import PROCESS_STATE
+from prepare.core.utils.process_state import is_ours
 from prepare.core.utils.text import first_line, plural, size
 from prepare.errors import ConfigError, KnownIssueError, PrepareError, raise_problems
 from prepare.frameworks.start.sitecustomize import when_imported
@@ -391,7 +391,7 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     is_traced = is_traced or _is_fx_traced()
     # A verification and its like call models of their own, which are compared as they are.
-    if is_traced or PROCESS_STATE.is_mine or vars(_inside).get("a_call"):
+    if is_traced or is_ours() or vars(_inside).get("a_call"):
         return _torch_call(module, *args, **kwargs)
     vars(_inside)["a_call"] = True
     try:

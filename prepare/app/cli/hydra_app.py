@@ -9,9 +9,9 @@ import re
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +47,7 @@ from prepare.app.report.terminal import RunOutput, shown_folder, stage
 from prepare.app.sweep.leader import Leader
 from prepare.app.sweep.manifest import SweepManifest, identity_of, number_duplicates
 from prepare.app.sweep.worker import run_in_sweep, shares_cores
-from prepare.core.utils.files import conf_dir, hold_folder, new_folder, own_name, run_name
+from prepare.core.utils.files import conf_dir, new_folder, own_name, run_name
 from prepare.core.utils.machine import command_line
 from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.suggest import choose_option
@@ -60,10 +60,9 @@ from prepare.steps import GROUP_OF
 
 @dataclass
 class CommandState:
-    """The state of one command line: whether a task began, its folder, the sweep it leads, what ended it."""
+    """The state of one command line: whether a task began, the sweep it leads, what ended it."""
 
     began: bool = False
-    held: ExitStack = field(default_factory=ExitStack)
     leader: Leader | None = None
     progress: SweepProgress | None = None
     error: Exception | None = None
@@ -154,8 +153,8 @@ class Checks(Callback):
     """Check a configuration, and every row of a sweep, before Hydra makes a folder for it."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Exit with code 2 if the configuration or the folder is wrong; hold the folder until the end."""
-        with _ending_on_errors() as state:
+        """Exit with code 2 if the configuration or the folder is wrong."""
+        with _ending_on_errors():
             HydraConfig.instance().set_config(config)  # for ${hydra:...}
             raise_problems(ConfigError, problems_of(config))
             if config.resume:
@@ -166,10 +165,6 @@ class Checks(Callback):
                 folder = new_folder(folder)
                 with read_write(config.hydra):
                     config.hydra.run.dir = str(folder)
-            if not state.held.enter_context(hold_folder(folder)):
-                wrong = f"another run is writing to {shown_folder(folder)}"
-                remedy = "wait for it, or choose another folder"
-                raise ConfigError("hydra.run.dir", wrong, remedy)
             raise_problems(ConfigError, [] if config.overwrite else used_folder(folder))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:

@@ -119,7 +119,7 @@ def _through_hydra(argv: list[str]) -> int:
     code = FAILED
     before, sys.argv = sys.argv, [*(sys.argv[:1] or ["prepare"]), *words, *flags]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra hides errors, and ends the process
-    with stopped_by_sigterm(), state.held:
+    with stopped_by_sigterm():
         try:
             hydra_app.launch()
             code = DONE

@@ -122,7 +122,7 @@ def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
         yield f"speed unclear, as other runs used the same cores: {numbered(shared)}"
     busy = {r.number: b for r in timed if not r.shared and (b := r.figures.get("busy"))}
     if busy:
-        yield f"{next(iter(busy.values()))} at {numbered(sorted(busy))}; repeat these later"
+        yield f"{next(iter(busy.values())).partition(';')[0]} at {numbered(sorted(busy))}; repeat these later"
 
 
 def own_choices(row: SweepRow, keys: Iterable[str], about: str = "") -> str:
