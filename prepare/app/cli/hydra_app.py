@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 import secrets
@@ -36,7 +35,7 @@ from prepare.app.cli.words import (
     is_quiet,
     options_of,
     refused,
-    resolver_remedy,
+    remedy_of,
     tell,
 )
 from prepare.app.job.execute import JobSpec, run_job
@@ -125,28 +124,16 @@ def _run_sweep_job(config: DictConfig, about: DictConfig) -> None:
 
 def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
     plain, problems = resolved(config)
+    logs: Any = OmegaConf.to_container(about.job_logging, resolve=True)
     return JobSpec(
         config=plain,
         unresolved=tuple(problems),
         job=job,
         folder=Path(about.runtime.output_dir),
-        logging=_logging(about),
+        logging=OmegaConf.create({"config": logs, "verbose": about.verbose}),
         # Not that of this process: the workers of a launcher may start in any folder.
         current=os.getcwd() if about.job.chdir else about.runtime.cwd,  # noqa: PTH109
     )
-
-
-def _logging(about: DictConfig) -> dict[str, Any] | None:
-    """Return Hydra's configuration of the logs for another process, with the levels of this one."""
-    plain: Any = OmegaConf.to_container(about.job_logging, resolve=True)
-    if not plain or not plain.get("root"):
-        return None
-    # Those of hydra.verbose.
-    for name in re.findall(r"[\w.]+", str(about.verbose)):
-        level = logging.getLogger(name).level
-        plain.setdefault("loggers", {}).setdefault(name, {})["level"] = level
-    plain["root"]["level"] = logging.getLogger().level
-    return plain
 
 
 class Checks(Callback):
@@ -304,8 +291,7 @@ def resolved(config: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
             plain[key] = value
         except OmegaConfBaseException as error:
             where, wrong = error.full_key or key, first_sentence(str(error))
-            remedy = resolver_remedy(wrong) or f"set {where}=VALUE"
-            problems.append(Problem(where, wrong, remedy))
+            problems.append(Problem(where, wrong, remedy_of(wrong) or f"set {where}=VALUE"))
     return plain, problems
 
 

@@ -18,7 +18,6 @@ from prepare.app.cli import commands
 from prepare.app.cli.words import (
     USAGES,
     answered,
-    check_flags,
     first_sentence,
     print_problems,
     refused,
@@ -109,7 +108,6 @@ def _run(argv: list[str]) -> int:
 
 def _through_hydra(argv: list[str]) -> int:
     words, flags = split_words(argv)
-    check_flags(flags)
     from prepare.app.cli import hydra_app
     from prepare.app.cli.hydra_app import store_defaults
 
