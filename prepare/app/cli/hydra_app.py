@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import secrets
@@ -51,7 +50,7 @@ from prepare.core.utils.machine import command_line
 from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.suggest import choose_option
 from prepare.core.utils.text import line, plural
-from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
+from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.registry import STEPS
 from prepare.stages.stage import INTERRUPTED, ordered_stages
 from prepare.steps import GROUP_OF
@@ -73,8 +72,7 @@ STATE: ContextVar[CommandState | None] = ContextVar("STATE", default=None)
 
 def launch() -> None:
     """Run the task under Hydra, with the arguments in `sys.argv`."""
-    name = CONFIG_NAME
-    hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")(task)()
+    hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, version_base="1.3")(task)()
 
 
 def task(config: DictConfig) -> None:
@@ -190,12 +188,10 @@ def _ending_on_errors() -> Iterator[CommandState]:
     state = STATE.get() or CommandState()
     try:
         yield state
-    except (HydraException, OmegaConfBaseException) as error:  # as a folder that cannot be resolved
-        state.error = ConfigError.of([refused(error, [])])
     except Exception as error:
-        state.error = error
-    if state.error is not None:
-        raise SystemExit
+        unresolved = isinstance(error, HydraException | OmegaConfBaseException)  # as its folder
+        state.error = ConfigError.of([refused(error, [])]) if unresolved else error
+        raise SystemExit from None
 
 
 # ------------------------------------------------------------ what Hydra composes
@@ -212,9 +208,7 @@ _RECIPE = "recipe="
 def slug(overrides: Iterable[str]) -> str:
     """Return the overrides of a row as the name of a folder: ASCII, without slashes, 100 letters at most."""
     text = ",".join(word for word in map(str, overrides) if not word.startswith(_NOT_NAMED))
-    name = re.sub(r"[^\w.=,-]+", "-", text, flags=re.ASCII).strip("-.")
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return (name if len(name) <= 100 else f"{name[:91]}-{digest}") or "defaults"
+    return re.sub(r"[^\w.=,-]+", "-", text, flags=re.ASCII)[:100].strip("-.") or "defaults"
 
 
 def unique() -> str:
@@ -257,24 +251,21 @@ def _steps_of(path: str, words: Sequence[str]) -> dict[str, Any]:
     chosen = {word.partition("=")[0]: word for word in words}
     steps: dict[str, Any] = {}
     problems: list[Problem] = []
-    try:
-        if "plugins" in chosen:  # they register steps
-            from prepare.app.job.build_model import import_plugins
+    if "plugins" in chosen:  # they register steps
+        from prepare.app.job.build_model import import_plugins
 
-            import_plugins(tuple(re.findall(r"[\w.]+", chosen["plugins"].partition("=")[2])))
-        for name, options in recipe.load(path).items():
-            if options is None:
-                continue
-            step = STEPS[name].from_options(options)
-            problems += recipe.refused(step)
-            if name == "device" and name in chosen:
-                continue  # as in `Pipeline.load(path, device=...)`
-            steps[name] = step.to_options()
-            if word := chosen.get(GROUP_OF.get(name, "")):
-                remedy = f"drop {word}, or change the step with steps.{name}.OPTION=VALUE"
-                problems.append(Problem(word, f"the recipe has the step {name}", remedy))
-    except PrepareError as error:
-        raise ConfigError.of(error.problems) from error
+        import_plugins(tuple(re.findall(r"[\w.]+", chosen["plugins"].partition("=")[2])))
+    for name, options in recipe.load(path).items():
+        if options is None:
+            continue
+        step = STEPS[name].from_options(options)
+        problems += recipe.refused(step)
+        if name == "device" and name in chosen:
+            continue  # as in `Pipeline.load(path, device=...)`
+        steps[name] = step.to_options()
+        if word := chosen.get(GROUP_OF.get(name, "")):
+            remedy = f"drop {word}, or change the step with steps.{name}.OPTION=VALUE"
+            problems.append(Problem(word, f"the recipe has the step {name}", remedy))
     raise_problems(ConfigError, problems)
     return steps
 
