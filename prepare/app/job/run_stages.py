@@ -249,7 +249,7 @@ def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | Non
     if not is_copied(work.model, stages):
         defaults = [type(stage)() for stage in stages if stage.has_level()]
         words = " or ".join(
-            f"{each.name}=full" for each in defaults if each.needs_reference() == "small"
+            f"{each.name}.seconds=60" for each in defaults if each.needs_reference() == "small"
         )
         return f"{too_large(work.model)} by default; {words} copies it"
     if any(tensor.is_meta for tensor in work.model.parameters()):
