@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHARED = "on shared cores"
 _RESULTS = {"fail": "wrong", "cannot tell": "unclear"}
 _LEAVE = "no row{} is faster than the unprepared model, so leave it as it is"
-_MEASURE = "unclear if a row{} is faster; measure longer with bench=full, on a quiet machine"
+_MEASURE = "unclear if a row{} is faster; measure longer with bench.seconds=60, on a quiet machine"
 # Name at most so many rows that have something in common; count the others.
 _NAMED = 8
 

@@ -107,7 +107,7 @@ def _advice(found: Comparison) -> Iterator[Advice]:
         why = "it is slower" if kind == "bad" else "it is not faster"
         yield Advice(rank, kind, "Leave the model unprepared", why)
     elif row.verdict == "unclear":
-        yield Advice(70, "warn", "Time it longer with bench=full", "best on an idle machine")
+        yield Advice(70, "warn", "Time it longer with bench.seconds=60", "best on an idle machine")
     elif row.verdict != "faster":
         yield Advice(75, "warn", "Time it before you use it", printable(row.reason))
 
