@@ -190,8 +190,8 @@ def topic_page(topic: str, width: int) -> str:
         topics = dict.fromkeys([*key_names(), *tasks(), *STEPS, *USAGES, "all"])
         near = nearest(topic, [name for name in topics if name != "hydra"])[:1]
         meant = f"did you mean --help {near[0]}? " if near else ""
-        wrong = "is not a group, task, key or step"
-        raise ConfigError(topic, wrong, f"{meant}--help all shows every name")
+        remedy = f"{meant}--help all shows every name"
+        raise ConfigError(topic, "is not a group, task, key or step", remedy)
     return as_called("\n".join(parts))
 
 

@@ -9,8 +9,9 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -22,6 +23,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.core.utils import configure_log
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -29,14 +31,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from prepare import recipe
-from prepare.app.cli.words import (
-    first_sentence,
-    is_quiet,
-    options_of,
-    refused,
-    remedy_of,
-    tell,
-)
+from prepare.app.cli.words import first_sentence, is_quiet, options_of, refused, remedy_of, tell
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.record import Job, used_folder
 from prepare.app.job.settings import GROUPS, group_names, key_names, read_settings
@@ -90,10 +85,9 @@ def _run_single(spec: JobSpec) -> NoReturn:
     shown: Any = {} if is_quiet() else {"stage": stage}
     outcome = run_job(spec, show=output.show, **shown)
     output.end(outcome)
-    result = asdict(outcome.result)
-    result.pop("traceback")
     paths = sorted(path for path in spec.folder.glob("*") if path.is_file())
-    tell(**result, folder=str(spec.folder), files={path.name: str(path) for path in paths})
+    written = {path.name: str(path) for path in paths}
+    tell(**outcome.result.content(), folder=str(spec.folder), files=written)
     raise SystemExit(outcome.code)
 
 
@@ -122,13 +116,13 @@ def _run_sweep_job(config: DictConfig, about: DictConfig) -> None:
 
 def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
     plain, problems = resolved(config)
-    logs: Any = OmegaConf.to_container(about.job_logging, resolve=True)
+    logs: Any = OmegaConf.create(OmegaConf.to_container(about.job_logging, resolve=True))
     return JobSpec(
         config=plain,
         unresolved=tuple(problems),
         job=job,
         folder=Path(about.runtime.output_dir),
-        logging=OmegaConf.create({"config": logs, "verbose": about.verbose}),
+        logging=partial(configure_log, logs, about.verbose),
         # Not that of this process: the workers of a launcher may start in any folder.
         current=os.getcwd() if about.job.chdir else about.runtime.cwd,  # noqa: PTH109
     )
