@@ -16,7 +16,7 @@ import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, count, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -203,15 +203,12 @@ def run_name(model: str | None, overrides: Iterable[str]) -> str:
 
 def new_folder(base: Path) -> Path:
     """Make a folder, by one process only; one that is there already gets a number behind its name."""
-    folder, number = base, 1
-    while True:
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-            folder = base.with_name(f"{base.name}-{number}")
-        else:
-            return folder
+    names = (f"{base.name}-{number}" for number in count(2))
+    for name in chain([base.name], names):
+        with contextlib.suppress(FileExistsError):
+            base.with_name(name).mkdir(parents=True)
+            break
+    return base.with_name(name)
 
 
 @contextlib.contextmanager

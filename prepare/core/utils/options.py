@@ -6,6 +6,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
@@ -26,10 +27,6 @@ _WORDS = {
     Any: "a value",
     type(None): "null",
 }
-
-
-class _MisfitError(ValueError):
-    """A value has another type; a check in an annotation that refuses it says more."""
 
 
 class ForRecipes(NamedTuple):
@@ -182,8 +179,8 @@ def as_written(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _misfit(value: Any, hint: Any) -> _MisfitError:
-    return _MisfitError(f"{as_written(value)} is not allowed", f"give {describe(hint)}")
+def _misfit(value: Any, hint: Any) -> ValueError:
+    return ValueError(f"{as_written(value)} is not allowed", f"give {describe(hint)}")
 
 
 def _convert_checked(value: Any, hint: Any) -> Any:
@@ -201,12 +198,11 @@ def _convert_checked(value: Any, hint: Any) -> Any:
 
 def _convert_union(value: Any, hint: Any) -> Any:
     kinds = [arg for arg in typing.get_args(hint) if arg is not type(None) or value is None]
+    if len(kinds) == 1:
+        return convert(value, kinds[0])
     for kind in kinds:
-        try:
+        with suppress(ValueError):
             return convert(value, kind)
-        except _MisfitError:
-            if len(kinds) == 1:
-                raise
     raise _misfit(value, hint)
 
 
@@ -216,4 +212,4 @@ def _convert_literal(value: Any, allowed: tuple[Any, ...]) -> Any:
     word = value if isinstance(value, str) else ""
     if word and (known := meant(word, allowed)) is not None:
         return known
-    raise _MisfitError(f"{as_written(value)} is not allowed", choose(word, map(str, allowed)))
+    raise ValueError(f"{as_written(value)} is not allowed", choose(word, map(str, allowed)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import re
@@ -253,14 +252,3 @@ EVAL_MODE = "choose mode=eval (in Python model.eval())"
 def list_option(step: str, key: str, names: Iterable[str]) -> str:
     """Return an option to set: `steps.half.keep=[norms,head]`."""
     return f"steps.{step}.{key}=[{','.join(names)}]"
-
-
-def as_python(value: Any) -> str:
-    """Return a plain value as Python code, with double quotes."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{as_python(key)}: {as_python(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(as_python, value))}]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return "..." if value is ... else repr(value)
