@@ -52,14 +52,18 @@ def read(text: str | bytes, where: str, *, remedy: str) -> "YamlDocument":
 def write(value: object, where: str) -> str:
     """Return `value` in block style, so that `read` returns exactly `value`; raise RecipeError.
 
-    The error names the path of a value that is not plain data (`steps.half.keep[1]`), or `where` if the
-    text is beyond the limits.
+    The error names the path of a value that `read` refuses (`steps.half.keep[1]`), or `where`.
     """
-    _refuse_unfit(value, ())
     # The Python emitter of PyYAML: libyaml's writes other bytes.
-    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
+    layout: Any = {"sort_keys": False, "allow_unicode": True, "width": sys.maxsize}
+    try:
+        text = yaml.dump(value, Dumper=_Dumper, **layout)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        text = ""
     _check_size(text.encode(), where)
-    YamlDocument(text, "", "")
+    if not text or YamlDocument(text, "", "").value != value:
+        remedy = "use null, true, false, finite numbers, strings, lists and dicts"
+        raise RecipeError(where, "holds what is not plain data", remedy)
     return text
 
 
@@ -196,22 +200,6 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 
 
 _Dumper.add_representer(str, _represent_text)
-
-
-def _refuse_unfit(value: object, path: tuple) -> None:
-    """Raise RecipeError with its path for a value that YAML cannot hold as plain data."""
-    wrong = "" if value is None or type(value) in _KINDS or type(value) is bool else kind_of(value)
-    if type(value) is dict or type(value) is list:
-        wrong = f"more than {MAX_DEPTH} levels deep" if len(path) >= MAX_DEPTH else ""
-        items = value.items() if type(value) is dict else enumerate(value)
-        for key, item in () if wrong else items:
-            _refuse_unfit(key, path)
-            _refuse_unfit(item, (*path, key))
-    elif type(value) is int and value not in _INTEGERS:
-        wrong = "a number of more than 64 bits"
-    if wrong:
-        remedy = "use null, true, false, finite numbers, strings, lists and dicts"
-        raise RecipeError(dotted(path), f"is {wrong}", remedy)
 
 
 def _plain_value(text: str) -> object:

@@ -8,7 +8,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -76,11 +76,6 @@ def capitalized(text: str) -> str:
     return text if {"_", "="} & {*text.partition(" ")[0]} else text[:1].upper() + text[1:]
 
 
-def counts(numbers: Mapping[str, int], words: Iterable[str]) -> str:
-    """Return every word with its count: `18 converted, 0 already`."""
-    return ", ".join(f"{numbers.get(word, 0)} {word}" for word in words)
-
-
 def plural(count: int, word: str) -> str:
     """Return a count with its noun: `1 tensor`, `2 tensors`."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
@@ -137,9 +132,9 @@ def part_of_tolerance(error: float | None, tolerance: float | None) -> float | N
     """
     if error is None or tolerance is None:
         return None
-    if not tolerance:
-        return math.inf if error else 0.0
-    return error / tolerance
+    if tolerance:
+        return error / tolerance
+    return math.inf if error else 0.0
 
 
 def share_text(part: float) -> str:
