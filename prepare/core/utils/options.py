@@ -27,6 +27,10 @@ _WORDS = {
 }
 
 
+class _MisfitError(ValueError):
+    """A value has another type; a check in an annotation that refuses it says more."""
+
+
 class ForRecipes(NamedTuple):
     """Marks the type of an option, in `Annotated`: a recipe may set the values that `allows` accepts."""
 
@@ -170,8 +174,8 @@ def as_written(value: Any) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
 
 
-def _misfit(value: Any, hint: Any) -> ValueError:
-    return ValueError(f"{as_written(value)} is not allowed", f"give {describe(hint)}")
+def _misfit(value: Any, hint: Any) -> _MisfitError:
+    return _MisfitError(f"{as_written(value)} is not allowed", f"give {describe(hint)}")
 
 
 def _convert_checked(value: Any, hint: Any) -> Any:
@@ -192,15 +196,13 @@ def _convert_union(value: Any, hint: Any) -> Any:
     if len(kinds) == 1:
         return convert(value, kinds[0])
     for kind in kinds:
-        with suppress(ValueError):
+        with suppress(_MisfitError):
             return convert(value, kind)
     raise _misfit(value, hint)
 
 
-def _convert_literal(value: Any, allowed: tuple[Any, ...]) -> Any:
-    if any(value == choice and type(value) is type(choice) for choice in allowed):
-        return value
+def _convert_literal(value: Any, allowed: tuple[Any, ...]) -> str:
     word = value if isinstance(value, str) else ""
-    if word and (known := meant(word, allowed)) is not None:
+    if (known := meant(word, allowed)) is not None:
         return known
-    raise ValueError(f"{as_written(value)} is not allowed", choose(word, map(str, allowed)))
+    raise _MisfitError(f"{as_written(value)} is not allowed", choose(word, allowed))
