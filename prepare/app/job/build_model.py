@@ -79,7 +79,8 @@ def build_model(settings: Settings) -> nn.Module:
         wrong = f"{target} returned an object of type {type(model).__name__}, not a torch.nn.Module"
         raise ConfigError("model._target_", wrong, "name a class or function that returns a model")
     if method is not None:
-        model.__class__ = class_calling(type(model), method)
+        kind: Any = type(model)
+        model.__class__ = class_calling(kind, method)
     return model.train(settings.mode == "train")
 
 
