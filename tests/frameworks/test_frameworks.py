@@ -133,8 +133,11 @@ def test_accelerate_prepares_before_it_wraps():
         wrapped_optimizer.step()
     weight = model[1][0].weight
     assert weight.stride() == optimizer.state[weight]["exp_avg"].stride() == LAST
-    with pytest.raises(RefusedError, match="objects: 2 of 2 are models; give one model"):
-        prepare(accelerator, model, network(), recipe=STEPS)
+    both = network(), network()
+    prepare(accelerator, *both, recipe=STEPS)
+    assert [each[0].weight.stride() for each in both] == [LAST] * 2
+    with pytest.raises(ConfigError, match="Linear has no Conv2d"):
+        prepare(accelerator, nn.Linear(2, 2), recipe=STEPS)
 
 
 # ------------------------------------------------------------------------------ transformers
@@ -210,7 +213,7 @@ def test_an_engine_of_ignite_prepares_the_named_network(handler):
 
     model, other = network(), network()
     engine = Engine(lambda engine, batch: model(batch).mean() + other(batch).mean())
-    handler(STEPS, network=model).attach(engine)
+    handler(STEPS, module=model).attach(engine)
     engine.run([torch.randn(2, 3, 8, 8)])
     assert (model[0].weight.stride() == LAST, other[0].weight.stride() == LAST) == (True, False)
     failing = Engine(lambda engine, batch: 1 / 0)
