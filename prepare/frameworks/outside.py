@@ -15,10 +15,10 @@ import fnmatch
 import gc
 import pkgutil
 import sys
-import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -175,17 +175,16 @@ class Outside:
         """Prepare the outermost networks in a module that is called, or that a wrapper is about to take."""
         if module in self._seen:
             return
-        is_wrapper = type(module).__name__ in _WRAPPERS
-        for each in [module] if is_wrapper else list(module.modules()):
-            if _compares(each):
-                self._parts.update(each.modules())
-            elif self._is_wanted(each):
+        is_whole = self.module == "*" or type(module).__name__ in _WRAPPERS
+        for each in [module] if is_whole else list(module.modules()):
+            if self._is_wanted(each):
                 self.attempt(each)
 
     def _is_wanted(self, network: nn.Module) -> bool:
         if network in self._networks:
             return network not in self._seen
-        if network in self._parts or _compares(network):
+        names = [base.__name__ for base in type(network).__mro__]
+        if network in self._parts or any(name.endswith(_NO_NETWORKS) for name in names):
             return False
         parameters = list(network.parameters())
         has_shapes = not any(map(is_lazy, parameters))  # else its second call prepares it
@@ -253,7 +252,6 @@ class Outside:
             for copy in self.unprepared():
                 if _kind(copy) in kinds and all(each.grad is None for each in copy.parameters()):
                     self.attempt(copy)
-        _rest()
 
     # ------------------------------------------------------------------------------ what is said
 
@@ -311,10 +309,6 @@ def _alive(kind: Any) -> list[Any]:
     return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
-def _compares(module: nn.Module) -> bool:
-    return any(base.__name__.endswith(_NO_NETWORKS) for base in type(module).__mro__)
-
-
 def _kind(network: nn.Module) -> tuple[Any, ...]:
     """Return what a copy of a network has in common with it."""
     shapes = tuple((name, tuple(each.shape)) for name, each in network.named_parameters())
@@ -349,27 +343,21 @@ def _undisturbed(network: nn.Module) -> Iterator[Amp]:
 # ------------------------------------------------------------------------------ what is watched in torch
 
 _CALLING, _MAKING = ExitStack(), ExitStack()
-
-
-class _Inside(threading.local):
-    a_call = False
-
-
-_inside = _Inside()
+_in_a_call = ContextVar("_in_a_call", default=False)
 
 
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module as torch does; the outermost call of a thread is shown to each session."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     # A verification and its like call models of their own, which are compared as they are.
-    if is_traced or PROCESS_STATE.is_mine or _inside.a_call:
+    if is_traced or PROCESS_STATE.is_mine or _in_a_call.get():
         return _torch_call(module, *args, **kwargs)
-    _inside.a_call = True
+    before = _in_a_call.set(True)
     try:
         _tell("called", module, args, kwargs)
         output = _torch_call(module, *args, **kwargs)
     finally:
-        _inside.a_call = False
+        _in_a_call.reset(before)
     _rest()
     return output
 
@@ -390,15 +378,21 @@ def _watch_making() -> None:
     _watch_class(Optimizer)
     _watch_class(DistributedDataParallel)
     when_imported(_FSDP, lambda module: _watch_class(module.FullyShardedDataParallel))
-    stepped = register_optimizer_step_post_hook(lambda each, *_: _tell("stepped", each))
-    _MAKING.callback(stepped.remove)
+    _MAKING.callback(register_optimizer_step_post_hook(_stepped).remove)
     _MAKING.callback(register_module_parameter_registration_hook(_registered).remove)
 
 
 def _registered(*_: Any) -> None:
     """Look again for a new network, or after `load_state_dict(assign=True)`; a preparation registers too."""
-    if not _inside.a_call:
+    if not _in_a_call.get():
         _tell("look")
+
+
+def _stepped(optimizer: Optimizer, *_: Any) -> None:
+    """Tell of a step while calls are looked at; a hook that runs cannot be removed."""
+    if nn.Module.__call__ is _call:
+        _tell("stepped", optimizer)
+        _rest()
 
 
 def _watch_class(kind: Any) -> None:
