@@ -34,7 +34,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from prepare.audit import Audit, audit
 from prepare.core.forward.example_input import Example
-from prepare.core.utils.process_state import PROCESS_STATE
+from prepare.core.utils.process_state import is_ours
 from prepare.core.utils.text import first_line, plural
 from prepare.errors import KnownIssueError, PrepareError, raise_problems
 from prepare.frameworks.start.sitecustomize import when_imported
@@ -350,7 +350,7 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module as torch does; the outermost call of a thread is shown to each session."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
     # A verification and its like call models of their own, which are compared as they are.
-    if is_traced or PROCESS_STATE.is_mine or _in_a_call.get():
+    if is_traced or is_ours() or _in_a_call.get():
         return _torch_call(module, *args, **kwargs)
     before = _in_a_call.set(True)
     try:
