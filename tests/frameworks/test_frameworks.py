@@ -42,9 +42,6 @@ class Seen(nn.Module):
         return x
 
 
-# ------------------------------------------------------------------------------ the recipe
-
-
 # ------------------------------------------------------------------------------ Lightning
 
 
@@ -99,11 +96,7 @@ def test_lightning_prepares_and_formats(segmenter, tmp_path):
 def test_lightning_keeps_the_layout_when_a_checkpoint_is_loaded(segmenter, tmp_path):
     from prepare.frameworks.lightning import Prepare
 
-    class Plain(segmenter):
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), fused=True)
-
-    model = Plain()
+    model = segmenter()
     model.net[0] = nn.Identity()
     fit(model, [], tmp_path).save_checkpoint(tmp_path / "plain.ckpt")
     trainer = fit(
