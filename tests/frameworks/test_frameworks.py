@@ -42,9 +42,6 @@ class Seen(nn.Module):
         return x
 
 
-# ------------------------------------------------------------------------------ the recipe
-
-
 # ------------------------------------------------------------------------------ Lightning
 
 
@@ -99,11 +96,7 @@ def test_lightning_prepares_and_formats(segmenter, tmp_path):
 def test_lightning_keeps_the_layout_when_a_checkpoint_is_loaded(segmenter, tmp_path):
     from prepare.frameworks.lightning import Prepare
 
-    class Plain(segmenter):
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), fused=True)
-
-    model = Plain()
+    model = segmenter()
     model.net[0] = nn.Identity()
     fit(model, [], tmp_path).save_checkpoint(tmp_path / "plain.ckpt")
     trainer = fit(
@@ -133,8 +126,11 @@ def test_accelerate_prepares_before_it_wraps():
         wrapped_optimizer.step()
     weight = model[1][0].weight
     assert weight.stride() == optimizer.state[weight]["exp_avg"].stride() == LAST
-    with pytest.raises(RefusedError, match="objects: 2 of 2 are models; give one model"):
-        prepare(accelerator, model, network(), recipe=STEPS)
+    both = network(), network()
+    prepare(accelerator, *both, recipe=STEPS)
+    assert [each[0].weight.stride() for each in both] == [LAST] * 2
+    with pytest.raises(ConfigError, match="Linear has no Conv2d"):
+        prepare(accelerator, nn.Linear(2, 2), recipe=STEPS)
 
 
 # ------------------------------------------------------------------------------ transformers
@@ -210,7 +206,7 @@ def test_an_engine_of_ignite_prepares_the_named_network(handler):
 
     model, other = network(), network()
     engine = Engine(lambda engine, batch: model(batch).mean() + other(batch).mean())
-    handler(STEPS, network=model).attach(engine)
+    handler(STEPS, module=model).attach(engine)
     engine.run([torch.randn(2, 3, 8, 8)])
     assert (model[0].weight.stride() == LAST, other[0].weight.stride() == LAST) == (True, False)
     failing = Engine(lambda engine, batch: 1 / 0)

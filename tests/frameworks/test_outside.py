@@ -270,7 +270,7 @@ def test_outside_is_the_switch_at_the_top_of_a_program():
     found.stop()
     assert is_last(net)
     assert (nn.Module.__call__, torch.optim.Optimizer.__init__) == TORCH
-    with pytest.raises(ConfigError, match="recipe"):
+    with pytest.raises(ConfigError, match="steps"):
         prepare.outside(3)
 
 

@@ -82,7 +82,7 @@ def build_model(settings: Settings) -> nn.Module:
         wrong = f"{target} returned an object of type {type(model).__name__}, not a torch.nn.Module"
         raise ConfigError("model._target_", wrong, "name a class or function that returns a model")
     if method is not None:
-        model.__class__ = class_calling(type(model), method)
+        model.__class__ = class_calling(type(model), method)  # type: ignore[arg-type]  # is hashable
     return model.train(settings.mode == "train")
 
 
