@@ -76,11 +76,7 @@ BOTH = [
     ("n" * 256, "File name too long; choose a shorter name"),
 ]
 WRITTEN = [(".", IRREGULAR), ("pipe", IRREGULAR), ("to pipe", IRREGULAR)]
-READ = [
-    (".", "Is a directory; give the path of a file"),
-    ("recpie.yaml", f"{MISSING}; did you mean {{folder}}/recipe.yaml?"),
-    ("qqqq", MISSING),
-]
+READ = [("recpie.yaml", f"{MISSING}; did you mean {{folder}}/recipe.yaml?"), ("qqqq", MISSING)]
 
 
 @posix

@@ -20,11 +20,7 @@ from prepare.app.job.model_target import (
 )
 from prepare.checkpoint.weights import build_empty, fill, read_weights
 from prepare.core.forward.call import class_calling
-from prepare.core.utils.packages import (
-    described,
-    is_out_of_memory,
-    remedy_of_missing,
-)
+from prepare.core.utils.packages import described, is_out_of_memory, remedy_of_missing
 from prepare.core.utils.text import first_line, size
 from prepare.errors import ConfigError, ModelError
 from prepare.pipeline import Pipeline
