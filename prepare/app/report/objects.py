@@ -40,9 +40,6 @@ def text(record: Any) -> str:
 
 def document_of(record: Any) -> Document:
     """Return the document of a record."""
-    if hasattr(record, "document"):
-        own: Document = record.document()
-        return own
     for cls in ordered_stages():
         if isinstance(record, tuple(cls.records().values())):
             document = cls.document(ReportContext(found={cls.name: record}))
