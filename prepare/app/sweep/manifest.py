@@ -38,9 +38,7 @@ class SweepManifest(JsonRecord):
         host: the machine of the command that leads it; empty where nobody can see whether it still does.
     """
 
-    KIND: ClassVar[Kind] = Kind(
-        "prepare.sweep", "a sweep", "the sweep.json of a sweep"
-    )
+    KIND: ClassVar[Kind] = Kind("prepare.sweep", "a sweep", "the sweep.json of a sweep")
     sweep: str
     rows: list[list[str]]
     identities: list[str]
