@@ -88,10 +88,8 @@ class Formatter:
         tensor = tensor if fits is None else fits
         if stride is None:
             return tensor.to(device, dtype, non_blocking=_may_run_on(tensor, device))
-        if torch.jit.is_tracing():  # a trace loses the copy into new memory, and reads garbage
-            to = "contiguous_format" if memory_format == "contiguous" else memory_format
-            return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, str(to)))
-        if is_transformed():
+        # A trace loses the copy into new memory, and reads garbage.
+        if torch.jit.is_tracing() or is_transformed():
             moved = tensor.to(device, dtype)
             return moved.contiguous() if memory_format == "contiguous" else rows_copied(moved)
         # `.contiguous(memory_format=...)` would keep strides that satisfy the format, canonical or not.
@@ -356,10 +354,8 @@ class CastArguments(NotScriptable):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
         if args and isinstance(args[0], Proxy):
-            text = (
-                f"torch.fx.symbolic_trace cannot trace {type(module).__name__}, which half keeps in"
-            )
-            raise TraceError(f"{text} {self.dtype}: {_REMEDY}")
+            kept = f"half keeps {type(module).__name__} in {self.dtype}"
+            raise TraceError(f"torch.fx.symbolic_trace: {kept}; {_REMEDY}")
         return map_tensors(self._cast, args), map_tensors(self._cast, kwargs)
 
     def _cast(self, tensor: Tensor) -> Tensor:
