@@ -132,10 +132,8 @@ def _read(config: Mapping[str, Any], problems: list[Problem]) -> Example:
     except ConfigError as error:
         problems += error.problems
         return Example()
-    for key, other in (
-        *((key, "factory") for key in ("shape", "args", "kwargs")),
-        ("shape", "args"),
-    ):
+    factory = [(key, "factory") for key in ("shape", "args", "kwargs")]
+    for key, other in (*factory, ("shape", "args")):
         if getattr(given, key) and getattr(given, other):
             remedy = f"drop one of them, with input.{key}=null or input.{other}=null"
             problems.append(Problem(f"input.{key}", f"is set together with input.{other}", remedy))
