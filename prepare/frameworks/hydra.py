@@ -61,12 +61,9 @@ def prepared(
     if not of and model is None and len(args) == 1:
         model, args = args[0], ()
     if bool(of) == (model is not None) or (model is not None and (args or options)):
-        wrong = (
-            "give either model, a node that builds the network, or of, the name of what builds it"
-        )
-        raise ConfigError(
-            "prepared", wrong, "name my.Net as of, with the arguments of my.Net beside it"
-        )
+        wrong = "give either model, a node that builds the network, or of, a dotted name"
+        remedy = "name my.Net as of, with the arguments of my.Net beside it"
+        raise ConfigError("prepared", wrong, remedy)
     network = get_object(of)(*args, **options) if of else model
     if not isinstance(network, nn.Module):
         wrong = f"{of or 'it'} is a {type(network).__name__} and not a module"

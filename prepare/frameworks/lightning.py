@@ -57,9 +57,8 @@ class Prepare(pl.Callback):
         try:
             return [self._module.get_submodule(self._name)]
         except AttributeError:
-            if hasattr(
-                self._module, self._name.partition(".")[0]
-            ):  # configure_model builds it later
+            # `configure_model` builds it later.
+            if hasattr(self._module, self._name.partition(".")[0]):
                 return []
             remedy = choose(self._name, children, noun="modules")
             raise RefusedError("module", f"{self._name!r} is not a module", remedy) from None

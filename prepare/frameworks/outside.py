@@ -174,8 +174,10 @@ class Outside:
 
     def called(self, module: nn.Module) -> None:
         """Prepare the network whose call begins, if that has not been done."""
-        self._calls += 1
         network = self._network(module)
+        self._calls += (
+            network in self._networks
+        )  # transforms of a data set are called often, before
         is_wrapped = network is not module and type(module).__name__ in _WRAPPERS
         if not is_wrapped and self._is_wanted(network):
             self.attempt(network)

@@ -28,6 +28,11 @@ class PrepareCallback(TrainerCallback):
         self._outside.module = type(kwargs["model"]).__name__
         self._outside.start().prepare(kwargs["model"])
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin again where a search for hyperparameters trains once more."""
+        if self._outside not in Outside.active:
+            self._outside.start()
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """End to look for models."""
         self._outside.stop()
