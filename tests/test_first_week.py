@@ -212,15 +212,6 @@ def test_an_attached_format_does_not_hide_what_a_layer_needs():
     assert model(*batch).dtype == torch.bfloat16
 
 
-def wan():
-    diffusers = pytest.importorskip("diffusers")
-    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1, "ffn_dim": 32}
-    sizes |= {"in_channels": 4, "out_channels": 4, "text_dim": 16, "freq_dim": 32}
-    model = diffusers.WanTransformer3DModel(patch_size=(1, 2, 2), rope_max_seq_len=32, **sizes)
-    batch = {"hidden_states": torch.randn(1, 4, 2, 8, 8), "timestep": torch.tensor([998.4])}
-    return model.eval(), batch | {"encoder_hidden_states": torch.randn(1, 6, 16)}
-
-
 def unet():
     diffusers = pytest.importorskip("diffusers")
     kinds = {"down_block_types": ["CrossAttnDownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D"]}
@@ -249,18 +240,6 @@ def flux():
     return model.eval(), batch
 
 
-def sd3():
-    diffusers = pytest.importorskip("diffusers")
-    model = diffusers.SD3Transformer2DModel(
-        sample_size=8, patch_size=2, in_channels=4, num_layers=1, attention_head_dim=8,
-        num_attention_heads=2, caption_projection_dim=16, joint_attention_dim=16,
-        pooled_projection_dim=16, out_channels=4, pos_embed_max_size=8,
-    )  # fmt: skip
-    batch = {"hidden_states": torch.randn(1, 4, 8, 8), "timestep": torch.tensor([998.4])}
-    batch |= {"encoder_hidden_states": torch.randn(1, 6, 16)}
-    return model.eval(), batch | {"pooled_projections": torch.randn(1, 16)}
-
-
 def is_not_further_off_than_torchs_cast(us, make):
     model, batch = make()
     low = copy.deepcopy(model).to(torch.bfloat16)
@@ -277,7 +256,7 @@ def is_not_further_off_than_torchs_cast(us, make):
 
 
 TIMES = ("timestep", "guidance", "img_ids")
-for each in (wan, unet, flux, sd3):
+for each in (unet, flux):
 
     def run(us, make=each):
         is_not_further_off_than_torchs_cast(us, make)
@@ -679,18 +658,6 @@ def an_average_of_the_weights_follows(us):
     torch.optim.swa_utils.update_bn([images(3), images(4)], averages[0])
     assert not us.with_us or all(map(is_last, averages))
     return losses + [each.eval()(images(5)).mean().item() for each in averages]
-
-
-@program
-def each_fold_has_a_network_of_its_own(us):
-    losses = []
-    for fold in range(3):
-        torch.manual_seed(fold)
-        model = net()
-        optimizer = torch.optim.Adam(model.parameters(), fused=True)
-        us.apply(LAST, model, optimizer=optimizer)
-        losses += steps_of(model, optimizer, 2)
-    return losses
 
 
 @program

@@ -20,19 +20,9 @@ TEXTS = ["", " ", "a b", "a\n", "\n", "\r\n", "\ttab", "yes", "On", "null", "NaN
          "<script>"]  # fmt: skip
 
 
-@pytest.mark.parametrize("text", TEXTS, ids=ascii)
-def test_any_string_comes_back_as_value_as_item_and_as_key(text):
-    steps = {
-        "a": {"b": text, "c": [text, [text]], "d": {f"k{text}": text, "e": {f"k{text}": [text]}}}
-    }
-    written = recipe.dumps(steps)
-    assert recipe.loads(written) == steps
-    assert recipe.loads(written.encode()) == steps
-    assert written.replace("\n", "").isprintable()
-
-
 def values() -> st.SearchStrategy:
     text = st.text(st.characters(codec="utf-8")).filter(lambda text: "${" not in text)
+    text |= st.sampled_from(TEXTS)
     key = text.filter(lambda text: not text.startswith("_") and text != "<<")
     number = st.integers(-(1 << 63), (1 << 64) - 1) | st.floats(
         allow_nan=False, allow_infinity=False

@@ -96,7 +96,7 @@ def report(
         pipeline: the pipeline that prepared the model; it formats the batch.
         flow: predict the layout flow without computing, or observe a forward.
         verify: `short`: compare outputs and gradients with `reference`.
-        bench: `short` or `full`: time `model` against `reference`, for 10 s (slow calls: 120 s) or a minute.
+        bench: `short`: time `model` against `reference`.
         mode: the use of the model.
 
     Raises:
@@ -131,7 +131,7 @@ def report(
         own = pipeline.steps.values() if pipeline else ()
         formats = Pipeline(step for step in own if step.phase == "inputs")
         call = call_of(batch)
-        found["bench"] = time_models(reference, model, formats, call, level=bench, mode=mode)
+        found["bench"] = time_models(reference, model, formats, call, mode=mode)
     plan = PLANS.get(model)
     steps = plan.steps if plan is not None else pipeline.to_config() if pipeline else None
     audited = audit(model, plan=plan)

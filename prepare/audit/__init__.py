@@ -126,7 +126,7 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
     from prepare.audit.read_model import read_model
     from prepare.core.utils.process_state import held_interrupts, paused_collector
 
-    with held_interrupts(may_hang=True), paused_collector():
+    with held_interrupts(), paused_collector():
         return Audit(*read_model(model, plan))
 
 

@@ -202,7 +202,7 @@ class Pipeline:
         Raises:
             ConflictError: two tensor steps want different things of one tensor.
         """
-        with held_interrupts(may_hang=True), paused_collector(), remembering():
+        with held_interrupts(), paused_collector(), remembering():
             work = survey(model, self._phases, known_issues, amp, batch)
             steps = self.steps.values()
             bound = [step.bind(steps) for step in steps]
@@ -273,7 +273,7 @@ class Pipeline:
             self.choose(model, example, amp)
             batch = call_of(example).batch
         start = time.perf_counter()
-        with held_interrupts(may_hang=True), paused_collector(), remembering():
+        with held_interrupts(), paused_collector(), remembering():
             optimizers = optimizers_in(optimizer)
             work = survey(model, self._phases, known_issues, amp, batch)
             raise_problems(RefusedError, lazy_problems(work.table))

@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
     from prepare.pipeline.plan import Plan
 
-# Whether a stage compares with a copy of the unprepared model: never, unless the model is large, or always.
 Mode = Literal["eval", "train"]
-Level = Literal["none", "short", "full"]
-NeedsReference = Literal["no", "small", "always"]
-_BY_LEVEL: dict[str, NeedsReference] = {"short": "small", "full": "always"}
+Level = Literal["none", "short"]
 _StageClass = TypeVar("_StageClass", bound="type[Stage]")
 
 
@@ -225,9 +222,14 @@ class Stage:
         """Return another pipeline to apply, found with the unprepared model; None to keep it."""
         return None
 
-    def needs_reference(self) -> NeedsReference:
-        """Return whether this stage compares with a copy of the unprepared model; `short` and `full` do."""
-        return _BY_LEVEL.get(getattr(self, "level", ""), "no")
+    def needs_reference(self) -> Literal["no", "small", "always"]:
+        """Return whether this stage compares with a copy of the unprepared model; `short` does.
+
+        `small`: unless the model is large. Who gives the seconds gets the copy of a large model too.
+        """
+        if getattr(self, "level", "") != "short":
+            return "no"
+        return "always" if getattr(self, "seconds", None) else "small"
 
     def longest(self, work: StageContext) -> float:
         """Return the most seconds that `run` takes; 0 if that is short or not known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from prepare.core.utils.text import EVAL_MODE, plural
@@ -30,7 +30,8 @@ class FuseConvBn(ModuleStep):
     Parameters; an Identity replaces the norm. Patterns select norms. A symbolic trace of the model, or of
     the parts that can be traced, shows which norm directly follows which convolution. The plan's warnings
     list the norms that stay, and why: norms in training mode or without running statistics, modules that
-    are used twice, tied, hooked, parametrized or being trained, and grouped transposed convolutions.
+    are used twice, tied, hooked or parametrized, and grouped transposed convolutions. A module whose forward
+    has optional arguments is searched by its parts.
     Helps: inference with batch norm: saves one pass over every activation, and its memory.
     Hurts: the model cannot be trained afterwards, and `state_dict` has other keys: load checkpoints first.
     Code that reads the norm (`block.bn.weight`), or calls the convolution outside the traced forward, finds
@@ -58,9 +59,6 @@ class FuseConvBn(ModuleStep):
 
         return iter(find_pairs(model)[0])
 
-    def rewrite(self, model: torch.nn.Module, name: str) -> Mapping[str, torch.nn.Module]:
-        return dict(self.rewrites(model, (name,)))
-
     def rewrites(
         self, model: torch.nn.Module, names: Iterable[str]
     ) -> Iterator[tuple[str, torch.nn.Module]]:
@@ -78,11 +76,9 @@ class FuseConvBn(ModuleStep):
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
         from prepare.steps._fusion import find_pairs
 
-        reasons: dict[str, list[str]] = {}
-        for name, reason in find_pairs(model)[1].items():
-            reasons.setdefault(reason, []).append(name)
-        for reason, names in reasons.items():
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            norms = f"{', '.join(names[:_SHOWN])}{more}"
-            wrong = f"{plural(len(names), 'batch norm')} not fused ({norms}): {reason}"
+        unfused = find_pairs(model)[1]
+        for reason in dict.fromkeys(unfused.values()):
+            names = [name for name, why in unfused.items() if why == reason]
+            shown = f"{', '.join(names[:_SHOWN])}{' ...' if len(names) > _SHOWN else ''}"
+            wrong = f"{plural(len(names), 'batch norm')} not fused ({shown}): {reason}"
             yield Problem(f"steps.{self.name}", wrong)

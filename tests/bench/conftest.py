@@ -9,6 +9,5 @@ from prepare.stages.bench import time_prepared as levels
 @pytest.fixture
 def quick(monkeypatch):
     """Time no more rounds than a figure needs."""
-    monkeypatch.setattr(levels, "PRECISION", {"short": 0.99, "full": 0.99})
-    monkeypatch.setattr(levels, "BUDGET", {"short": 0.1, "full": 0.1})
+    monkeypatch.setattr(levels, "BUDGET", 0.1)
     monkeypatch.setattr(compare_variants, "_MIN_SECONDS", 0.0)

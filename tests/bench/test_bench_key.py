@@ -40,9 +40,9 @@ def example(batch=2):
     return Example((torch.randn(batch, 3, 8, 8),))
 
 
-def timed(found=None, given=None, *, level="short", mode="eval", **more):
+def timed(found=None, given=None, *, mode="eval", **more):
     them = vars(found or models()).values()
-    return time_models(*them, given or example(), level=level, mode=mode, **more)
+    return time_models(*them, given or example(), mode=mode, **more)
 
 
 @pytest.mark.parametrize(("mode", "what"), [("eval", INFERENCE), ("train", TRAINING)])
@@ -55,7 +55,7 @@ def test_short_times_the_step_of_the_mode(mode, what):
 
 
 def test_what_is_not_compared_has_a_reason():
-    no_example = time_models(*vars(models()).values(), None, level="short", mode="eval")
+    no_example = time_models(*vars(models()).values(), None, mode="eval")
     reasons = {
         "there is no example input": no_example,
         "no copy of it": timed(models(unprepared="no copy of it")),
@@ -101,7 +101,7 @@ def test_a_short_bench_ends_in_time_or_is_refused(monkeypatch, seconds, slowdown
     monkeypatch.undo()
     clock = Clock()
     variants = {"a": clock.takes(seconds), "b": clock.takes(seconds * slowdown)}
-    how = {"budget": levels.BUDGET["short"], "longest": levels.LONGEST, "precision": None}
+    how = {"budget": levels.BUDGET, "longest": levels.LONGEST, "precision": None}
     try:
         found = compare(variants, torch.ones(1), _clock=clock, **how)
     except RefusedError as error:
@@ -135,9 +135,9 @@ def test_a_short_bench_stops_when_its_verdict_is_clear(monkeypatch):
     assert clock.now < 3
 
 
-@pytest.mark.parametrize("word", ["bench=short", "bench=full", "bench=none", "task=plan"])
+@pytest.mark.parametrize("word", ["bench=short", "bench=none", "task=plan"])
 def test_the_key_bench_sets_the_level(tmp_path, monkeypatch, capsys, word):
-    timed = word in ("bench=short", "bench=full")
+    timed = word == "bench=short"
     code, out, folder = ran(tmp_path, monkeypatch, capsys, word)
     assert code == 0, out
     assert (folder / "bench.json").exists() == timed

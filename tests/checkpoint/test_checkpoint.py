@@ -185,15 +185,6 @@ def test_a_prefix_of_every_name_is_named_and_stripped_on_request(path, prefix):
         load(path, built, strip="modle.")
 
 
-def test_hooks_of_modules_that_rename_are_run(path):
-    with pytest.warns(FutureWarning, match="deprecated"):
-        old = nn.utils.weight_norm(nn.Conv2d(2, 2, 3))  # its names are weight_g and weight_v
-    write(old, path)
-    new = load(path, lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3))).model
-    image = torch.randn(1, 2, 5, 5)
-    assert torch.allclose(new(image), old(image))
-
-
 class Doubled(nn.Linear):
     """Writes into the tensors of the file, and transposes them."""
 
@@ -349,20 +340,3 @@ def test_values_that_a_file_of_weights_cannot_hold_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"did you mean '\.safetensors'"):
         save(model, tmp_path / "w.safetensor")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_resumed_optimizer_matches_the_loaded_layout(path):
-    layout = Pipeline.from_config({"conv2d_memory_format": {}})
-    model = small()
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(1, 3, 5, 5)).sum().backward()
-    optimizer.step()
-    write(model, path)
-    state = optimizer.state_dict()
-    resumed = load(path, small, pipeline=layout).model
-    fresh = torch.optim.AdamW(resumed.parameters())
-    layout.apply(resumed, optimizer=fresh)
-    fresh.load_state_dict(state)
-    moment = fresh.state[resumed[0].weight]["exp_avg"]
-    assert moment.stride() == resumed[0].weight.stride()
-    assert not layout.check(resumed, optimizer=fresh)

@@ -213,7 +213,7 @@ def of_ignite(folder, adapter):
     trainer = engine.create_supervised_trainer(model, optimizer, nn.functional.cross_entropy)
     trainer.add_event_handler("ITERATION_COMPLETED", lambda e: losses.append(e.state.output))
     if adapter:
-        adapter(STEPS, network=model).attach(trainer)
+        adapter(STEPS, module=model).attach(trainer)
     trainer.run(loader())
     return losses, [model], [optimizer]
 
@@ -308,10 +308,13 @@ def test_lightning_keeps_the_layout_when_a_checkpoint_is_loaded(tmp_path):
         fit(lightning_module("plain"), [adapter(STEPS, module="nte")], tmp_path)
 
 
-def test_accelerate_takes_one_model():
+def test_accelerate_takes_several_models():
     accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
-    with pytest.raises(RefusedError, match="objects: 2 of 2 are models; give one model"):
-        import_adapter("accelerate.prepare")(accelerator, network(), network(), recipe=STEPS)
+    prepare, both = import_adapter("accelerate.prepare"), (network(), network())
+    prepare(accelerator, *both, recipe=STEPS)
+    assert [each[1].weight.stride() for each in both] == [LAST] * 2
+    with pytest.raises(ConfigError, match="Linear has no Conv2d"):
+        prepare(accelerator, nn.Linear(2, 2), recipe=STEPS)
 
 
 def test_a_handler_prepares_the_named_network_and_ends_with_its_engine():
@@ -319,7 +322,7 @@ def test_a_handler_prepares_the_named_network_and_ends_with_its_engine():
     handler = import_adapter("monai.PrepareHandler")
     model, other = network(), network()
     calling = engine.Engine(lambda _, batch: model(batch).mean() + other(batch).mean())
-    handler(STEPS, network=model).attach(calling)
+    handler(STEPS, module=model).attach(calling)
     calling.run([torch.randn(2, 3, 8, 8)])
     assert (are_last([model]), are_last([other])) == ({True}, {False})
     failing = engine.Engine(lambda _, batch: 1 / 0)

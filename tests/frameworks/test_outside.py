@@ -1,6 +1,6 @@
 """Programs that are not changed: each runs without us and with us, and its networks are prepared.
 
-tests/test_first_week.py runs a GAN, a frozen backbone, folds and averages so; test_frameworks.py has trainers.
+tests/test_first_week.py runs a GAN, a frozen backbone and averages so; test_frameworks.py has trainers.
 """
 
 import copy
@@ -74,6 +74,14 @@ def mixed_precision_and_accumulation():
             optimizer.step()
             optimizer.zero_grad()
     return [each.item() for each in losses], [net]
+
+
+def folds():
+    losses, nets = [], []
+    for _ in range(3):
+        nets.append(Net())
+        losses += steps(nets[-1], torch.optim.AdamW(nets[-1].parameters(), fused=True))
+    return losses, nets
 
 
 def resumed():
@@ -162,7 +170,7 @@ def traced():
     return [program(batches(1)[0]).mean().item(), net(batches(1)[0]).mean().item()], [net]
 
 
-PROGRAMS = [plain, mixed_precision_and_accumulation, resumed, assigned_checkpoint, late_build, like_that_of_timm, compiled, data_parallel_and_parts, served, traced]  # fmt: skip
+PROGRAMS = [plain, mixed_precision_and_accumulation, folds, resumed, assigned_checkpoint, late_build, like_that_of_timm, compiled, data_parallel_and_parts, served, traced]  # fmt: skip
 
 
 @contextmanager
@@ -245,7 +253,7 @@ def test_outside_is_the_switch_at_the_top_of_a_program():
     found.stop()
     assert is_last(net)
     assert (nn.Module.__call__, torch.optim.Optimizer.__init__) == TORCH
-    with pytest.raises(ConfigError, match="recipe"):
+    with pytest.raises(ConfigError, match="steps"):
         prepare.outside(3)
 
 

@@ -13,22 +13,22 @@ from prepare.stages.stage import STAGES
 MODEL = {"_target_": "prepare.models.unet.UNet3d"}
 
 
-@pytest.mark.parametrize("value", ["full", {"level": "full"}])
+@pytest.mark.parametrize("value", ["none", {"level": "none"}])
 def test_a_level_is_a_word_or_in_a_mapping(value):
     settings = read_settings({"model": MODEL, "verify": value, "bench": value}, choices={})
     for name in ("verify", "bench"):
-        assert settings.stages[name] == STAGES[name](level="full")
+        assert settings.stages[name] == STAGES[name](level="none")
 
 
 @pytest.mark.parametrize(
-    ("given", "seconds"), [({"seconds": 5}, 5.0), ({"level": "full"}, 600.0), ("short", None)]
+    ("given", "seconds", "copies"), [({"seconds": 5}, 5.0, "always"), ("short", None, "small")]
 )
-def test_the_time_of_a_level_or_the_users_arrives(given, seconds, monkeypatch):
+def test_the_users_time_arrives_and_copies_a_large_model(given, seconds, copies, monkeypatch):
     stage = read_settings({"model": MODEL, "verify": given}, choices={}).stages["verify"]
     seen = []
     monkeypatch.setattr("prepare.stages.verify.verify", lambda *_, **limits: seen.append(limits))
     stage.run(work(reference=nn.Conv2d(3, 4, 3), example=Example((torch.ones(1, 3, 8, 8),))))
-    assert seen[0]["seconds"] == seconds
+    assert (seen[0]["seconds"], stage.needs_reference()) == (seconds, copies)
 
 
 @pytest.mark.parametrize("value", [True, "1", 0])

@@ -141,7 +141,7 @@ def test_the_advice_names_what_is_missing_or_without_effect():
     job = Job(None, None, [], {})
     assert advised(replace(RUN, job=replace(job, seen=None))) == ("Give an example input", "")
     for timed, advice in (
-        (made.bench(1.0, verdict="unclear"), ("Time it longer with bench=full", "best on an idle machine")),
+        (made.bench(1.0, verdict="unclear"), ("Time it longer with bench.seconds=60", "best on an idle machine")),
         (made.bench(1.0, verdict="no difference"), ("Leave the model unprepared", "it is not faster")),
         (made.bench(1.2, verdict="slower"), ("Leave the model unprepared", "it is slower")),
         (made.bench(error="there is no second model"), ("Time it before you use it", "there is no second model")),

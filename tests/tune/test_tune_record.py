@@ -35,7 +35,7 @@ def test_a_tuning_survives_saving_and_loading(tmp_path):
 @pytest.mark.parametrize(
     ("before", "after", "wrong"),
     [
-        ('"winner": "bfloat16"', '"winner": "nobody"', "this is not a tuning: KeyError: 'nobody'"),
+        ('"winner": "bfloat16"', '"winner": "nobody"', "this is not a tuning: KeyError: nobody"),
         ('"dropped"', '"sluggish"', "'sluggish' is not a status"),
     ],
 )

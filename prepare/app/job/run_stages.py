@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +23,7 @@ from prepare.app.job.model_target import without_method
 from prepare.app.job.record import Job, Results
 from prepare.audit import audit
 from prepare.core.forward.call import arguments, call_of
-from prepare.core.forward.compiled import compile_cache, contains_compiled
+from prepare.core.forward.compiled import contains_compiled
 from prepare.core.forward.example_input import Example, build_example
 from prepare.core.forward.run_example import run_example
 from prepare.core.model.module_tree import CopyError, copy_or_build
@@ -73,38 +72,34 @@ def run_stages(
         formats=must_format(work.pipeline),
     )
 
-    saved = settings.compile.save
-    with nullcontext() if saved is None else compile_cache(saved):
+    if prepares:
+        work.reference = None if work.unchanged else _reference(work, stages)
+        with progress("preparing"):
+            read_into(settings, model, work.pipeline, stages)
+            # The plan has reported its known issues.
+            work.pipeline.apply(model, strict=settings.strict, known_issues="ignore")
+        seen, work.took = _run_example(work)
+        with progress("auditing"):
+            audited = audit(model, plan=work.plan)
+        # What to do with an unchanged model names the format; a tuning has tried the formats.
+        if not work.unchanged and all(type(each).choose is Stage.choose for each in stages):
+            work.notes += _memfmt_note(model, work)
+        job, text = replace(job, seen=seen), recipe.dumps(work.pipeline.to_recipe())
+        results = replace(results, job=job, audit=audited, recipe=text)
+        # The first answer: the rest loads more of torch than everything until here.
+        show(results)
+    for index, stage in enumerate(stages):
+        work.progress = _limited(progress, stage.longest(work))
+        try:
+            work.found |= stage.run(work)
+        except KeyboardInterrupt as stop:
+            if not prepares:
+                raise
+            missing = " and ".join(each.noun for each in stages[index:])
+            stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
+            return replace(results, stopped=stopped), work  # what was done is kept
         if prepares:
-            work.reference = None if work.unchanged else _reference(work, stages)
-            with progress("preparing"):
-                read_into(settings, model, work.pipeline, stages)
-                # The plan has reported its known issues.
-                work.pipeline.apply(model, strict=settings.strict, known_issues="ignore")
-            seen, work.took = _run_example(work)
-            with progress("auditing"):
-                audited = audit(model, plan=work.plan)
-            # What to do with an unchanged model names the format; a tuning has tried the formats.
-            if not work.unchanged and all(type(each).choose is Stage.choose for each in stages):
-                work.notes += _memfmt_note(model, work)
-            job, text = replace(job, seen=seen), recipe.dumps(work.pipeline.to_recipe())
-            results = replace(results, job=job, audit=audited, recipe=text)
-            # The first answer: the rest loads more of torch than everything until here.
             show(results)
-        for index, stage in enumerate(stages):
-            work.progress = _limited(progress, stage.longest(work))
-            try:
-                work.found |= stage.run(work)
-            except KeyboardInterrupt as stop:
-                if not prepares:
-                    raise
-                missing = " and ".join(each.noun for each in stages[index:])
-                stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
-                return replace(results, stopped=stopped), work  # what was done is kept
-            if prepares:
-                show(results)
-    if saved is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
-        work.notes.append(f"the compiled code is in {saved}")
     return results, work
 
 
@@ -249,7 +244,7 @@ def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | Non
     if not is_copied(work.model, stages):
         defaults = [type(stage)() for stage in stages if stage.has_level()]
         words = " or ".join(
-            f"{each.name}=full" for each in defaults if each.needs_reference() == "small"
+            f"{each.name}.seconds=60" for each in defaults if each.needs_reference() == "small"
         )
         return f"{too_large(work.model)} by default; {words} copies it"
     if any(tensor.is_meta for tensor in work.model.parameters()):

@@ -18,7 +18,6 @@ from prepare.core.document import (
     Document,
     ReportContext,
 )
-from prepare.core.utils.machine import how_threads_waited
 from prepare.core.utils.text import as_python, capitalized, first_line, plural, printable
 from prepare.errors import Problem
 from prepare.stages.stage import ordered_stages, stages_of
@@ -196,9 +195,9 @@ def training_code(run: Results) -> str:
         return ""
     plan, training = run.plan or {}, run.is_training
     timed = bool(run.result and run.result.figures and run.result.figures.get("time_ratio"))
-    lines = []
-    if timed and (waiting := printable(how_threads_waited(run.environment or {}))):
-        lines.append(f"# Timed with {waiting}: set it for your program too.")
+    lines, where = [], run.environment or {}
+    if timed and where.get("waiting") and where["threads"] > 1:
+        lines.append(f"# Timed with {printable(where['waiting'])}: set it for your program too.")
     if run.amp != "none":
         lines.append("import torch")
     lines += ["from prepare.pipeline import Pipeline", ""]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SHARED = "on shared cores"
 _RESULTS = {"fail": "wrong", "cannot tell": "unclear"}
 _LEAVE = "no row{} is faster than the unprepared model, so leave it as it is"
-_MEASURE = "unclear if a row{} is faster; measure longer with bench=full, on a quiet machine"
+_MEASURE = "unclear if a row{} is faster; measure longer with bench.seconds=60, on a quiet machine"
 # Name at most so many rows that have something in common; count the others.
 _NAMED = 8
 
@@ -122,7 +122,7 @@ def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
         yield f"speed unclear, as other runs used the same cores: {numbered(shared)}"
     busy = {r.number: b for r in timed if not r.shared and (b := r.figures.get("busy"))}
     if busy:
-        yield f"{next(iter(busy.values()))} at {numbered(sorted(busy))}; repeat these later"
+        yield f"{next(iter(busy.values())).partition(';')[0]} at {numbered(sorted(busy))}; repeat these later"
 
 
 def own_choices(row: SweepRow, keys: Iterable[str], about: str = "") -> str:
@@ -163,13 +163,14 @@ def _followed(key: str, text: Callable[[Any], str] = str) -> Callable[[SweepRow]
     return lambda row: _figure(key, text)(row) if row.figures.get("flow") == "ok" else ""
 
 
-def write_summary(summary: Summary, folder: Path) -> None:
-    """Write `summary.json` and `summary.csv` into the folder of the sweep."""
+def write_summary(summary: Summary, folder: Path) -> list[dict[str, Any]]:
+    """Write `summary.json` and `summary.csv` into the folder of the sweep, and return the rows."""
     ranking = rank(summary)
     rows = [asdict(row) | {"best": row.number in ranking.best} for row in summary.rows]
     data = {"format": "prepare.summary", "version": 1, "rows": rows}
     json_records.write_json(folder / "summary.json", data)
     files.write_text(folder / "summary.csv", csv_text(_csv(summary, ranking)))
+    return rows
 
 
 def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:

@@ -20,7 +20,6 @@ from prepare.errors import RefusedError
 if TYPE_CHECKING:
     from torch import nn
 
-_NHWC = "PYTORCH_MIOPEN_SUGGEST_NHWC"
 # A value that torch refuses to read: its older and newer switches were set to different things.
 MIXED = "mixed"
 
@@ -97,18 +96,6 @@ def _fields() -> list[_Setting]:
     ]
 
 
-def _nhwc() -> bool | None:
-    value = os.environ.get(_NHWC)
-    return None if value is None else value not in ("", "0")
-
-
-def _set_nhwc(value: bool | None) -> None:  # noqa: FBT001
-    if value is None:
-        os.environ.pop(_NHWC, None)
-    else:
-        os.environ[_NHWC] = str(int(value))
-
-
 def _numpy_state() -> bytes | None:
     numpy = sys.modules.get("numpy")
     return None if numpy is None else pickle.dumps(numpy.random.get_state())
@@ -137,7 +124,6 @@ SWITCHES = {
     ),
     # Not the field of each operation: torch then refuses to read the older switch, which others do.
     "cudnn_tf32": _attribute(torch.backends.cudnn, "allow_tf32"),
-    "miopen_nhwc": _Setting(_nhwc, _set_nhwc),
 }
 _SETTINGS = (
     _Setting(torch.get_default_dtype, torch.set_default_dtype),

@@ -70,7 +70,7 @@ def unchanged(
         stand_in: each tensor of the model is replaced by what this returns, wherever the model holds it.
             Memory that no stand-in shares is not copied.
     """
-    with held_interrupts(may_hang=True), isolated():
+    with held_interrupts(), isolated():
         state = ModelState(model, inputs)
         try:
             state.begin(stand_in)

@@ -24,11 +24,6 @@ from prepare.core.utils.suggest import meant, nearest
 from prepare.core.utils.text import printable
 from prepare.errors import FileError
 
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # typeshed has no None for a missing module
-
 TEMPORARY = ".prepare-tmp"
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
 REMEDIES = {
@@ -227,12 +222,12 @@ def hold_folder(folder: Path) -> Iterator[bool]:
     """
     with contextlib.ExitStack() as stack:
         held = True
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # Windows opens no folder
             handle = stack.enter_context(_opened(folder))
+            import fcntl
+
             try:
-                if fcntl is not None:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 held = False
         yield held

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import typing
 from collections.abc import Callable
-from dataclasses import MISSING, asdict, fields, is_dataclass
-from functools import cache
-from types import UnionType
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
 
+from prepare.core.utils import options
 from prepare.core.utils.files import printable_path, read_text, write_text
 from prepare.core.utils.text import printable
 
@@ -25,9 +23,6 @@ LIMIT = 1 << 25
 _LONGEST = 300
 # The report reads records, so no record imports it: it is looked up when one is shown.
 _REPORT = "prepare.app.report.objects"
-_LARGEST = 1 << 63
-_NAMES = {str: "a text", bool: "true or false", int: "a whole number", float: "a number"}
-_NAMES |= {dict: "an object", list: "a list"}
 
 
 class Readable:
@@ -43,18 +38,8 @@ class Readable:
 
 
 def write_json(path: str | os.PathLike, data: dict[str, Any]) -> None:
-    """Write `data` as ASCII JSON, each member and each item of a list in it on a line of its own.
-
-    A text diff then shows which rows of a table differ. Raises FileError, and ValueError for NaN.
-    """
-    members = []
-    for key, value in data.items():
-        if isinstance(value, list | tuple) and value:
-            items = ",\n".join(json.dumps(item, allow_nan=False) for item in value)
-            members.append(f"{json.dumps(str(key))}: [\n{items}\n]")
-        else:
-            members.append(f"{json.dumps(str(key))}: {json.dumps(value, allow_nan=False)}")
-    write_text(path, "{\n" + ",\n".join(members) + "\n}\n")
+    """Write `data` as ASCII JSON, in lines. Raises FileError, and ValueError for NaN."""
+    write_text(path, json.dumps(data, indent=1, allow_nan=False) + "\n")
 
 
 class Kind(NamedTuple):
@@ -99,14 +84,14 @@ class JsonRecord:
             PrepareError: the file is of another kind or version; the error of its kind.
         """
 
-        def make(data: dict[str, Any]) -> Any:
+        def read(data: dict[str, Any]) -> Any:
             derived = {key for key in data if isinstance(getattr(cls, key, None), property)}
             skipped = derived | cls.KIND.head.keys()
-            record = _parse_object(cls, {k: data[k] for k in data if k not in skipped})
+            record = options.make(cls, {k: data[k] for k in data if k not in skipped})
             record.check()
             return record
 
-        return read_record(path, cls.KIND, make).as_read()
+        return read_record(path, cls.KIND, read).as_read()
 
     def as_read(self) -> Self:
         """Return it as its reader gets it."""
@@ -137,61 +122,10 @@ def read_record(path: str | os.PathLike, kind: Kind, make: Callable[[dict[str, A
             raise kind.error(where, wrong, f"this prepare reads version {kind.version}")
         return make(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        wrong = f"this is not {kind.name}: {type(error).__name__}: {_brief(error)}"
+        wrong = f"this is not {kind.name}: {type(error).__name__}: {_brief('; '.join(map(str, error.args)))}"
         raise kind.error(where, wrong, f"give {kind.expected}") from error
 
 
 def _brief(value: object) -> str:
     text = str(value)
     return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
-
-
-def _parse_object(cls: type, data: Any) -> Any:
-    """Build `cls` from a JSON object whose keys are its fields; those with a default may be absent."""
-    hints, needed = _fields_of(cls)
-    _require(dict, data)
-    if needed - data.keys() or data.keys() - hints.keys():
-        raise ValueError(f"the keys are {sorted(data)}, not {sorted(hints)}")
-    return cls(**{key: _parse(hints[key], value) for key, value in data.items()})
-
-
-@cache
-def _fields_of(cls: type) -> tuple[dict[str, Any], set[str]]:
-    """Return the type of each field, and the names of those without a default."""
-    hints = typing.get_type_hints(cls)
-    hints = {name: hints[name] for name in hints if typing.get_origin(hints[name]) is not ClassVar}
-    declared = fields(cls) if is_dataclass(cls) else ()
-    optional = {f.name for f in declared if (f.default, f.default_factory) != (MISSING, MISSING)}
-    return hints, hints.keys() - optional
-
-
-@cache
-def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
-    return typing.get_origin(hint), typing.get_args(hint)
-
-
-def _parse(hint: Any, value: Any) -> Any:
-    """Return a JSON value as a `hint`."""
-    origin, args = _parts(hint)
-    if origin in (typing.Union, UnionType):
-        return None if value is None else _parse(args[0], value)
-    if origin is dict:
-        _require(dict, value)
-        return {args[0](name): _parse(args[1], item) for name, item in value.items()}
-    if origin in (tuple, list):
-        _require(list, value)
-        if origin is tuple and args[-1] is not Ellipsis and len(value) != len(args):
-            raise ValueError(f"{len(args)} values were expected, not {len(value)}")
-        return origin(_parse(args[0], item) for item in value)
-    if hint in (str, bool, int, float):
-        _require(hint, value)
-        if hint in (int, float) and not -_LARGEST < value < _LARGEST:
-            raise ValueError("the number is not finite, or too large")
-        return value
-    return _parse_object(hint, value) if is_dataclass(hint) or hasattr(hint, "_fields") else value
-
-
-def _require(kind: type, value: Any) -> None:
-    # Not isinstance: true is no number.
-    if type(value) is not kind and not (kind is float and type(value) is int):
-        raise TypeError(f"{_NAMES[kind]} was expected, not {type(value).__name__}")

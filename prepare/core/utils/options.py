@@ -1,10 +1,12 @@
-"""Convert the plain values of a configuration to the fields of a dataclass, and report every mistake."""
+"""Convert plain values, as of a configuration or a record, to the types of fields, and report mistakes."""
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from prepare.core.utils.suggest import choose, meant
@@ -107,24 +109,45 @@ def read_options(
 
 def convert(value: Any, hint: Any) -> Any:
     """Convert `value` to the type `hint`; raise ValueError(problem, remedy) if that is not possible."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if type(value) is hint and hint in (str, bool):
+        return value
+    origin, args = _parts(hint)
     if origin is Annotated:
         return _convert_checked(value, hint)
     if origin in _UNIONS:
         return _convert_union(value, hint)
     if origin is Literal:
         return _convert_literal(value, args)
-    if origin is tuple and isinstance(value, (str, list)):
-        return tuple(convert(x, args[0]) for x in ([value] if isinstance(value, str) else value))
-    if hint is Any or (origin in (dict, Mapping) and isinstance(value, dict)):
-        return value
+    if origin in (tuple, list) and isinstance(value, (str, list)):
+        items = [value] if isinstance(value, str) else value
+        if args[-1] is not Ellipsis and len(args) > 1:
+            return tuple(convert(*pair) for pair in zip(items, args, strict=True))
+        return origin(convert(item, args[0]) for item in items)
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        return {args[0](key): convert(item, args[1]) for key, item in value.items()}
+    if isinstance(value, dict) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")):
+        return make(hint, value)
     if type(value) is int and value not in _INTEGERS:
         raise ValueError("has more than 64 bits", f"give {describe(hint)}")
-    if hint is float and type(value) in (int, float):
+    if hint is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
-    if type(value) is hint or (value is None and hint is type(None)):
+    if hint is Any or type(value) is hint is not float or (value is None and hint is type(None)):
         return value
     raise _misfit(value, hint)
+
+
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
+def make(cls: type, values: Mapping[str, Any]) -> Any:
+    """Return a dataclass or NamedTuple of `values`; raise ValueError, KeyError or TypeError for others."""
+    hints = _hints(cls)
+    return cls(**{key: convert(value, hints[key]) for key, value in values.items()})
+
+
+_hints = cache(typing.get_type_hints)
 
 
 def no_options(name: str, value: Any) -> Problem:

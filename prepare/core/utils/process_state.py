@@ -17,10 +17,6 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# After so many signals the step that runs seems to hang.
-_PATIENCE = 3
-# Seconds after which a thread that waits for a lock looks for a signal.
-_PAUSE = 0.1
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -48,22 +44,15 @@ def stopped_by_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def held_interrupts(*, may_hang: bool = False) -> Iterator[None]:
+def held_interrupts() -> Iterator[None]:
     """Defer the Python handlers of SIGINT and SIGTERM until the block ends; blocks may be nested.
 
-    Only the main thread runs them. With `may_hang` the third signal acts at once, outside of inner blocks.
+    Only the main thread runs them. What may hang is called by `interruptible`.
     """
-    if not _in_main_thread():
+    if _held is not None or not _in_main_thread():
         yield
         return
-    if (outer := _held) is not None:
-        before, outer.may_hang = outer.may_hang, False
-        try:
-            yield
-        finally:
-            outer.may_hang = before
-        return
-    hold = _Hold(may_hang=may_hang)
+    hold = _Hold()
     try:
         hold.install()
         yield
@@ -94,8 +83,8 @@ def interruptible(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -
 class _Hold:
     """The handlers that are replaced, and the signals that arrived meanwhile."""
 
-    def __init__(self, *, may_hang: bool) -> None:
-        self.may_hang, self.received, self._count = may_hang, list[int](), 0
+    def __init__(self) -> None:
+        self.received: list[int] = []
         self._replaced: dict[int, Callable[..., Any]] = {}
 
     def install(self) -> None:
@@ -131,11 +120,8 @@ class _Hold:
             number = self.received.pop(0)
             self._replaced[number](number, sys._getframe())
 
-    def _receive(self, number: int, frame: Any) -> None:
-        self._count += 1
-        if self.may_hang and self._count >= _PATIENCE:
-            self._replaced[number](number, frame)
-        elif number not in self.received:
+    def _receive(self, number: int, _frame: Any) -> None:
+        if number not in self.received:
             self.received.append(number)
 
 
@@ -146,41 +132,20 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-class ProcessLock:
-    """A reentrant lock that is free in a forked child if a thread held it that the child does not have."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        # While another thread has it, Ctrl-C acts, also where it is deferred.
-        while not self._lock.acquire(timeout=_PAUSE):
-            act_on_interrupts()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    @property
-    def is_mine(self) -> bool:
-        """Return whether this thread holds it: a call of a model is then one of ours."""
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
-
-    def release_of_others(self) -> None:
-        """Be free in a forked child, whose other threads have ended."""
-        if self._lock.acquire(blocking=False):
-            self._lock.release()
-        else:
-            self._lock = threading.RLock()
-
-
 # A thread holds it from a change of such state until that is restored: two threads that restore it in another
 # order leave it wrong.
-PROCESS_STATE = ProcessLock()
+PROCESS_STATE = threading.RLock()
+
+
+def is_ours() -> bool:
+    """Return whether this thread changed such state: a call of a model is then one of ours."""
+    return bool(PROCESS_STATE._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
 
 
 def _release_in_child() -> None:
-    """Restore the handlers and the lock in a forked process, which may never leave the block."""
-    PROCESS_STATE.release_of_others()
+    """Restore the handlers in a forked process, and the lock that a thread has which the process lacks."""
+    if not is_ours():
+        PROCESS_STATE._at_fork_reinit()  # type: ignore[attr-defined]  # as logging does for its locks
     if _held is not None:
         _held.received.clear()
         _held.release()

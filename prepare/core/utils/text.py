@@ -63,10 +63,7 @@ def size(count: int) -> str:
 
 def printable(text: Any) -> str:
     """Return `text` as one line for any terminal, with unprintable characters escaped."""
-    text = str(text)
-    if text.isprintable():
-        return text
-    letters = (x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
+    letters = (x if x.isprintable() else x.encode("unicode_escape").decode() for x in str(text))
     return "".join(letters)
 
 
@@ -102,10 +99,6 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 # ------------------------------------------------------------ times and ratios
 Interval = tuple[float, float] | None
-# The figure of a wider interval, as a factor between its ends, is its nearer end: `over 4x`.
-_WIDEST = 4.0
-# An interval that reaches this ratio is wide if its ends differ by this factor.
-_BEYOND, _NARROW = 10.0, 1.5
 # The words of records, and those that people read.
 _DOUBTS = {
     "cannot tell": "unclear",
@@ -173,14 +166,11 @@ def small(value: float | None) -> str:
 def verdict_text(verdict: str, ratio: float | None, interval: Interval = None) -> str:
     """Return `1.5x faster` or `1.2x slower`; another verdict in the words of readers.
 
-    Of a wide interval it is the end nearer to 1, rounded down: `over 4.2x faster`, or the verdict alone if
-    that end is 1. A figure has two places, `1.36x`, where one would lie outside of the interval.
+    A figure has two places, `1.36x`, where one would lie outside of the interval.
     """
     if ratio is None or verdict not in ("faster", "slower"):
         return doubt(verdict)
     factor, *ends = (r if verdict == "slower" else _inverse(r) for r in (ratio, *(interval or ())))
-    if interval and is_wide(interval):
-        return f"{_over(min(ends))}{verdict}"
     is_outside = bool(ends) and not min(ends) <= round(factor, 1) <= max(ends)
     return f"{_times(factor, fine=is_outside)} {verdict}"
 
@@ -195,13 +185,13 @@ def speed_text(
 ) -> str:
     """Return the verdict with its figures: `1.3x faster, 163 instead of 214 ms (95 % interval: ...)`.
 
-    `time` are the seconds that belong to the ratio. `unclear` has no times, and a wide interval none that
-    would say one ratio. Without `confidence` the interval is left out.
+    `time` are the seconds that belong to the ratio. `unclear` has no times. Without `confidence` the
+    interval is left out.
     """
     text = verdict_text(verdict, ratio, interval)
     if ratio is None or verdict not in ("faster", "slower", "no difference", "unclear"):
         return text
-    if time is not None and verdict != "unclear" and not (interval and is_wide(interval)):
+    if time is not None and verdict != "unclear":
         before = time / ratio
         text += f", {seconds(before) if verdict == 'no difference' else instead(time, before)}"
     if confidence is None or not (shown := interval_text(interval, verdict)):
@@ -223,20 +213,13 @@ def interval_text(interval: Interval, verdict: str = "") -> str:
     """
     if interval is None:
         return ""
-    (low, high), fine = interval, not is_wide(interval)
+    low, high = interval
     if high <= 1 or low >= 1:
         word = "faster" if high <= 1 else "slower"
         ends = (_inverse(high), _inverse(low)) if high <= 1 else interval
-        text = " to ".join(_times(end, fine=fine) for end in ends)
+        text = " to ".join(_times(end, fine=True) for end in ends)
         return text if word == verdict else f"{text} {word}"
-    return f"{_times(high, fine=fine)} slower to {_times(_inverse(low), fine=fine)} faster"
-
-
-def is_wide(interval: tuple[float, float]) -> bool:
-    """Return whether an interval of ratios is too wide for one figure."""
-    low, high = interval
-    reaches = max(high, _inverse(low)) >= _BEYOND
-    return high > low * (_NARROW if reaches else _WIDEST)
+    return f"{_times(high, fine=True)} slower to {_times(_inverse(low), fine=True)} faster"
 
 
 def doubt(status: str) -> str:
@@ -255,13 +238,6 @@ def noise_text(noise: float | None) -> str:
 
 def _inverse(ratio: float) -> float:
     return 1 / ratio if ratio else math.inf
-
-
-def _over(factor: float) -> str:
-    """Return `over 4.9x ` for 4.93, rounded down; empty below 1.1, and for infinity."""
-    if not 1.1 <= factor < math.inf:
-        return ""
-    return f"over {_times(math.floor(factor * 10 + 1e-9) / 10)} "
 
 
 def _times(factor: float, *, fine: bool = False) -> str:

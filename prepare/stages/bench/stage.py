@@ -24,10 +24,8 @@ class BenchStage(Stage):
     groups: ClassVar[bool] = True
     fails: ClassVar[tuple[str, ...]] = ("slower",)
 
-    level: Level = key(
-        "short", "time against the unprepared model (short: 3 s, 120 for slow calls)"
-    )
-    seconds: Seconds = key(None, "seconds that a timing may use; null: those of its level", "60")
+    level: Level = key("short", "time against the unprepared model")
+    seconds: Seconds = key(None, "seconds that it may use; null: 3, or 120 for slow calls", "60")
 
     @classmethod
     def records(cls) -> Mapping[str, Any]:
@@ -41,7 +39,7 @@ class BenchStage(Stage):
         from prepare.stages.bench.time_prepared import BUDGET
 
         # Three calls of each of two models, and three rounds of three, if those are slow.
-        return max(self.seconds or BUDGET[self.level], 15 * work.step_seconds())
+        return max(self.seconds or BUDGET, 15 * work.step_seconds())
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None:
@@ -57,7 +55,6 @@ class BenchStage(Stage):
                 work.model,
                 work.pipeline,
                 work.example,
-                level=self.level,
                 mode=work.settings.mode,
                 seconds=self.seconds,
                 amp=work.amp,
@@ -103,8 +100,6 @@ def _sweep_note(work: StageContext, found: Comparison) -> str:
 
 
 def _figures(found: Comparison) -> dict[str, Any]:
-    from prepare.core.utils.machine import disturbed_times
-
     row = found.headline
     low, high = row.ratio_interval or (None, None)
     values: dict[str, Any] = {
@@ -116,7 +111,7 @@ def _figures(found: Comparison) -> dict[str, Any]:
         "prepared_seconds": finite(found.prepared_seconds),
         "timed_reason": row.reason,
         "timed_where": _where(found),
-        "busy": disturbed_times(found.settings, found.noise),
+        "busy": found.busy,
     }
     if found.rows:
         seconds = found.row(found.baseline).seconds

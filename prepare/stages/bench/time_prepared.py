@@ -1,4 +1,4 @@
-"""Time the prepared model against the unprepared one, for as long as the level says."""
+"""Time the prepared model against the unprepared one, for as long as it takes or the user says."""
 
 from __future__ import annotations
 
@@ -20,13 +20,10 @@ if TYPE_CHECKING:
     from torch import nn
 
     from prepare.core.forward.torch_state import Amp
-    from prepare.stages.stage import Level, Mode
+    from prepare.stages.stage import Mode
 
-# Seconds, and the precision of the ratio: a `short` comparison stops as soon as its verdict is clear. For
-# slow calls it may take longer.
-BUDGET = {"short": 3.0, "full": 60.0}
-PRECISION = {"short": None, "full": 0.01}
-LONGEST = 120.0
+# Seconds: a comparison stops as soon as its verdict is clear. For slow calls it may take longer.
+BUDGET, LONGEST = 3.0, 120.0
 
 
 def time_models(
@@ -35,7 +32,6 @@ def time_models(
     pipeline: Pipeline,
     example: Any,
     *,
-    level: Level,
     mode: Mode,
     seconds: float | None = None,
     amp: Amp = "none",
@@ -48,11 +44,10 @@ def time_models(
         prepared: the other one. Apart from that move, both are left unchanged.
         pipeline: that of the prepared model, which formats its inputs.
         example: the arguments of the unprepared model, an Example or a Call; None for none.
-        level: `short` stops when the verdict is clear, or cannot become clear in 3 seconds; slow calls have
-            120 seconds for 8 rounds. If three rounds do not fit into that, nothing is compared, and the
-            reason says so. `full` times for a minute, or until the ratio is known to 1 %.
         mode: `eval` times inference, `train` a training step.
-        seconds: the time in place of the level's own.
+        seconds: the time limit; by default 3 seconds, and 120 for 8 rounds of slow calls. It stops when the
+            verdict is clear, or cannot become clear. If three rounds do not fit, nothing is compared, and
+            the reason says so.
         amp: the autocast of the forwards of both.
         tell: called at intervals with a line on the progress.
     """
@@ -71,10 +66,10 @@ def time_models(
                 models,
                 call_of(example),
                 train=train,
-                budget=seconds or BUDGET[level],
-                longest=(seconds or LONGEST) if level == "short" else None,
+                budget=seconds or BUDGET,
+                longest=seconds or LONGEST,
                 amp=amp,
-                precision=PRECISION[level],
+                precision=None,
                 format={
                     name: partial(format_call, prepared=model, pipeline=pipelines[name])
                     for name, model in models.items()

@@ -9,7 +9,7 @@ what it computed inside of the whole model, so memory that two modules share sho
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -41,7 +41,7 @@ _NEAR = 0.5
 
 
 def compare_alone(
-    case: VerificationCase, run: runs.Run, wanted: Callable[[str], bool]
+    case: VerificationCase, run: runs.Run, wanted: Collection[str]
 ) -> tuple[dict[str, list[Deviation]], dict[str, str]]:
     """Compare the recorded calls of the wanted leaves, by name.
 
@@ -49,7 +49,7 @@ def compare_alone(
     """
     found, left_out = {kind: list[Deviation]() for kind in MODULE_KINDS}, dict[str, str]()
     calls: dict[str, list[runs.ModuleCall]] = {}
-    for call in filter(lambda call: wanted(call.name), run.calls):
+    for call in filter(lambda call: call.name in wanted, run.calls):
         calls.setdefault(call.name, []).append(call)
     in_float64 = unchanged(case.reference, stand_in=partial(runs.cast, dtype=torch.float64))
     quiet = ignored_warnings("the tensors in a .* stay as they are")
@@ -60,6 +60,8 @@ def compare_alone(
         owners = Counter(id(p) for m in modules for p in m._parameters.values())
         for name in list(calls):
             try:
+                if any(call.is_twice for call in calls[name]):
+                    raise RuntimeError("the forward differentiates")
                 if case.budget.left() < 0:
                     raise TimeoutError("no time was left; raise verify.seconds")
                 items = _compare(case, name, calls.pop(name), run, owners)

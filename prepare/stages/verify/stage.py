@@ -10,9 +10,6 @@ from prepare.stages.stage import Level, Seconds, Stage, StageContext, Verdict, k
 if TYPE_CHECKING:
     from prepare.core.document import Document, ReportContext
 
-# The seconds of level `full`, which also copies a large model to have a reference.
-_LONG = 600.0
-
 
 @stage("verify")
 class VerifyStage(Stage):
@@ -38,8 +35,7 @@ class VerifyStage(Stage):
             return 0.0
         from prepare.stages.verify.budget import SECONDS, time_limit
 
-        least = _LONG if self.level == "full" else SECONDS
-        return self.seconds or time_limit(least, work.step_seconds())
+        return self.seconds or time_limit(SECONDS, work.step_seconds())
 
     def run(self, work: StageContext) -> Mapping[str, Any]:
         if self.level == "none" or work.reference is None or not work.example:
@@ -53,7 +49,7 @@ class VerifyStage(Stage):
                 work.example,
                 pipeline=work.pipeline,
                 mode=work.settings.mode,
-                seconds=self.seconds or (_LONG if self.level == "full" else None),
+                seconds=self.seconds,
                 amp=work.amp,
             )
         return {"verify": verification}
