@@ -40,8 +40,8 @@ def prepare(
     if component not in networks:
         wrong = f"{component!r} is not a network of this {type(pipe).__name__}"
         raise RefusedError("component", wrong, choose(component, networks, noun="networks"))
-    model = networks[component]
-    class_calling(type(model), method)  # raises if there is no such method
+    model: Any = networks[component]
+    class_calling(model.__class__, method)  # raises if there is no such method
     if any(map(_is_offloaded, model.modules())):
         wrong = "its weights are offloaded module by module, which would bring back those of before"
         remedy = "prepare it first, then call enable_sequential_cpu_offload or enable_group_offload"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -26,18 +25,13 @@ def _check_sizes(shape: tuple[int, ...]) -> None:
         raise ValueError(f"{list(shape)} holds a size below 1", f"give {_SIZES}")
 
 
-def _check_finite(bound: float) -> None:
-    if not math.isfinite(bound):
-        raise ValueError(f"{bound} is not a finite number", "give a number or null")
-
-
 def _check_dotted(name: str) -> None:
     if "." not in name or not all(part.isidentifier() for part in name.split(".")):
         remedy = "give the dotted name of a function, as in my_package.batch"
         raise ValueError(f"{name!r} is not a dotted name", remedy)
 
 
-_Bound = Annotated[int | float, "a number or null", _check_finite] | None
+_Bound = Annotated[int | float, "a number or null"] | None
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.fx.proxy import TraceError
 
-from prepare.core.forward.call import items_of, map_named, map_tensors, placed
+from prepare.core.forward.call import map_named, map_tensors, placed, tensors_in
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import NotScriptable, is_transformed, rows_copied
@@ -138,7 +138,9 @@ class FormatHook(NotScriptable):
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed():
             return new_args, new_kwargs
         given = _Arguments(new_args)
-        given.made = [(m, _content(m)) for m in _made((args, kwargs), (new_args, new_kwargs))]
+        own = set(map(id, tensors_in((args, kwargs))))
+        new = [each for each in tensors_in((new_args, new_kwargs)) if id(each) not in own]
+        given.copies = [(each, each._version) for each in new if not each.is_inference()]
         return given, new_kwargs
 
     @classmethod
@@ -190,7 +192,7 @@ class WarnHook(NotScriptable):
         error = sys.exception() if output is None else None
         if error and (note := note_of(module, error, args, kwargs)):
             error.add_note(note)
-        if any(_content(copy) != before for copy, before in getattr(args, "made", ())):
+        if any(copy._version != before for copy, before in getattr(args, "copies", ())):
             warnings.warn(
                 f"{type(module).__name__}.forward wrote into an argument that input_format had copied; the "
                 "caller's is as it was: drop attach, and give the model pipeline.format(batch)",
@@ -199,24 +201,9 @@ class WarnHook(NotScriptable):
 
 
 class _Arguments(tuple[Any, ...]):  # noqa: SLOT001  torch hands it on to the hook after forward
-    """The arguments of a call, with the copies in them and the content of each."""
+    """The arguments of a call, with the copies in them and the version of each."""
 
-    made: list[tuple[Any, Any]]
-
-
-def _made(before: Any, after: Any) -> Iterator[Any]:
-    """Yield the tensors and containers in `after` that are not the caller's own."""
-    if after is not before:
-        yield after
-        for (_, old), (_, new) in zip(items_of(before), items_of(after), strict=True):
-            yield from _made(old, new)
-
-
-def _content(made: Any) -> Any:
-    """Return what is another value once a tensor or a container is written to."""
-    if isinstance(made, Tensor):
-        return None if made.is_inference() else made._version
-    return [(key, id(item)) for key, item in items_of(made)]
+    copies: list[tuple[Tensor, int]]
 
 
 def _channels_are_last(shape: torch.Size) -> bool:

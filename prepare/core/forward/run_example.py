@@ -14,7 +14,7 @@ from prepare.core.forward.call import describe
 from prepare.core.forward.input_formatter import keep_option, note_of
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged, without_gradients
-from prepare.core.utils.packages import described, install_remedy, missing_module
+from prepare.core.utils.packages import described, remedy_of_missing
 from prepare.core.utils.process_state import interruptible
 from prepare.errors import ModelError
 
@@ -66,8 +66,8 @@ def explained(model: nn.Module, error: Exception, example: Any = None) -> ModelE
     message = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
     text = str(error)[:_MOST_SEARCHED]
     hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, text)]
-    if missing := missing_module(str(error)):
-        hints = [install_remedy(missing)]
+    if missing := remedy_of_missing(str(error)):
+        hints = [missing]
     name = _innermost(model, error.__traceback__)
     kind = type(model.get_submodule(name)).__name__
     if any(each.dtype.itemsize == 2 for each in model.parameters()) and re.search(_OF_DTYPE, text):

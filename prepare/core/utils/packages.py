@@ -68,10 +68,10 @@ def install_remedy(module: str) -> str:
     return "install it, or start in the folder that holds it"
 
 
-def missing_module(text: str) -> str | None:
-    """Return the module that an error message says is missing, as in `No module named 'einops'`."""
+def remedy_of_missing(text: str) -> str:
+    """Return how to get the module that an error message says is missing: `No module named 'einops'`."""
     match = _NO_MODULE.search(text)
-    return match and match[1]
+    return install_remedy(match[1]) if match else ""
 
 
 def switch_off_telemetry() -> None:

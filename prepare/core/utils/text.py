@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -77,11 +76,6 @@ def capitalized(text: str) -> str:
     return text if {"_", "="} & {*text.partition(" ")[0]} else text[:1].upper() + text[1:]
 
 
-def counts(numbers: Mapping[str, int], words: Iterable[str]) -> str:
-    """Return every word with its count: `18 converted, 0 already`."""
-    return ", ".join(f"{numbers.get(word, 0)} {word}" for word in words)
-
-
 def plural(count: int, word: str) -> str:
     """Return a count with its noun: `1 tensor`, `2 tensors`."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
@@ -138,9 +132,9 @@ def part_of_tolerance(error: float | None, tolerance: float | None) -> float | N
     """
     if error is None or tolerance is None:
         return None
-    if not tolerance:
-        return math.inf if error else 0.0
-    return error / tolerance
+    if tolerance:
+        return error / tolerance
+    return math.inf if error else 0.0
 
 
 def share_text(part: float) -> str:
@@ -253,14 +247,3 @@ EVAL_MODE = "choose mode=eval (in Python model.eval())"
 def list_option(step: str, key: str, names: Iterable[str]) -> str:
     """Return an option to set: `steps.half.keep=[norms,head]`."""
     return f"steps.{step}.{key}=[{','.join(names)}]"
-
-
-def as_python(value: Any) -> str:
-    """Return a plain value as Python code, with double quotes."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{as_python(key)}: {as_python(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(as_python, value))}]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return "..." if value is ... else repr(value)
