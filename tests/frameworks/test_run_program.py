@@ -124,7 +124,6 @@ def test_the_ranks_that_a_program_starts_are_prepared_alike(folder, kind, free_p
 @pytest.mark.parametrize(
     ("words", "named"),
     [([], "recipe and a program"), (["recipe.yaml"], "recipe and a program"), (["nil.yaml", "train.py"], "nil.yaml"),
-     (["recipe.yaml", "trai.py"], "trai.py"),
      (["recipe.yaml", "--repot", "x", "train.py"], "recipe and a program")],
 )  # fmt: skip
 def test_wrong_words_are_one_line_before_the_program_starts(folder, capsys, words, named):

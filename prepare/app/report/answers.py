@@ -18,7 +18,7 @@ from prepare.core.document import (
     Document,
     ReportContext,
 )
-from prepare.core.utils.text import as_python, capitalized, first_line, plural, printable
+from prepare.core.utils.text import capitalized, first_line, plural, printable
 from prepare.errors import Problem
 from prepare.stages.stage import ordered_stages, stages_of
 
@@ -202,7 +202,7 @@ def training_code(run: Results) -> str:
         lines.append("import torch")
     lines += ["from prepare.pipeline import Pipeline", ""]
     if repairs := plan.get("training_steps"):
-        load = f'Pipeline.load("recipe.yaml", steps={as_python(repairs)})'
+        load = f'Pipeline.load("recipe.yaml", steps={repairs})'
         lines.append(f"# This recipe is for inference. To train, use {load}.")
     elif plan.get("training_errors"):
         lines.append("# For inference only: training mode is an error, see Warnings.")

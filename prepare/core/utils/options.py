@@ -6,6 +6,7 @@ import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
@@ -14,8 +15,6 @@ from prepare.errors import ConfigError, Problem
 
 # The most characters of a value in a message.
 _LONGEST = 300
-# Levels of a value; a recipe has no more.
-_MOST_LEVELS = 32
 _INTEGERS = range(-(1 << 63), 1 << 64)
 _UNIONS = (Union, types.UnionType)
 _WORDS = {
@@ -45,13 +44,12 @@ def is_for_recipes(value: Any, hint: Any) -> bool:
     """
     origin, args = typing.get_origin(hint), typing.get_args(hint)
     if origin is Annotated:
-        mark = next((each for each in args[1:] if isinstance(each, ForRecipes)), None)
-        if mark is None:
+        marks = [each for each in args[1:] if isinstance(each, ForRecipes)]
+        if not marks:
             return is_for_recipes(value, args[0])
-        try:
-            return bool(convert(plain(value), hint) == value and mark.allows(value))
-        except ValueError:
-            return False
+        with suppress(ValueError):
+            return bool(convert(plain(value), hint) == value and marks[0].allows(value))
+        return False
     if value is None or type(value) in (bool, int, float):
         return True
     if origin in _UNIONS:
@@ -61,20 +59,14 @@ def is_for_recipes(value: Any, hint: Any) -> bool:
     return origin is Literal and value in args
 
 
-def plain(value: Any, *, levels: int = _MOST_LEVELS) -> Any:
-    """Return `value` as dicts, lists and scalars; torch's dtypes, devices and formats as their names.
-
-    Raises:
-        ValueError: it has more `levels`, or holds itself.
-    """
+def plain(value: Any) -> Any:
+    """Return `value` as dicts, lists and scalars; torch's dtypes, devices and formats as their names."""
     if isinstance(value, str | bytes) or not isinstance(value, Mapping | Sequence):
         is_torchs = type(value).__module__ == "torch"
         return str(value).removeprefix("torch.") if is_torchs else value
-    if not levels:
-        raise ValueError(f"is more than {_MOST_LEVELS} levels deep: nest less")
     if isinstance(value, Mapping):
-        return {str(key): plain(item, levels=levels - 1) for key, item in value.items()}
-    return [plain(item, levels=levels - 1) for item in value]
+        return {str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value]
 
 
 def read_options(
@@ -201,19 +193,16 @@ def _convert_checked(value: Any, hint: Any) -> Any:
 
 def _convert_union(value: Any, hint: Any) -> Any:
     kinds = [arg for arg in typing.get_args(hint) if arg is not type(None) or value is None]
+    if len(kinds) == 1:
+        return convert(value, kinds[0])
     for kind in kinds:
-        try:
+        with suppress(_MisfitError):
             return convert(value, kind)
-        except _MisfitError:
-            if len(kinds) == 1:
-                raise
     raise _misfit(value, hint)
 
 
-def _convert_literal(value: Any, allowed: tuple[Any, ...]) -> Any:
-    if any(value == choice and type(value) is type(choice) for choice in allowed):
-        return value
+def _convert_literal(value: Any, allowed: tuple[Any, ...]) -> str:
     word = value if isinstance(value, str) else ""
-    if word and (known := meant(word, allowed)) is not None:
+    if (known := meant(word, allowed)) is not None:
         return known
-    raise _MisfitError(f"{as_written(value)} is not allowed", choose(word, map(str, allowed)))
+    raise _MisfitError(f"{as_written(value)} is not allowed", choose(word, allowed))

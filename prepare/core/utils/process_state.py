@@ -33,9 +33,6 @@ def stopped_by_sigterm() -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise Stopped("stopped by SIGTERM")
 
-    if not _in_main_thread():
-        yield
-        return
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
@@ -49,83 +46,68 @@ def held_interrupts() -> Iterator[None]:
 
     Only the main thread runs them. What may hang is called by `interruptible`.
     """
-    if _held is not None or not _in_main_thread():
+    if _replaced or not _in_main_thread():
         yield
         return
-    hold = _Hold()
     try:
-        hold.install()
+        _hold()
         yield
     finally:
-        hold.release()
+        _release()
 
 
 def act_on_interrupts() -> None:
     """Run the handlers of deferred signals now, where they may raise: the work so far can be undone."""
-    if _held is not None and _in_main_thread():
-        _held.act()
+    while _received and _in_main_thread():
+        number = _received.pop(0)
+        _replaced[number](number, sys._getframe())
 
 
 def interruptible(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
     """Return `call(...)`, in which signals are not deferred; before and after it they are."""
-    hold = _held
-    if hold is None or not _in_main_thread():
+    if not _replaced or not _in_main_thread():
         return call(*args, **kwargs)
     try:
-        hold.release()
+        _release()
         result = call(*args, **kwargs)
-        hold.install()  # in the `try`: an interrupt before it belongs to the call
+        _hold()  # in the `try`: an interrupt before it belongs to the call
         return result
     finally:
-        hold.install()
+        _hold()
 
 
-class _Hold:
-    """The handlers that are replaced, and the signals that arrived meanwhile."""
-
-    def __init__(self) -> None:
-        self.received: list[int] = []
-        self._replaced: dict[int, Callable[..., Any]] = {}
-
-    def install(self) -> None:
-        """Replace each handler that is a Python function, unless it is replaced already."""
-        global _held  # noqa: PLW0603
-        for number in _SIGNALS:
-            handler = signal.getsignal(number)
-            if number not in self._replaced and callable(handler):
-                # Stored first: an interrupt may come between any two lines until it is replaced.
-                self._replaced[number] = handler
-                signal.signal(number, self._receive)
-        _held = self
-
-    def release(self) -> None:
-        """Restore the handlers, and send the signals again that were deferred."""
-        global _held  # noqa: PLW0603
-        _held = None
-        try:
-            while self._replaced:
-                number = next(reversed(self._replaced))
-                if signal.getsignal(number) == self._receive:  # no other was set meanwhile
-                    signal.signal(number, self._replaced[number])
-                del self._replaced[number]
-            while self.received:
-                signal.raise_signal(self.received.pop(0))
-        finally:
-            if self._replaced or self.received:  # the first signal's handler has raised
-                self.release()
-
-    def act(self) -> None:
-        """Call the handlers of the deferred signals."""
-        while self.received:
-            number = self.received.pop(0)
-            self._replaced[number](number, sys._getframe())
-
-    def _receive(self, number: int, _frame: Any) -> None:
-        if number not in self.received:
-            self.received.append(number)
+# The handlers that are replaced, and the signals that arrived meanwhile.
+_replaced: dict[int, Callable[..., Any]] = {}
+_received: list[int] = []
 
 
-_held: _Hold | None = None
+def _hold() -> None:
+    for number in _SIGNALS:
+        handler = signal.getsignal(number)
+        if number not in _replaced and callable(handler):
+            # Stored first: an interrupt may come between any two lines until it is replaced.
+            _replaced[number] = handler
+            signal.signal(number, _receive)
+
+
+def _release() -> None:
+    """Restore the handlers, and send the signals again that were deferred."""
+    try:
+        while _replaced:
+            number = next(reversed(_replaced))
+            if signal.getsignal(number) is _receive:  # no other was set meanwhile
+                signal.signal(number, _replaced[number])
+            del _replaced[number]
+        while _received:
+            signal.raise_signal(_received.pop(0))
+    finally:
+        if _replaced or _received:  # the first signal's handler has raised
+            _release()
+
+
+def _receive(number: int, _frame: Any) -> None:
+    if number not in _received:
+        _received.append(number)
 
 
 def _in_main_thread() -> bool:
@@ -146,9 +128,8 @@ def _release_in_child() -> None:
     """Restore the handlers in a forked process, and the lock that a thread has which the process lacks."""
     if not is_ours():
         PROCESS_STATE._at_fork_reinit()  # type: ignore[attr-defined]  # as logging does for its locks
-    if _held is not None:
-        _held.received.clear()
-        _held.release()
+    _received.clear()
+    _release()
 
 
 if hasattr(os, "register_at_fork"):

@@ -4,43 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
-_OUTPUT: ContextVar[TextIO | None] = ContextVar("_OUTPUT", default=None)
 # Called with the name of the stage that begins; returns a context that lasts as long as the stage.
 Progress = Callable[[str], AbstractContextManager[Any]]
 
 
-def output() -> TextIO:
-    """Return the stream of `line`: stdout, or that of `output_to`."""
-    return _OUTPUT.get() or sys.stdout
-
-
-@contextmanager
-def output_to(stream: TextIO) -> Iterator[None]:
-    """Within this context, print what is for stdout into `stream`."""
-    token = _OUTPUT.set(stream)
-    try:
-        yield
-    finally:
-        _OUTPUT.reset(token)
-
-
 def line(text: str, *, errors: bool = False) -> None:
     """Print one line on stdout or stderr, not wrapped, so that paths can be copied from it."""
-    stream = sys.stderr if errors else output()
+    stream = sys.stderr if errors else sys.stdout
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
@@ -75,11 +57,6 @@ def first_line(message: object) -> str:
 def capitalized(text: str) -> str:
     """Return the text with a capital first letter; `torch_export` and `key=value` stay as they are."""
     return text if {"_", "="} & {*text.partition(" ")[0]} else text[:1].upper() + text[1:]
-
-
-def counts(numbers: Mapping[str, int], words: Iterable[str]) -> str:
-    """Return every word with its count: `18 converted, 0 already`."""
-    return ", ".join(f"{numbers.get(word, 0)} {word}" for word in words)
 
 
 def plural(count: int, word: str) -> str:
@@ -138,9 +115,9 @@ def part_of_tolerance(error: float | None, tolerance: float | None) -> float | N
     """
     if error is None or tolerance is None:
         return None
-    if not tolerance:
-        return math.inf if error else 0.0
-    return error / tolerance
+    if tolerance:
+        return error / tolerance
+    return math.inf if error else 0.0
 
 
 def share_text(part: float) -> str:
@@ -253,14 +230,3 @@ EVAL_MODE = "choose mode=eval (in Python model.eval())"
 def list_option(step: str, key: str, names: Iterable[str]) -> str:
     """Return an option to set: `steps.half.keep=[norms,head]`."""
     return f"steps.{step}.{key}=[{','.join(names)}]"
-
-
-def as_python(value: Any) -> str:
-    """Return a plain value as Python code, with double quotes."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{as_python(key)}: {as_python(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(as_python, value))}]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return "..." if value is ... else repr(value)
