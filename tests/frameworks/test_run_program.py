@@ -156,7 +156,6 @@ def test_a_program_keeps_its_words_and_its_exit_code(folder, options, program, c
 @pytest.mark.parametrize(
     ("words", "named"),
     [([], "recipe and a program"), (["recipe.yaml"], "recipe and a program"), (["nil.yaml", "train.py"], "nil.yaml"),
-     (["recipe.yaml", "trai.py"], "trai.py"),
      (["recipe.yaml", "--repot", "x", "train.py"], "recipe and a program")],
 )  # fmt: skip
 def test_wrong_words_are_one_line_before_the_program_starts(folder, capsys, words, named):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.model.module_kinds import make_class
+from prepare.core.model.tensors import name_of
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError
 
@@ -60,9 +61,7 @@ def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
 
 def describe(value: Any) -> str:
     """Describe the tensors in `value`, separated by commas: `[2, 1, 32, 32] float32`."""
-    described = [
-        f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in(value)
-    ]
+    described = [f"{list(each.shape)} {name_of(each.dtype)}" for each in tensors_in(value)]
     more = f", and {len(described) - 3} more" if len(described) > 3 else ""
     return ", ".join(described[:3]) + more or type(value).__name__
 

@@ -14,9 +14,8 @@ if TYPE_CHECKING:
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether calls of this module itself are compiled."""
-    return getattr(module, "_compiled_call_impl", None) is not None or (
-        type(module).__name__ == "OptimizedModule"
-    )
+    is_wrapped = type(module).__name__ == "OptimizedModule"
+    return is_wrapped or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def contains_compiled(model: nn.Module) -> bool:

@@ -23,6 +23,7 @@ from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import NotScriptable, is_transformed, rows_copied
 from prepare.core.model.module_tree import remove_hooks
+from prepare.core.model.tensors import name_of
 from prepare.core.utils.process_state import interruptible
 from prepare.core.utils.text import list_option
 
@@ -60,16 +61,7 @@ class Formatter:
 
         `name_of` is given the place of a tensor in the batch, and returns the name that patterns match.
         """
-        done: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor, so that its id stays its own
-
-        def change(tensor: Tensor, place: str) -> Tensor:
-            if torch.compiler.is_compiling():
-                return self.tensor(tensor, name_of(place))
-            if id(tensor) not in done:
-                done[id(tensor)] = tensor, self.tensor(tensor, name_of(place))
-            return done[id(tensor)][1]
-
-        return map_named(change, batch)
+        return map_named(lambda tensor, place: self.tensor(tensor, name_of(place)), batch)
 
     def tensor(self, tensor: Tensor, name: str = "0") -> Tensor:
         """Return the formatted tensor; the same object if nothing changes. Differentiable."""
@@ -81,17 +73,17 @@ class Formatter:
         if (device, dtype) == (tensor.device, tensor.dtype) and stride in (None, tensor.stride()):
             return tensor
         if (fits := _within_range(tensor, dtype)) is None:
-            wrong = f"{name} holds numbers beyond {_name(dtype)}, and stays {_name(tensor.dtype)}"
+            wrong = (
+                f"{name} holds numbers beyond {name_of(dtype)}, and stays {name_of(tensor.dtype)}"
+            )
             remedy = list_option(_STEP, "exclude", [name])
             warnings.warn(f"{wrong}; scale them, or say so: {remedy}", stacklevel=2)
             dtype = tensor.dtype
         tensor = tensor if fits is None else fits
         if stride is None:
             return tensor.to(device, dtype, non_blocking=_may_run_on(tensor, device))
-        if torch.jit.is_tracing():  # a trace loses the copy into new memory, and reads garbage
-            to = "contiguous_format" if memory_format == "contiguous" else memory_format
-            return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, str(to)))
-        if is_transformed():
+        # A trace loses the copy into new memory, and reads garbage.
+        if torch.jit.is_tracing() or is_transformed():
             moved = tensor.to(device, dtype)
             return moved.contiguous() if memory_format == "contiguous" else rows_copied(moved)
         # `.contiguous(memory_format=...)` would keep strides that satisfy the format, canonical or not.
@@ -158,10 +150,6 @@ class FormatHook(NotScriptable):
         if kind == "0" and int(first) < len(self.names):
             first = self.names[int(first)]
         return ".".join((first, *rest))
-
-    def is_on(self, model: nn.Module) -> bool:
-        """Return whether `model` has a hook equal to this one."""
-        return self in model._forward_pre_hooks.values()
 
     def install(self, model: nn.Module) -> None:
         """Register the hook before all others, and remove any other formatting hook."""
@@ -240,7 +228,7 @@ def note_of(model: nn.Module, error: BaseException, args: Any, kwargs: Any) -> s
     hooked = next((h for h in model._forward_pre_hooks.values() if isinstance(h, FormatHook)), None)
     wanted, devices = hooked and hooked.formatter, {each.device.type for each in model.parameters()}
     if wanted and wanted.dtype and dtypes and dtypes.isdisjoint({wanted.dtype}):
-        return _MOVED.format(_name(wanted.dtype))
+        return _MOVED.format(name_of(wanted.dtype))
     if wanted and wanted.device and devices and devices.isdisjoint({wanted.device.type}):
         return _MOVED.format(wanted.device)
     if not dtypes or not re.search(DTYPE_ERROR, str(error)):
@@ -251,7 +239,7 @@ def note_of(model: nn.Module, error: BaseException, args: Any, kwargs: Any) -> s
     for key, is_cast in (("include", False), ("exclude", True)):
         names = [hook.name_of(place) for place, t in floats if (t.dtype == dtype) is is_cast]
         if names:
-            is_in = f"in {_name(dtype)}" if is_cast else f"not in {_name(dtype)}"
+            is_in = f"in {name_of(dtype)}" if is_cast else f"not in {name_of(dtype)}"
             told.append(
                 f"{', '.join(names)}: {is_in}; to change that: {list_option(_STEP, key, names)}"
             )
@@ -325,10 +313,6 @@ def _may_look(tensor: Tensor, limit: float) -> bool:
     )
 
 
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _may_run_on(tensor: Tensor, device: torch.device) -> bool:
     """Return whether the copy to `device` may still run when the forward begins.
 
@@ -356,10 +340,8 @@ class CastArguments(NotScriptable):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
         if args and isinstance(args[0], Proxy):
-            text = (
-                f"torch.fx.symbolic_trace cannot trace {type(module).__name__}, which half keeps in"
-            )
-            raise TraceError(f"{text} {self.dtype}: {_REMEDY}")
+            kept = f"half keeps {type(module).__name__} in {self.dtype}"
+            raise TraceError(f"torch.fx.symbolic_trace: {kept}; {_REMEDY}")
         return map_tensors(self._cast, args), map_tensors(self._cast, kwargs)
 
     def _cast(self, tensor: Tensor) -> Tensor:

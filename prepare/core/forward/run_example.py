@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 _OF_DTYPE = (
     r"\bdtype|[Ss]calar ?[Tt]ype|same type|type .*should be the same|BFloat16|Half|or double"
 )
-# Characters of an error: the time of the search grows with their square.
-_MOST_SEARCHED = 5_000
-
 
 # The remedy for each pattern of a message of torch.
 _HINTS = {
@@ -64,7 +61,7 @@ def explained(model: nn.Module, error: Exception, example: Any = None) -> ModelE
     lines = str(error).strip().split("\n")
     # The first line of a compiler's error names its backend, the next line the error of the backend.
     message = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
-    text = str(error)[:_MOST_SEARCHED]
+    text = str(error)[:5_000]  # the time of the search grows with the square of its length
     hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, text)]
     if missing := remedy_of_missing(str(error)):
         hints = [missing]

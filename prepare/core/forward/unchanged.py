@@ -12,7 +12,7 @@ import gc
 import random
 import re
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -88,8 +88,6 @@ def without_gradients(run: Callable[[], _T]) -> _T:
     try:
         with torch.no_grad():
             return run()
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
         try:
             with torch.enable_grad():
@@ -129,9 +127,8 @@ class ModelState:
     def __init__(self, model: nn.Module, inputs: Any = ()) -> None:
         self.stand_ins: dict[int, Tensor] = {}
         self._seen: dict[int, Any] = {}  # with the object, which keeps its id from being used again
-        self._held: list[
-            tuple[Any, Any]
-        ] = []  # a container or the attributes of an object, its content
+        # A container or the attributes of an object, and its content.
+        self._held: list[tuple[Any, dict[Any, Any]]] = []
         # A tensor, whether it requires a gradient, that gradient, and an alias of its memory.
         self._tensors: list[tuple[Tensor, bool, Tensor | None, Tensor | None]] = []
         self._resets: list[Callable[[], object]] = []
@@ -153,10 +150,7 @@ class ModelState:
             for tensor, *_ in self._tensors[:tensors]:
                 self.stand_ins[id(tensor)] = stand_in(tensor)
             for owner, before in self._held[:held]:
-                after = [v if type(v) in _SIMPLE else self._swapped(v) for v in _values(before)]
-                refill(
-                    owner, dict(zip(before, after, strict=True)) if type(before) is dict else after
-                )
+                refill(owner, {key: self._swapped(value) for key, value in before.items()})
         self._copy_memory()
 
     def restore(self) -> None:
@@ -170,13 +164,10 @@ class ModelState:
         for reset in self._resets:
             reset()
         self._restore_tensors()
-        written = [tensor for tensor, version in self._not_copied if tensor._version != version]
-        if written:
-            shape = list(written[0].shape)
-            wrong = (
-                f"writes into a tensor of shape {shape}, a mapped file or too large to be copied"
-            )
-            raise RefusedError("forward", wrong, "build the model again, where more memory is free")
+        for tensor, version in self._not_copied:
+            if tensor._version != version:
+                wrong = f"writes into {list(tensor.shape)}, a mapped file or too large to be copied"
+                raise RefusedError("forward", wrong, "build the model where more memory is free")
 
     def _restore_tensors(self) -> None:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
@@ -209,16 +200,12 @@ class ModelState:
         modules = [module for module in root.modules() if id(module) not in self._seen]
         self._seen |= {id(module): module for module in modules}
         for module in modules:
-            self._visit_module(module)
-
-    def _visit_module(self, module: nn.Module) -> None:
-        self._hold(vars(module))
-        for key, value in list(vars(module).items()):
-            if key in _HOOKS and isinstance(value, dict):
-                for hook in self._hold(value):
-                    self._visit_hook(hook)
-            else:
-                self._visit(value, _IN_ATTRIBUTE)
+            for key, value in self._hold(vars(module)).items():
+                if key in _HOOKS and isinstance(value, dict):
+                    for hook in self._hold(value).values():
+                        self._visit_hook(hook)
+                else:
+                    self._visit(value, _IN_ATTRIBUTE)
 
     def _visit(self, value: Any, depth: int) -> None:
         """Visit a value; enter so many containers and objects in it."""
@@ -239,7 +226,8 @@ class ModelState:
         elif depth and (isinstance(value, CONTAINERS) or _is_entered(type(value))):  # type: ignore[arg-type]
             self._seen[id(value)] = value
             own = isinstance(value, CONTAINERS)
-            for each in self._hold(value if own else object.__getattribute__(value, "__dict__")):
+            held = self._hold(value if own else object.__getattribute__(value, "__dict__"))
+            for each in held.values():
                 self._visit(each, depth - 1)
 
     def _visit_hook(self, hook: Any) -> None:
@@ -255,9 +243,9 @@ class ModelState:
                 if isinstance(each, CONTAINERS):
                     self._visit(each, _IN_ATTRIBUTE)
 
-    def _hold(self, container: Any) -> Collection[Any]:
+    def _hold(self, container: Any) -> dict[Any, Any]:
         self._held.append((container, content_of(container)))
-        return _values(self._held[-1][1])
+        return self._held[-1][1]
 
     # -------------------------------------------------------------------------------------- values
 
@@ -313,10 +301,6 @@ def _reset_of(value: Any) -> Callable[[], object] | None:
     if isinstance(value, np.random.Generator):
         return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     return None
-
-
-def _values(content: Any) -> Collection[Any]:
-    return content.values() if type(content) is dict else content
 
 
 def _memory_of(tensor: Tensor) -> tuple[object, ...]:

@@ -134,18 +134,17 @@ class Snapshot:
             refill(container, content)
 
 
-def content_of(container: Any) -> Any:
-    """Return what a container of one of CONTAINERS holds, as a dict or a list."""
+def content_of(container: Any) -> dict[Any, Any]:
+    """Return what a container of one of CONTAINERS holds, by its keys or positions."""
     base = _base(type(container))  # type: ignore[arg-type]
-    if issubclass(base, dict):
-        return dict(base.items(container))
-    return list(base.__iter__(container))
+    is_dict = issubclass(base, dict)
+    return dict(base.items(container) if is_dict else enumerate(base.__iter__(container)))
 
 
-def refill(container: Any, content: Any) -> None:
+def refill(container: Any, content: dict[Any, Any]) -> None:
     """Put `content` back into a container, unless it holds just these objects."""
     now = content_of(container)
-    if same(now, content) and (type(now) is list or same(now.values(), content.values())):
+    if same(now, content) and same(now.values(), content.values()):
         return
     base = _base(type(container))  # type: ignore[arg-type]
     base.clear(container)
@@ -153,7 +152,7 @@ def refill(container: Any, content: Any) -> None:
         for key, value in content.items():
             base.__setitem__(container, key, value)
     else:
-        (base.update if base is set else base.extend)(container, content)
+        (base.update if base is set else base.extend)(container, content.values())
 
 
 def same(first: Collection[Any], second: Collection[Any]) -> bool:
