@@ -1,4 +1,4 @@
-"""Use the config groups of prepare in another Hydra application, and prepare a model that it configures."""
+"""Prepare a network that another Hydra application configures: a `_target_` for its configuration."""
 
 from __future__ import annotations
 
@@ -7,23 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-def register() -> None:
-    """Make the config groups of prepare known to Hydra, below `prepare/`.
-
-    Where this package is installed, Hydra finds them by itself (`hydra_plugins/prepare_groups.py`), and this
-    does nothing. An application takes `+prepare=default prepare/memfmt=channels_last_3d` (and
-    `prepare/precision`, `prepare/device`, `prepare.steps.half.keep=[]`), and builds its pipeline with
-    `Pipeline.from_config(cfg.prepare.steps)`, or names `prepared` in its configuration.
-    """
-    from hydra.core.plugins import Plugins
-
-    from hydra_plugins.prepare_groups import PrepareGroups, PrepareSearchPath
-
-    for plugin in (PrepareSearchPath, PrepareGroups):
-        if plugin not in Plugins.instance().discover(plugin):
-            Plugins.instance().register(plugin)
 
 
 def prepared(*args: Any, steps: Mapping[str, Any], of: str = "", **options: Any) -> nn.Module:

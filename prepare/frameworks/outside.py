@@ -4,7 +4,7 @@ What does not work, and what is done instead:
 
 * torch's global forward hook gets no keyword arguments, so a cast network would get its first batch as it is.
   Therefore `nn.Module.__call__` itself is replaced, until the first step of the optimizers is over.
-* A network that is copied or unpickled registers no Parameter. So the look begins anew with each optimizer.
+* A network that is copied or unpickled registers no Parameter. So each new optimizer begins the look too.
 * Copies of a network (EMA) are called after the last look. They are found by their class and shapes.
 """
 
@@ -16,7 +16,7 @@ import gc
 import pkgutil
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -84,7 +84,6 @@ class Found:
     name: str
     plan: Plan | None = None
     left: str = ""
-    again: int = 0
     audit: Audit | None = None
     flow: Flow | None = None
 
@@ -95,8 +94,7 @@ class Found:
             return
         counts = self.audit.summary["convolutions"] if self.audit else {}
         done, total = counts.get("converted", 0) + counts.get("already", 0), sum(counts.values())
-        again = f", {plural(self.again, 'time')} again" if self.again else ""
-        yield f"{self.name}: {done} of {plural(total, 'convolution')} prepared{again} ({', '.join(steps)})"
+        yield f"{self.name}: {done} of {plural(total, 'convolution')} prepared ({', '.join(steps)})"
         if self.flow is not None:
             yield f"  {why_not_kept(self.flow) or 'layout    kept'}"
         yield from (f"  warning   {first_line(str(each))}" for each in self.plan.warnings[:2])
@@ -116,9 +114,9 @@ class Outside:
         self.pipeline, self.module = network_pipeline(recipe), module
         self.found: list[Found] = []
         self._networks: WeakKeyDictionary[nn.Module, Found] = WeakKeyDictionary()
-        # Networks that were looked at, and all that is in them: parts are prepared with their network.
+        # Networks that were looked at since `look`, and what is in networks, which is prepared with them.
         self._seen, self._parts = WeakSet[nn.Module](), WeakSet[nn.Module]()
-        self._made, self._stepped = WeakSet[Optimizer](), WeakSet[Optimizer]()
+        self._waiting: WeakSet[Optimizer] = WeakSet()  # made, and not stepped yet
         self._calls = self._steps = 0
 
     def start(self) -> Self:
@@ -138,7 +136,7 @@ class Outside:
             _MAKING.close()
 
     def look(self) -> None:
-        """Look at calls again: an optimizer was made, or a Parameter was registered."""
+        """Look at calls from here on: an optimizer was made, or a Parameter was registered."""
         self._calls = self._steps = 0
         self._seen.clear()
         _watch_calls()
@@ -146,16 +144,15 @@ class Outside:
     @property
     def may_rest(self) -> bool:
         """Return whether all networks are known, so that a call need not be looked at."""
-        have_stepped = self._steps and self._made <= self._stepped
-        is_serving = self._calls >= _CALLS and not self._made
-        return bool(have_stepped or is_serving or self._steps >= _CALLS)
+        is_known = self._steps > 0 or self._calls >= _CALLS
+        return self._steps >= _CALLS or (is_known and not self._waiting)
 
     # ------------------------------------------------------------------------------ networks
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Prepare the network whose call begins, and predict its layout flow, if that has not been done."""
-        self._calls += 1
         network = self._network(module)
+        self._calls += network in self._networks  # a data set calls transforms long before
         if network is not module and type(module).__name__ == _WRAPPERS[1]:  # it has no weights now
             return
         self.see(network)
@@ -173,8 +170,6 @@ class Outside:
 
     def see(self, module: nn.Module) -> None:
         """Prepare the outermost networks in a module that is called, or that a wrapper is about to take."""
-        if module in self._seen:
-            return
         is_whole = self.module == "*" or type(module).__name__ in _WRAPPERS
         for each in [module] if is_whole else list(module.modules()):
             if self._is_wanted(each):
@@ -201,11 +196,9 @@ class Outside:
         try:
             self.prepare(network, strict=self.module != "*")
         except PrepareError as error:
-            found = self._networks[network]
-            found.left = first_line(str(error))
+            found = self._add(network, left=first_line(str(error)))
             warnings.warn(f"{found.name} is not prepared: {found.left}", stacklevel=4)
         self._seen.add(network)
-        self._parts.update(network.modules())
 
     def prepare(self, network: nn.Module, *, strict: bool = True) -> None:
         """Prepare a network with the optimizers that hold Parameters of it.
@@ -216,36 +209,37 @@ class Outside:
         Raises:
             PrepareError: it cannot be prepared; it is as it was.
         """
-        found = self._networks.get(network)
-        if found is None:
-            found = self._networks[network] = Found(type(network).__name__)
-            self.found.append(found)
-        held = set(_ids(network))
+        held = set(map(id, network.parameters()))
         optimizers = [each for each in _alive(Optimizer) if held & _parameters(each)]
         with _undisturbed(network) as amp:
             plan = self.pipeline.plan(network, amp=amp)
             if any(parameter.requires_grad for parameter in network.parameters()):
                 raise_problems(KnownIssueError, plan.training_errors)
             self.pipeline.apply(network, strict=strict, optimizer=optimizers, amp=amp)
-        if found.plan is None:
-            found.plan, found.audit = plan, audit(network, plan=plan)
-        elif plan:
-            found.again += 1
+        if plan or network not in self._networks:
+            self._add(network, plan=plan, audit=audit(network, plan=plan))
+
+    def _add(self, network: nn.Module, **what: Any) -> Found:
+        again = ", again" if network in self._networks else ""
+        self._networks[network] = found = Found(type(network).__name__ + again, **what)
+        self._parts.update(network.modules())
+        self.found.append(found)
+        return found
 
     # ------------------------------------------------------------------------------ what is made
 
     def made(self, maker: Any, taken: Iterable[Any]) -> None:
-        """Look again, since an optimizer is made of `taken`; or prepare what a wrapper is about to take."""
+        """Look again, since an optimizer is made; or prepare what a wrapper is about to take."""
         if isinstance(maker, Optimizer):
-            self._made.add(maker)
+            self._waiting.add(maker)
             self.look()
         for each in taken:
             if isinstance(each, nn.Module):
                 self.see(each)
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Rest once every optimizer has made a step; prepare copies such as an EMA before."""
-        self._stepped.add(optimizer)
+        """Prepare copies such as an EMA once every optimizer has made a step."""
+        self._waiting.discard(optimizer)
         self._steps += 1
         if self.may_rest:
             kinds = {_kind(network) for network, found in self._networks.items() if found.plan}
@@ -259,9 +253,9 @@ class Outside:
         """Return the networks of this process that nothing has called, and that are no part of another."""
         alive = [each for each in _alive(nn.Module) if "_modules" in vars(each)]  # begun to be made
         parts = {id(child) for each in alive for child in each.children()}
-        known = {each for network in self._networks for each in _ids(network)}
-        others = [e for e in alive if id(e) not in parts and not known.issuperset(_ids(e))]
-        return [each for each in others if self._is_wanted(each)]
+        known = {id(each) for network in self._networks for each in network.parameters()}
+        wanted = [each for each in alive if id(each) not in parts and self._is_wanted(each)]
+        return [each for each in wanted if not known.issuperset(map(id, each.parameters()))]
 
     def lines(self) -> Iterator[str]:
         """Yield what was prepared and what is to know of it, and the networks that were never called."""
@@ -274,11 +268,7 @@ class Outside:
 
 
 def outside(
-    recipe: Recipe,
-    *,
-    module: str | nn.Module = "*",
-    report: tuple[str, str] = ("", ""),
-    is_told: bool = True,
+    recipe: Recipe, *, module: str | nn.Module = "*", report: Sequence[str] = ("", "")
 ) -> Outside:
     """Prepare the networks of this program from here on, each at its first call, before the first step.
 
@@ -288,17 +278,16 @@ def outside(
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
         module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
-        report: the dotted name of what writes a page for each network, and the folder; of `prepare run`.
-        is_told: whether what was prepared is printed at the end.
+        report: the folder for the pages, and the dotted name of what writes them; of `prepare run`.
     """
     session = Outside(recipe, module=module).start()
 
     def end() -> None:
-        if session in Outside.active and rank() == 0 and is_told:
+        if session in Outside.active and rank() == 0:
             for text in session.lines():
                 print(f"prepare: {text}", file=sys.stderr)  # noqa: T201
-            if report[1]:
-                pkgutil.resolve_name(report[0])(session, report[1])
+            if report[0]:
+                pkgutil.resolve_name(report[1])(session, report[0])
         session.stop()
 
     atexit.register(end)
@@ -313,10 +302,6 @@ def _kind(network: nn.Module) -> tuple[Any, ...]:
     """Return what a copy of a network has in common with it."""
     shapes = tuple((name, tuple(each.shape)) for name, each in network.named_parameters())
     return type(network), shapes
-
-
-def _ids(network: nn.Module) -> Iterator[int]:
-    return map(id, network.parameters())
 
 
 def _parameters(optimizer: Optimizer) -> set[int]:

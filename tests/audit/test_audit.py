@@ -11,7 +11,7 @@ from torch.nn.utils import parametrizations, prune
 
 from prepare.audit import STATUSES, Audit, AuditRow, audit
 from prepare.core.model.memory_format import canonical_stride, satisfied
-from prepare.errors import AuditError
+from prepare.errors import FileError
 from prepare.pipeline import Pipeline
 from small_nets import Tied, facts, mixed, small_2d
 
@@ -215,7 +215,7 @@ def test_an_audit_loads_from_its_file_unchanged(tmp_path):
 )
 def test_a_file_that_is_not_an_audit_is_one_clear_error(tmp_path, text, message):
     (tmp_path / "audit.json").write_text(text)
-    with pytest.raises(AuditError, match=message):
+    with pytest.raises(FileError, match=message):
         Audit.load(tmp_path / "audit.json")
 
 

@@ -14,7 +14,6 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-import prepare.frameworks.hydra
 from paths import CONF
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
@@ -31,7 +30,6 @@ def compose():
     """Composes the project's configuration, with our groups registered; nothing is left behind."""
     before = ConfigStore.instance().repo
     ConfigStore.instance().repo = dict(before)
-    prepare.frameworks.hydra.register()
 
     def composed(*overrides: str, name: str = "train") -> DictConfig:
         with hydra.initialize_config_dir(str(PROJECT / "configs"), version_base="1.3"):

@@ -5,16 +5,15 @@ from __future__ import annotations
 import io
 import json
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
 from prepare.app.job.settings import GROUPS, group_names, key_names, level_names, step_remedy
 from prepare.core.utils.files import conf_dir
 from prepare.core.utils.suggest import choose_option, nearest
-from prepare.core.utils.text import line, output_to, printable
+from prepare.core.utils.text import line, printable
 from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.registry import STEPS
 from prepare.stages.stage import DONE, INTERRUPTED, NOT_VERIFIED, WRONG, tasks
@@ -185,8 +184,7 @@ def answered(argv: list[str], run: Callable[[list[str]], int]) -> int:
     as_json, answer = "--json" in argv, dict[str, Any]()
     token = _ANSWER.set(answer)
     try:
-        # What a model prints is not part of the object, and goes to stderr.
-        with output_to(io.StringIO()), redirect_stdout(sys.stderr) if as_json else nullcontext():
+        with redirect_stdout(io.StringIO()):  # also what a model prints
             code = run(rest)
     finally:
         _ANSWER.reset(token)

@@ -165,10 +165,8 @@ def _shown(filename: str) -> str:
     path = Path(filename)
     installed = [folder for folder in path.parents if folder.name in _INSTALLED]
     imported = map(Path, sorted(filter(None, sys.path), key=len, reverse=True))
-    for folder in (*installed, Path.cwd(), *imported):
-        if path.is_relative_to(folder):
-            return str(path.relative_to(folder))
-    return filename
+    roots = (*installed, Path.cwd(), *imported)
+    return next((str(path.relative_to(r)) for r in roots if path.is_relative_to(r)), filename)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
