@@ -59,7 +59,7 @@ KEY = ("network", "mode", "dtype", "threads")
 # The fewest rounds that have an interval at 95 %, and some.
 FEWEST = 8
 # Seconds in which a way has to give its first result.
-PATIENCE = 300
+PATIENCE = 600
 # A call longer than these seconds needs no untimed one before it.
 WARM_BELOW = 0.05
 # Errors, relative to the largest value, above which a result is wrong and has no speed.
