@@ -218,11 +218,24 @@ def test_losses_and_other_classes_are_left_alone():
     assert [each.name for each in found.found] == ["Net"]
 
 
-def test_what_cannot_be_prepared_is_said_and_the_program_goes_on():
-    net = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), batches(1)[0])
-    with session() as found, pytest.warns(UserWarning, match="is not prepared: .*script"):
-        net(batches(1)[0])
+class Flat(nn.Conv2d):
+    def forward(self, x):
+        return super().forward(x).view(len(x), -1)
+
+
+TRACED = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), torch.ones(2, 3, 12, 12))
+
+
+@pytest.mark.parametrize(("net", "why"), [(TRACED, "script"), (Flat(3, 4, 3), "in forward:.*view")])
+def test_what_cannot_be_prepared_is_said_and_the_program_goes_on(net, why):
+    optimizer = torch.optim.SGD(net.parameters(), 0.0)
+    before = steps(net, optimizer)
+    optimizer.zero_grad()
+    with session() as found, pytest.warns(UserWarning, match=f"is not prepared: .*{why}"):
+        assert steps(net, torch.optim.SGD(net.parameters(), 0.0)) == before
+    assert len(found.found) == 1
     assert "is as it was" in next(found.lines())
+    assert next(net.parameters()).stride() == (27, 9, 3, 1)
 
 
 def test_gradients_that_would_be_wrong_leave_the_network_as_it_was():
