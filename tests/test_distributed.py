@@ -149,7 +149,7 @@ def test_fully_shard_takes_what_keeps_weights_contiguous(ranks, steps, bound):
 # ------------------------------------------------------------------------------- too late
 
 TOO_LATE = {
-    "DDP": "DistributedDataParallel: is in DistributedDataParallel.*; prepare the module first, then wrap it",
+    "DDP": "DistributedDataParallel: is wrapped.*; prepare the module first, then wrap it",
     "FSDP1": "FullyShardedDataParallel: is sharded by FSDP; prepare the module first, then shard it",
     "FSDP1 with its original parameters": "FullyShardedDataParallel: is sharded by FSDP; prepare the",
     "FSDP2": "FSDPSequential: is sharded by FSDP; prepare the module first, then shard it",

@@ -151,8 +151,8 @@ class Outside:
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Prepare the network whose call begins, and predict its layout flow, if that has not been done."""
-        self._calls += 1
         network = self._network(module)
+        self._calls += network in self._networks  # a data set calls transforms long before
         if network is not module and type(module).__name__ == _WRAPPERS[1]:  # it has no weights now
             return
         self.see(network)
