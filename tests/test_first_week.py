@@ -479,19 +479,12 @@ def memory():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def from_numpy(path):
-    numpy = pytest.importorskip("numpy")
-    return torch.from_numpy(numpy.memmap(path, dtype=numpy.float32, mode="r+"))
-
-
 def loaded(path):
     return torch.load(path, mmap=True)
 
 
 MAPPED = {
     "array": lambda path: pytest.importorskip("numpy").memmap(path, mode="r"),
-    "tensor_of_an_array": from_numpy,
-    "tensor_of_a_file": lambda path: torch.from_file(str(path), shared=True, size=2**24),
     "tensor_of_a_checkpoint": loaded,
 }
 for kind, make_mapped in MAPPED.items():

@@ -16,17 +16,11 @@ PLACE = {"format": "prepare.environment", "version": 1, "date": "2025-01-02", "p
          "threads": 1, "devices": [], "git_commit": "abc"}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory):
-    folder = made.formats_by_precisions(tmp_path_factory.mktemp("made") / "swept")
-    for number in (0, 4):
-        Record(folder / f"{number}-row").write_environment(PLACE)
-    return folder
-
-
 @pytest.fixture
-def swept(made_once, tmp_path):
-    return Path(shutil.copytree(made_once, tmp_path / "swept"))
+def swept(swept):
+    for number in (0, 4):
+        Record(swept / f"{number}-row").write_environment(PLACE)
+    return swept
 
 
 @pytest.fixture
