@@ -216,7 +216,10 @@ def _openvino(model: OneTensor, batch: Tensor, case: dict[str, Any]) -> Any:
     hint = {"float32": "f32", "bfloat16": "bf16"}[case["dtype"]]
     config = {"INFERENCE_PRECISION_HINT": hint, "NUM_STREAMS": 1}
     config["INFERENCE_NUM_THREADS"] = case["threads"]
-    converted = openvino.convert_model(model, example_input=batch, input=[list(batch.shape)])
+    try:
+        converted = openvino.convert_model(model, example_input=batch, input=[list(batch.shape)])
+    except Exception:  # what cannot be traced may be exported
+        converted = openvino.convert_model(torch.export.export(model, (batch,)))
     run = openvino.compile_model(converted, "CPU", config)
     return lambda tensor: run(tensor.numpy(), share_inputs=True, share_outputs=True)[0]
 

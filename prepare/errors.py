@@ -149,12 +149,10 @@ class PartialError(PrepareError):
     def __init__(self, cause: BaseException, changed: list[str], unchanged: list[str]) -> None:
         self.changed, self.unchanged = changed, unchanged
         total = len(changed) + len(unchanged)
-        super().__init__(
-            "low_memory",
-            f"{type(cause).__name__} after {len(changed)} of {total} tensors: {cause}",
-            f"changed: {', '.join(changed)}; as before: {', '.join(unchanged) or 'none'}; "
-            "apply again to finish",
-        )
+        wrong = f"{type(cause).__name__} after {len(changed)} of {total} tensors: {cause}"
+        left = ", ".join(unchanged) or "none"
+        remedy = f"changed: {', '.join(changed)}; as before: {left}; apply again to finish"
+        super().__init__("low_memory", wrong, remedy)
 
 
 class ModelError(PrepareError):

@@ -151,8 +151,8 @@ class Outside:
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Prepare the network whose call begins, and predict its layout flow, if that has not been done."""
-        self._calls += 1
         network = self._network(module)
+        self._calls += network in self._networks  # a data set calls transforms long before
         if network is not module and type(module).__name__ == _WRAPPERS[1]:  # it has no weights now
             return
         self.see(network)
@@ -160,6 +160,22 @@ class Outside:
         if found is not None and found.plan is not None and found.flow is None:
             with _undisturbed(network) as amp, suppress(Exception):  # it goes on as without us
                 found.flow = predict(network, Example(args, kwargs), amp=amp)
+                if found.flow.status != "ok":
+                    self._take_back(network, found.flow.reason, Example(args, kwargs), amp)
+
+    def _take_back(self, network: nn.Module, failed: str, example: Example, amp: Amp) -> None:
+        """Leave a network as it was if its forward fails in channels-last alone, as `x.view(2, -1)` does."""
+        formats = [name for name in self.pipeline.steps if name.endswith("_memory_format")]
+        if not formats:
+            return
+        before = Pipeline.from_config({name: {"memory_format": "contiguous"} for name in formats})
+        self.pipeline.undo(network)
+        before.apply(network, strict=False, optimizer=_optimizers(network), known_issues="ignore")
+        if predict(network, example, amp=amp).status == "ok":
+            self.found.remove(self._networks.pop(network))
+            self._leave(network, f"in channels-last it fails: {failed.rpartition(';')[0]}")
+        else:  # without us it cannot be predicted either
+            self.prepare(network, strict=False)
 
     def _network(self, module: nn.Module) -> nn.Module:
         """Return the network in a wrapper that was made of it, or what is called itself."""
@@ -177,7 +193,7 @@ class Outside:
 
     def _is_wanted(self, network: nn.Module) -> bool:
         if network in self._networks:
-            return network not in self._seen
+            return network not in self._seen and not self._networks[network].left
         names = [base.__name__ for base in type(network).__mro__]
         if network in self._parts or any(name.endswith(_NO_NETWORKS) for name in names):
             return False
@@ -196,8 +212,7 @@ class Outside:
         try:
             self.prepare(network, strict=self.module != "*")
         except PrepareError as error:
-            found = self._add(network, left=first_line(str(error)))
-            warnings.warn(f"{found.name} is not prepared: {found.left}", stacklevel=4)
+            self._leave(network, first_line(str(error)))
         self._seen.add(network)
 
     def prepare(self, network: nn.Module, *, strict: bool = True) -> None:
@@ -209,8 +224,7 @@ class Outside:
         Raises:
             PrepareError: it cannot be prepared; it is as it was.
         """
-        held = set(map(id, network.parameters()))
-        optimizers = [each for each in _alive(Optimizer) if held & _parameters(each)]
+        optimizers = _optimizers(network)
         with _undisturbed(network) as amp:
             plan = self.pipeline.plan(network, amp=amp)
             if any(parameter.requires_grad for parameter in network.parameters()):
@@ -218,6 +232,10 @@ class Outside:
             self.pipeline.apply(network, strict=strict, optimizer=optimizers, amp=amp)
         if plan or network not in self._networks:
             self._add(network, plan=plan, audit=audit(network, plan=plan))
+
+    def _leave(self, network: nn.Module, why: str) -> None:
+        found = self._add(network, left=why)
+        warnings.warn(f"{found.name} is not prepared: {why}", stacklevel=5)
 
     def _add(self, network: nn.Module, **what: Any) -> Found:
         again = ", again" if network in self._networks else ""
@@ -304,8 +322,11 @@ def _kind(network: nn.Module) -> tuple[Any, ...]:
     return type(network), shapes
 
 
-def _parameters(optimizer: Optimizer) -> set[int]:
-    return {id(each) for group in optimizer.param_groups for each in group["params"]}
+def _optimizers(network: nn.Module) -> list[Optimizer]:
+    """Return the optimizers of this process that hold Parameters of a network."""
+    held = set(map(id, network.parameters()))
+    groups = {each: each.param_groups for each in _alive(Optimizer)}
+    return [each for each, of in groups.items() if held & {id(p) for g in of for p in g["params"]}]
 
 
 @contextmanager

@@ -204,7 +204,7 @@ def test_an_audit_loads_from_its_file_unchanged(tmp_path):
     [
         ("", "this is not an audit"),
         ("[]", "this is not an audit"),
-        ('{"format": "prepare.plan", "version": 1}', "this is a prepare.plan, not a prepare.audit"),
+        ('{"format": "prepare.plan", "version": 1}', "this is 'prepare.plan', not a prepare.audit"),
         ('{"format": "prepare.audit", "version": 9, "rows": []}', "version 9 is not known here"),
         (
             '{"format": "prepare.audit", "version": 1, "summary": {}, "rows": [{}]}',

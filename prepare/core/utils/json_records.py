@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
-from prepare.core.utils import options
 from prepare.core.utils.files import printable_path, read_text, write_text
+from prepare.core.utils.options import as_written, make
 from prepare.core.utils.text import printable
 from prepare.errors import FileError
 
@@ -79,7 +79,7 @@ class JsonRecord:
         def read(data: dict[str, Any]) -> Any:
             derived = {key for key in data if isinstance(getattr(cls, key, None), property)}
             skipped = derived | cls.KIND.head.keys()
-            record = options.make(cls, {k: data[k] for k in data if k not in skipped})
+            record = make(cls, {k: data[k] for k in data if k not in skipped})
             record.check()
             return record
 
@@ -97,26 +97,22 @@ class JsonRecord:
         """Raise ValueError, TypeError or KeyError if a record that was read contradicts itself."""
 
 
-def read_record(path: str | os.PathLike, kind: Kind, make: Callable[[dict[str, Any]], _T]) -> _T:
-    """Return `make(data)` for the content of the JSON file at `path`.
+def read_record(path: str | os.PathLike, kind: Kind, read: Callable[[dict[str, Any]], _T]) -> _T:
+    """Return `read(data)` for the content of the JSON file at `path`.
 
     Raises:
-        FileError: it cannot be read, is of another kind or version, or `make` cannot use its content.
+        FileError: it cannot be read, is of another kind or version, or `read` cannot use its content.
     """
     text, where = read_text(path, limit=LIMIT), printable_path(path)
     try:
         data = json.loads(text)
         if data["format"] != kind.format:
-            raise FileError(where, f"this is a {_brief(data['format'])}, not a {kind.format}")
+            raise FileError(where, f"this is {as_written(data['format'])}, not a {kind.format}")
         if data["version"] != 1:
-            wrong = f"version {_brief(repr(data['version']))} is not known here"
+            wrong = f"version {as_written(data['version'])} is not known here"
             raise FileError(where, wrong, "this prepare reads version 1")
-        return make(data)
+        return read(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        wrong = f"this is not {kind.name}: {type(error).__name__}: {_brief('; '.join(map(str, error.args)))}"
+        text = printable("; ".join(map(str, error.args))[:_LONGEST])
+        wrong = f"this is not {kind.name}: {type(error).__name__}: {text}"
         raise FileError(where, wrong, f"give {kind.expected}") from error
-
-
-def _brief(value: object) -> str:
-    text = str(value)
-    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
