@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import resource
 import tempfile
 import warnings
@@ -24,6 +25,7 @@ from torch import nn
 from prepare.core.forward.call import call_of
 from prepare.core.forward.unchanged import unchanged
 from prepare.errors import KnownIssueWarning
+from prepare.frameworks.outside import Outside
 from prepare.pipeline import Pipeline, pipeline, relayout
 from prepare.stages.verify import verify
 from prepare.steps import input_format
@@ -477,19 +479,12 @@ def memory():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def from_numpy(path):
-    numpy = pytest.importorskip("numpy")
-    return torch.from_numpy(numpy.memmap(path, dtype=numpy.float32, mode="r+"))
-
-
 def loaded(path):
     return torch.load(path, mmap=True)
 
 
 MAPPED = {
     "array": lambda path: pytest.importorskip("numpy").memmap(path, mode="r"),
-    "tensor_of_an_array": from_numpy,
-    "tensor_of_a_file": lambda path: torch.from_file(str(path), shared=True, size=2**24),
     "tensor_of_a_checkpoint": loaded,
 }
 for kind, make_mapped in MAPPED.items():
@@ -512,6 +507,7 @@ for kind, make_mapped in MAPPED.items():
 
 # ------------------------------------------------------------------ who trains what
 
+BEFORE = [*PROGRAMS]
 LAST = {"conv2d_memory_format": {}, "repair_layout": {}}
 
 
@@ -716,6 +712,22 @@ def one_that_is_not_fused_or_of_another_network_is_not_named(us):
         warnings.simplefilter("error")
         us.apply(LAST, model)
     return losses + steps_of(model, held[0])
+
+
+TRAININGS = [name for name in PROGRAMS if name not in BEFORE]
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_is_prepared_from_outside(name, request):
+    torch.manual_seed(0)
+    expected = PROGRAMS[name](Us(with_us=False))
+    found = Outside(LAST).start()
+    request.addfinalizer(found.stop)
+    torch.manual_seed(0)
+    assert PROGRAMS[name](Us(with_us=False)) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    networks = [re.match(r"\w+: (\d+) of (\d+) conv", line) for line in found.lines()]
+    counts = [each.groups() for each in networks if each]
+    assert [done for done, _ in counts] == [total for _, total in counts] != []
 
 
 # ------------------------------------------------------------------ whose code runs

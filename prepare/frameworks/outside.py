@@ -111,9 +111,10 @@ class Outside:
 
     def start(self) -> Self:
         """Begin to look at calls, optimizers and wrappers; `stop` ends it."""
-        self.active.append(self)
-        if len(self.active) == 1:
+        if not self.active:
             _watch_making()
+        if self not in self.active:
+            self.active.append(self)
         _watch_calls()
         return self
 
@@ -141,13 +142,28 @@ class Outside:
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Prepare the network whose call begins, and predict its layout flow, if that has not been done."""
-        self._calls -= 1
         network = self._network(module)
+        self._calls -= network in self._networks  # a data set calls transforms long before
         self.see(network)
         found = self._networks.get(network)
         if found is not None and found.audit is not None and found.flow is None:
             with _undisturbed(network) as amp, suppress(Exception):  # it goes on as without us
                 found.flow = predict(network, Example(args, kwargs), amp=amp)
+                if found.flow.status != "ok":
+                    self._take_back(network, Example(args, kwargs), amp)
+
+    def _take_back(self, network: nn.Module, example: Example, amp: Amp) -> None:
+        """Leave a network as it was if its forward fails in channels-last alone, as `x.view(2, -1)` does."""
+        found = self._networks[network]
+        formats = [name for name in self.pipeline.steps if name.endswith("_memory_format")]
+        before = Pipeline.from_config({name: {"memory_format": "contiguous"} for name in formats})
+        self.pipeline.undo(network)
+        before.apply(network, strict=False, optimizer=_optimizers(network), known_issues="ignore")
+        if found.flow is not None and predict(network, example, amp=amp).status == "ok":
+            failed = found.flow.reason.rpartition(";")[0]
+            self._leave(found, f"in channels-last it fails: {failed}")
+        else:  # without us it cannot be predicted either
+            self.prepare(network, strict=False)
 
     def _network(self, module: Any) -> nn.Module:
         """Return the network in a wrapper that was made of it, or what is called itself."""
@@ -167,7 +183,7 @@ class Outside:
 
     def _is_wanted(self, network: nn.Module) -> bool:
         if network in self._networks:
-            return network not in self._seen
+            return network not in self._seen and not self._networks[network].left
         names = [base.__name__ for base in type(network).__mro__]
         if network in self._parts or any(name.endswith(_NO_NETWORKS) for name in names):
             return False
@@ -187,13 +203,16 @@ class Outside:
             found.plan = self.prepare(network, strict=self.module != "*")
             found.audit = audit(network, plan=found.plan)
         except PrepareError as error:
-            found.left = first_line(str(error))
-            warnings.warn(f"{found.name} is not prepared: {found.left}", stacklevel=4)
+            self._leave(found, first_line(str(error)))
         if found.plan or not again:
             self._networks[network] = found
             self.found.append(found)
         self._seen.add(network)
         self._parts.update(network.modules())
+
+    def _leave(self, found: Found, why: str) -> None:
+        found.plan, found.audit, found.left = None, None, why
+        warnings.warn(f"{found.name} is not prepared: {why}", stacklevel=5)
 
     def prepare(self, network: nn.Module, *, strict: bool = True) -> Plan:
         """Prepare a network with the optimizers that hold Parameters of it, and return what was planned.
@@ -204,13 +223,11 @@ class Outside:
         Raises:
             PrepareError: it cannot be prepared; it is as it was.
         """
-        held = set(map(id, network.parameters()))
-        optimizers = [each for each in _alive(Optimizer) if held & _parameters(each)]
         with _undisturbed(network) as amp:
             plan = self.pipeline.plan(network, amp=amp)
             if any(parameter.requires_grad for parameter in network.parameters()):
                 raise_problems(KnownIssueError, plan.training_errors)
-            self.pipeline.apply(network, strict=strict, optimizer=optimizers, amp=amp)
+            self.pipeline.apply(network, strict=strict, optimizer=_optimizers(network), amp=amp)
         return plan
 
     # ------------------------------------------------------------------------------ what is made
@@ -306,8 +323,11 @@ def _kind(network: nn.Module) -> tuple[Any, ...]:
     return type(network), shapes
 
 
-def _parameters(optimizer: Optimizer) -> set[int]:
-    return {id(each) for group in optimizer.param_groups for each in group["params"]}
+def _optimizers(network: nn.Module) -> list[Optimizer]:
+    """Return the optimizers of this process that hold Parameters of a network."""
+    held = set(map(id, network.parameters()))
+    groups = {each: each.param_groups for each in _alive(Optimizer)}
+    return [each for each, of in groups.items() if held & {id(p) for g in of for p in g["params"]}]
 
 
 @contextmanager

@@ -24,6 +24,10 @@ class PrepareCallback(Outside, TrainerCallback):
         """Prepare the model, and begin to look for others."""
         self.start().prepare(given["model"])
 
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Begin again where a search for hyperparameters trains once more."""
+        self.start()
+
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """End to look for models."""
         self.stop()

@@ -59,9 +59,8 @@ def like(model: _Model, reference: nn.Module) -> _Model:
             for module, same in pairs:
                 _follow_calls(module, same)
         except BaseException:
-            with held_interrupts():
-                transfer.undo()
-                snapshot.restore()
+            transfer.undo()
+            snapshot.restore()
             raise
     return model
 

@@ -138,6 +138,7 @@ def test_an_identity_covers_the_packages_of_every_plugin(monkeypatch):
 
 @pytest.mark.parametrize("words", [(), ("resume=true",), ("overwrite=true",)])
 def test_a_folder_that_a_command_leads_is_refused(sweep, folder, words):
+    (folder / "swept").mkdir()
     with hold_folder(folder / "swept"):
         refused = cli.run(["--multirun", "hydra.sweep.dir=swept", NET + "Net", "seed=0,1", *words])
     assert refused == 2

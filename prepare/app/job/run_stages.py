@@ -30,7 +30,6 @@ from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.pipeline import is_chosen
-from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.stage import Stage, StageContext, stages_of, tasks
 
 if TYPE_CHECKING:
@@ -81,9 +80,6 @@ def run_stages(
         seen, work.took = _run_example(work)
         with progress("auditing"):
             audited = audit(model, plan=work.plan)
-        # What to do with an unchanged model names the format; a tuning has tried the formats.
-        if not work.unchanged and all(type(each).choose is Stage.choose for each in stages):
-            work.notes += _memfmt_note(model, work)
         job, text = replace(job, seen=seen), recipe.dumps(work.pipeline.to_recipe())
         results = replace(results, job=job, audit=audited, recipe=text)
         # The first answer: the rest loads more of torch than everything until here.
@@ -254,17 +250,3 @@ def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | Non
     except CopyError as error:
         remedy = "let its code draw all numbers from torch's generator, which seed= sets"
         return f"the model cannot be copied, and {error}; {remedy}"
-
-
-def _memfmt_note(model: nn.Module, work: StageContext) -> list[str]:
-    """Return a note if nothing was asked of the model's convolutions."""
-    rewritten = any(action.phase == "structure" for action in work.plan.actions)
-    if rewritten or format_steps(work.pipeline.steps.values(), model):
-        return []
-    flat, deep = (
-        any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)
-    )
-    if not (flat or deep):
-        return []
-    word = "by_rank" if flat and deep else "channels_last" if flat else "channels_last_3d"
-    return [f"no memfmt chosen: nothing was asked of convolutions; choose memfmt={word}"]

@@ -187,9 +187,9 @@ def _failure_answers(result: Result) -> list[Answer]:
 def training_code(run: Results) -> str:
     """Return code that loads the recipe, applies it to a `model` as the run has, and calls it.
 
-    If training with the recipe is an error, the code prepares the model for inference, and names the steps
-    that training needs. That of a training run has the loop with the optimizer, and scales the gradients of
-    float16. It is empty without a recipe.
+    If training with the recipe is an error, the code prepares the model for inference. That of a
+    training run has the loop with the optimizer, and scales the gradients of float16. It is empty without a
+    recipe.
     """
     if run.recipe is None:
         return ""
@@ -201,10 +201,7 @@ def training_code(run: Results) -> str:
     if run.amp != "none":
         lines.append("import torch")
     lines += ["from prepare.pipeline import Pipeline", ""]
-    if repairs := plan.get("training_steps"):
-        load = f'Pipeline.load("recipe.yaml", steps={repairs})'
-        lines.append(f"# This recipe is for inference. To train, use {load}.")
-    elif plan.get("training_errors"):
+    if plan.get("training_errors"):
         lines.append("# For inference only: training mode is an error, see Warnings.")
     lines.append('pipeline = Pipeline.load("recipe.yaml")')
     lines.append(f"model = pipeline.apply({_prepared(run)})  # in place, the same object")

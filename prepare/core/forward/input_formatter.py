@@ -240,9 +240,8 @@ def note_of(model: nn.Module, error: BaseException, args: Any, kwargs: Any) -> s
         names = [hook.name_of(place) for place, t in floats if (t.dtype == dtype) is is_cast]
         if names:
             is_in = f"in {name_of(dtype)}" if is_cast else f"not in {name_of(dtype)}"
-            told.append(
-                f"{', '.join(names)}: {is_in}; to change that: {list_option(_STEP, key, names)}"
-            )
+            option = list_option(_STEP, key, names)
+            told.append(f"{', '.join(names)}: {is_in}; to change that: {option}")
     return "; ".join(told)
 
 

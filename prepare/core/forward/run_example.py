@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,8 +20,6 @@ from prepare.core.utils.process_state import interruptible
 from prepare.errors import ModelError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from prepare.core.forward.example_input import Example
 
 
@@ -65,7 +64,7 @@ def explained(model: nn.Module, error: Exception, example: Any = None) -> ModelE
     hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, text)]
     if missing := remedy_of_missing(str(error)):
         hints = [missing]
-    name = _innermost(model, error.__traceback__)
+    name = _innermost(model, error)
     kind = type(model.get_submodule(name)).__name__
     if any(each.dtype.itemsize == 2 for each in model.parameters()) and re.search(_OF_DTYPE, text):
         hints = [_instead_of_cast(name), *hints]
@@ -81,15 +80,14 @@ def _instead_of_cast(name: str) -> str:
     return f"keep this module in float32: {keep_option(name)}; or {autocast}" if name else autocast
 
 
-def _innermost(model: nn.Module, trace: TracebackType | None) -> str:
+def _innermost(model: nn.Module, error: Exception) -> str:
     """Return the dotted name of the module whose code was running; empty for the model itself."""
     names = {id(module): name for name, module in model.named_modules()}
     innermost = ""
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
+    for frame, _ in walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
         if isinstance(module, nn.Module) and names.get(id(module)):
             innermost = names[id(module)]
-        trace = trace.tb_next
     return innermost
 
 

@@ -7,18 +7,16 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
-from prepare.core.utils import options
 from prepare.core.utils.files import printable_path, read_text, write_text
+from prepare.core.utils.options import as_written, make
 from prepare.core.utils.text import printable
-
-if TYPE_CHECKING:
-    from prepare.errors import PrepareError
+from prepare.errors import FileError
 
 _T = TypeVar("_T")
 # The most bytes of a file; more than the record of a model of a hundred thousand tensors needs.
-LIMIT = 1 << 25
+LIMIT = 1 << 26
 # The most characters of a message that come from a file.
 _LONGEST = 300
 # The report reads records, so no record imports it: it is looked up when one is shown.
@@ -43,21 +41,16 @@ def write_json(path: str | os.PathLike, data: dict[str, Any]) -> None:
 
 
 class Kind(NamedTuple):
-    """One kind of JSON record: its `format` and `version`, and its name with an article (`an audit`).
-
-    `expected` is the file to give in place of a wrong one, `error` the exception for a wrong one.
-    """
+    """One kind of JSON record: its `format`, its name with an article (`an audit`), the file that is one."""
 
     format: str
-    version: int
     name: str
     expected: str
-    error: type[PrepareError]
 
     @property
     def head(self) -> dict[str, Any]:
         """The first two members of such a file."""
-        return {"format": self.format, "version": self.version}
+        return {"format": self.format, "version": 1}
 
 
 class JsonRecord:
@@ -80,14 +73,13 @@ class JsonRecord:
         have the type of its annotation; numbers are finite, and below 2**63.
 
         Raises:
-            FileError: the file cannot be read.
-            PrepareError: the file is of another kind or version; the error of its kind.
+            FileError: the file cannot be read, or is of another kind or version.
         """
 
         def read(data: dict[str, Any]) -> Any:
             derived = {key for key in data if isinstance(getattr(cls, key, None), property)}
             skipped = derived | cls.KIND.head.keys()
-            record = options.make(cls, {k: data[k] for k in data if k not in skipped})
+            record = make(cls, {k: data[k] for k in data if k not in skipped})
             record.check()
             return record
 
@@ -105,27 +97,22 @@ class JsonRecord:
         """Raise ValueError, TypeError or KeyError if a record that was read contradicts itself."""
 
 
-def read_record(path: str | os.PathLike, kind: Kind, make: Callable[[dict[str, Any]], _T]) -> _T:
-    """Return `make(data)` for the content of the JSON file at `path`.
+def read_record(path: str | os.PathLike, kind: Kind, read: Callable[[dict[str, Any]], _T]) -> _T:
+    """Return `read(data)` for the content of the JSON file at `path`.
 
     Raises:
-        FileError: the file cannot be read.
-        kind.error: the file is of another kind or version, or `make` cannot use its content.
+        FileError: it cannot be read, is of another kind or version, or `read` cannot use its content.
     """
     text, where = read_text(path, limit=LIMIT), printable_path(path)
     try:
         data = json.loads(text)
         if data["format"] != kind.format:
-            raise kind.error(where, f"this is a {_brief(data['format'])}, not a {kind.format}")
-        if data["version"] != kind.version:
-            wrong = f"version {_brief(repr(data['version']))} is not known here"
-            raise kind.error(where, wrong, f"this prepare reads version {kind.version}")
-        return make(data)
+            raise FileError(where, f"this is {as_written(data['format'])}, not a {kind.format}")
+        if data["version"] != 1:
+            wrong = f"version {as_written(data['version'])} is not known here"
+            raise FileError(where, wrong, "this prepare reads version 1")
+        return read(data)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        wrong = f"this is not {kind.name}: {type(error).__name__}: {_brief('; '.join(map(str, error.args)))}"
-        raise kind.error(where, wrong, f"give {kind.expected}") from error
-
-
-def _brief(value: object) -> str:
-    text = str(value)
-    return printable(text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...")
+        text = printable("; ".join(map(str, error.args))[:_LONGEST])
+        wrong = f"this is not {kind.name}: {type(error).__name__}: {text}"
+        raise FileError(where, wrong, f"give {kind.expected}") from error

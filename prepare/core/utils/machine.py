@@ -38,9 +38,7 @@ def environment() -> dict[str, Any]:
     """Return the environment as plain data; None for anything unknown."""
     import torch
 
-    devices = ["mps"] if torch.backends.mps.is_available() else []
-    if torch.cuda.is_available():
-        devices = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    devices = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     return {
         "format": "prepare.environment",
         "version": 1,
@@ -56,7 +54,7 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "waiting": how_threads_wait(),
-        "devices": devices,
+        "devices": devices or ["mps"] * torch.backends.mps.is_available(),
         "git_commit": _commit(Path.cwd()),
     }
 

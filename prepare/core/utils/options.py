@@ -42,7 +42,7 @@ def is_for_recipes(value: Any, hint: Any) -> bool:
 
     Any other text may name a file, an address, a program or code. The mark `ForRecipes` decides for its type.
     """
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args = _parts(hint)
     if origin is Annotated:
         marks = [each for each in args[1:] if isinstance(each, ForRecipes)]
         if not marks:
@@ -62,8 +62,7 @@ def is_for_recipes(value: Any, hint: Any) -> bool:
 def plain(value: Any) -> Any:
     """Return `value` as dicts, lists and scalars; torch's dtypes, devices and formats as their names."""
     if isinstance(value, str | bytes) or not isinstance(value, Mapping | Sequence):
-        is_torchs = type(value).__module__ == "torch"
-        return str(value).removeprefix("torch.") if is_torchs else value
+        return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     return [plain(item) for item in value]
@@ -99,17 +98,34 @@ def read_options(
     return read
 
 
-def convert(value: Any, hint: Any) -> Any:
+def convert(value: Any, hint: Any) -> Any:  # noqa: PLR0912  a branch for each kind of type
     """Convert `value` to the type `hint`; raise ValueError(problem, remedy) if that is not possible."""
     if type(value) is hint and hint in (str, bool):
         return value
     origin, args = _parts(hint)
     if origin is Annotated:
-        return _convert_checked(value, hint)
+        try:
+            result = convert(value, args[0])
+        except ValueError:
+            # The description in the annotation says more than that of the type.
+            raise _misfit(value, hint) from None
+        for check in filter(callable, args[1:]):
+            known = check(result)  # another name of the value, if it returns one
+            result = result if known is None else known
+        return result
     if origin in _UNIONS:
-        return _convert_union(value, hint)
+        kinds = [arg for arg in args if arg is not type(None) or value is None]
+        if len(kinds) == 1:
+            return convert(value, kinds[0])
+        for kind in kinds:
+            with suppress(_MisfitError):
+                return convert(value, kind)
+        raise _misfit(value, hint)
     if origin is Literal:
-        return _convert_literal(value, args)
+        word = value if isinstance(value, str) else ""
+        if (known := meant(word, args)) is not None:
+            return known
+        raise _MisfitError(f"{as_written(value)} is not allowed", choose(word, args))
     if origin in (tuple, list) and isinstance(value, (str, list)):
         items = [value] if isinstance(value, str) else value
         if args[-1] is not Ellipsis and len(args) > 1:
@@ -150,7 +166,7 @@ def no_options(name: str, value: Any) -> Problem:
 
 def describe(hint: Any) -> str:
     """Describe a type in words: `a whole number`."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args = _parts(hint)
     if origin is Annotated:
         # A string among the annotations describes the value.
         return next((word for word in args[1:] if isinstance(word, str)), describe(args[0]))
@@ -176,33 +192,3 @@ def as_written(value: Any) -> str:
 
 def _misfit(value: Any, hint: Any) -> _MisfitError:
     return _MisfitError(f"{as_written(value)} is not allowed", f"give {describe(hint)}")
-
-
-def _convert_checked(value: Any, hint: Any) -> Any:
-    inner, *checks = typing.get_args(hint)
-    try:
-        result = convert(value, inner)
-    except ValueError:
-        # The description in the annotation says more than that of the type.
-        raise _misfit(value, hint) from None
-    for check in filter(callable, checks):
-        known = check(result)  # another name of the value, if it returns one
-        result = result if known is None else known
-    return result
-
-
-def _convert_union(value: Any, hint: Any) -> Any:
-    kinds = [arg for arg in typing.get_args(hint) if arg is not type(None) or value is None]
-    if len(kinds) == 1:
-        return convert(value, kinds[0])
-    for kind in kinds:
-        with suppress(_MisfitError):
-            return convert(value, kind)
-    raise _misfit(value, hint)
-
-
-def _convert_literal(value: Any, allowed: tuple[Any, ...]) -> str:
-    word = value if isinstance(value, str) else ""
-    if (known := meant(word, allowed)) is not None:
-        return known
-    raise _MisfitError(f"{as_written(value)} is not allowed", choose(word, allowed))

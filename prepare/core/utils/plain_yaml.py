@@ -9,7 +9,6 @@ document has at most 1 MiB and 32 levels.
 
 import math
 import re
-import sys
 from typing import Any, NoReturn
 
 import yaml
@@ -55,9 +54,8 @@ def write(value: object, where: str) -> str:
     The error names the path of a value that `read` refuses (`steps.half.keep[1]`), or `where`.
     """
     # The Python emitter of PyYAML: libyaml's writes other bytes.
-    layout: Any = {"sort_keys": False, "allow_unicode": True, "width": sys.maxsize}
     try:
-        text = yaml.dump(value, Dumper=_Dumper, **layout)
+        text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
     except (yaml.YAMLError, ValueError, RecursionError):
         text = ""
     _check_size(text.encode(), where)

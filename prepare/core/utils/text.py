@@ -8,38 +8,21 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
-_OUTPUT: ContextVar[TextIO | None] = ContextVar("_OUTPUT", default=None)
 # Called with the name of the stage that begins; returns a context that lasts as long as the stage.
 Progress = Callable[[str], AbstractContextManager[Any]]
 
 
-def output() -> TextIO:
-    """Return the stream of `line`: stdout, or that of `output_to`."""
-    return _OUTPUT.get() or sys.stdout
-
-
-@contextmanager
-def output_to(stream: TextIO) -> Iterator[None]:
-    """Within this context, print what is for stdout into `stream`."""
-    token = _OUTPUT.set(stream)
-    try:
-        yield
-    finally:
-        _OUTPUT.reset(token)
-
-
 def line(text: str, *, errors: bool = False) -> None:
     """Print one line on stdout or stderr, not wrapped, so that paths can be copied from it."""
-    stream = sys.stderr if errors else output()
+    stream = sys.stderr if errors else sys.stdout
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:

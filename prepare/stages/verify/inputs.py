@@ -64,11 +64,11 @@ def user_formatter(pipeline: Pipeline) -> Callable[[Any], Any] | None:
     return None if is_attached else pipeline.format
 
 
-def nudged(tensor: Tensor) -> Tensor:
-    """Change each floating-point number of a tensor by about one unit in the last place."""
+def nudged(tensor: Tensor, fraction: float) -> Tensor:
+    """Change each floating-point number of a tensor by a fraction of itself, up or down."""
     if not tensor.is_floating_point():
         return tensor
-    return tensor + tensor * torch.finfo(tensor.dtype).eps * _noise(tensor, 0).sign()
+    return tensor + tensor * fraction * _noise(tensor, 0).sign()
 
 
 def jittered(tensor: Tensor, seed: int, fraction: float = JITTER) -> Tensor:

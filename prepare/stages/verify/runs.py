@@ -100,7 +100,6 @@ def run_model(
     seed: int = 0,
     amp: str = "none",
     compiled: bool = False,
-    change: Callable[[Tensor], Tensor] | None = None,
     repair: torch.dtype | None = None,
     stand_in: Callable[[Tensor], Tensor] | None = None,
 ) -> Run:
@@ -108,8 +107,8 @@ def run_model(
 
     `stand_in` replaces each tensor of the model, by default by one with the same values and strides. `record`
     keeps the calls of leaves. A compiled model has its own random numbers and dropout. Inputs need a gradient
-    only with `backward`, and `graph` makes a graph without one. `change` replaces the outputs of leaves;
-    `repair` avoids torch's own faults in this dtype.
+    only with `backward`, and `graph` makes a graph without one. `repair` avoids torch's own faults in this
+    dtype.
     """
     result, start, leaves = Run(), time.perf_counter(), Named()
     # A compiler may have inlined the values of a Parameter.
@@ -125,7 +124,7 @@ def run_model(
             stack.enter_context(repaired(model, repair))
         if not compiled:
             stack.enter_context(SameNumbers())
-            stack.enter_context(_hooks(model, result, record=record, change=change))
+            stack.enter_context(_hooks(model, result, record=record))
         given = call.map(partial(_leaf, leaves) if backward else copy_of)
 
         def forward() -> Any:
@@ -205,10 +204,8 @@ def _is_leaf(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def _hooks(
-    model: nn.Module, result: Run, *, record: bool, change: Callable[[Tensor], Tensor] | None
-) -> Iterator[None]:
-    """Note the calls of leaves, and change outputs; raise before a backward that is not safe."""
+def _hooks(model: nn.Module, result: Run, *, record: bool) -> Iterator[None]:
+    """Note the calls of leaves; raise before a backward that is not safe."""
     running: dict[str, list[tuple[ModuleCall, list[tuple[Tensor, int]]]]] = {}
 
     def before(name: str, _module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -226,9 +223,8 @@ def _hooks(
         running.setdefault(name, []).append((call, versions))
         return given.args, given.kwargs
 
-    def after(name: str, module: nn.Module, args: Any, output: Any) -> Any:
-        is_tensor = isinstance(output, Tensor)
-        is_plain_call = args and isinstance(args[0], Tensor) and is_tensor
+    def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
+        is_plain_call = args and isinstance(args[0], Tensor) and isinstance(output, Tensor)
         if is_plain_call and backward_exceeds_memory(module, args[0], output):
             raise RuntimeError("torch's backward overwrites memory [conv3d_bfloat16_small_cpu]")
         tensors = list(tensors_in(output))
@@ -241,9 +237,6 @@ def _hooks(
             result.calls.append(call)
             for index, tensor in enumerate(tensors):
                 call.outputs[index] = _copy(call.watch(tensor, call.output_gradients, index))
-        # In backward a checkpointed segment runs again, and must get what it got before.
-        is_forward = torch._C._current_autograd_node() is None
-        return change(output) if change is not None and is_tensor and is_forward else None
 
     with contextlib.ExitStack() as stack:
         for name, module in model.named_modules():
@@ -310,7 +303,7 @@ class SameNumbers(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self._draws = 0
+        self.draws = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -324,8 +317,8 @@ class SameNumbers(TorchFunctionMode):
         output = func(*args, **kwargs)
         if func not in _RANDOM or kwargs.get("generator") is not None or output.is_complex():
             return output
-        self._draws += 1
-        torch.default_generator.manual_seed(self._draws)
+        self.draws += 1
+        torch.default_generator.manual_seed(self.draws)
         fixed = {"dtype": torch.float64, "device": "cpu"} if func in _MADE else {}
         exact = {name: _in_float64(value) for name, value in kwargs.items()} | fixed
         with torch.no_grad():
