@@ -96,8 +96,8 @@ def bench(ratio=0.5, *, low=None, high=None, verdict="faster", what="inference",
 
 def verification(error=1e-6, *, status="pass", wrong=0, allowed=5e-2, **more) -> Verification:
     checks = [
-        Check(what="outputs", status=status, mode="eval", error=error, allowed=allowed, worst="out", compared=1),
-        Check(what="input gradients", status="pass", mode="eval", error=error / 2, allowed=allowed, compared=1),
+        Check(what="outputs", status=status, error=error, allowed=allowed, worst="out", compared=1),
+        Check(what="input gradients", status="pass", error=error / 2, allowed=allowed, compared=1),
     ]  # fmt: skip
     checks += [
         Check(what="parameter gradients", status="wrong", error=0.7, allowed=allowed)
