@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import layout_repair
+import peers
 import rewrites
 import zoo_tables
 
@@ -134,6 +135,8 @@ def _mib(found: dict) -> str:
 
 
 TABLES: dict[str, Callable[[dict], list[str]]] = {
+    "peers": peers.tables,
+    "peers summary": peers.summary,
     "zoo": lambda found: zoo_tables.tables(found["cases"]),
     "zoo summary": lambda found: zoo_tables.overview(found["cases"]),
     "breaks": breaks,
@@ -156,7 +159,7 @@ def updated(page: str) -> str:
 
     def block(match: re.Match) -> str:
         path = RESULTS / f"{match[2].split()[0]}.json"
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text()) if path.exists() else {}
         return match[1] + "\n".join(["", *TABLES[match[2]](found), ""]) + "\n" + match[3]
 
     return _BLOCK.sub(block, page)
@@ -176,17 +179,23 @@ def _mean(cases: list[dict], variant: str) -> str:
     return f"{math.exp(statistics.fmean(map(math.log, ratios))):.2f}" if ratios else ""
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check, differs = parser.parse_args().check, False
+def write_pages(*, check: bool = False) -> bool:
+    """Write the tables of all pages; return whether a page differs. With `check`, write nothing."""
+    differs = False
     for page in PAGES:
         before = page.read_text()
         after = updated(before)
         differs = differs or before != after
         if not check:
             page.write_text(after)
-    sys.exit(check and differs)
+    return differs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    sys.exit(write_pages(check=check) and check)
 
 
 if __name__ == "__main__":

@@ -14,12 +14,6 @@
     ├── ModelError                the model's own code raised while it was built or run
     ├── StepError                 a step broke its contract or raised; the step is at fault
     ├── CheckpointError           a file of weights that is broken, or does not fit the model
-    ├── AuditError                a file that is not an audit
-    ├── FlowError                 a file that is not a flow
-    ├── VerificationError         a file that is not a verification
-    ├── BenchError                a file that is not a bench
-    ├── TuneError                 a file that is not a tuning
-    ├── SweepError                the launcher of a sweep stopped before its end
     └── FileError                 a file could not be written or read
 
 Any other exception from prepare is a bug, and is shown with its traceback.
@@ -155,12 +149,10 @@ class PartialError(PrepareError):
     def __init__(self, cause: BaseException, changed: list[str], unchanged: list[str]) -> None:
         self.changed, self.unchanged = changed, unchanged
         total = len(changed) + len(unchanged)
-        super().__init__(
-            "low_memory",
-            f"{type(cause).__name__} after {len(changed)} of {total} tensors: {cause}",
-            f"changed: {', '.join(changed)}; as before: {', '.join(unchanged) or 'none'}; "
-            "apply again to finish",
-        )
+        wrong = f"{type(cause).__name__} after {len(changed)} of {total} tensors: {cause}"
+        left = ", ".join(unchanged) or "none"
+        remedy = f"changed: {', '.join(changed)}; as before: {left}; apply again to finish"
+        super().__init__("low_memory", wrong, remedy)
 
 
 class ModelError(PrepareError):
@@ -176,30 +168,6 @@ class CheckpointError(PrepareError):
 
     `where` of each problem is the file, followed by a comma and the tensor if it is about one.
     """
-
-
-class AuditError(PrepareError):
-    """A file that is not an audit."""
-
-
-class FlowError(PrepareError):
-    """A file that is not a flow."""
-
-
-class BenchError(PrepareError):
-    """A file that is not a bench."""
-
-
-class TuneError(PrepareError):
-    """A file that is not a tuning."""
-
-
-class VerificationError(PrepareError):
-    """A file that is not a verification."""
-
-
-class SweepError(PrepareError):
-    """The launcher of a sweep stopped before its end; what its jobs had done by then is kept."""
 
 
 class FileError(PrepareError):

@@ -125,20 +125,19 @@ def _steps(tree: object, at: _At) -> _Steps:
     if "steps" in tree:
         problems += _step_problems(tree["steps"], at)
     raise_problems(RecipeError, problems[:MAX_PROBLEMS])
-    steps: _Steps = tree["steps"]
-    return steps
+    return dict(tree["steps"])
 
 
 def _header_problems(tree: dict[str, Any], at: _At) -> list[Problem]:
     """Return unknown, missing and wrong top-level keys."""
     unknown = [key for key in tree if key not in _KEYS][:MAX_PROBLEMS]
-    missing = [key for key in _KEYS if key not in tree]
     problems = [
         Problem(at((key,)), f"unknown key {short_repr(key)}", choose(key, _KEYS)) for key in unknown
     ]
     problems += [
         Problem(at(()), f"the key '{key}' is missing", f"add '{key}: {_KEYS[key]}'")
-        for key in missing
+        for key in _KEYS
+        if key not in tree
     ]
     for key, right in (("format", FORMAT), ("version", VERSION)):
         # 1.0 and True equal 1, but are not a version.

@@ -81,7 +81,7 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
 
     def problem(self, name: str) -> Problem:
         """Return the problem of a name that is not registered."""
-        where = self._where(name)
+        where = self._place.format(name)
         return Problem(where, f"no such {self._noun}", choose(name, self, noun=f"{self._noun}s"))
 
     def _discover(self) -> dict[str, metadata.EntryPoint]:
@@ -104,23 +104,20 @@ class Registry(Mapping[str, type[_Registered]], Generic[_Registered]):
         except Exception as error:
             wrong = f"the plugin {point.value} failed to import: {type(error).__name__}: {error}"
             remedy = "repair or uninstall that package"
-            raise StepError(self._where(point.name), wrong, remedy) from error
+            raise StepError(self._place.format(point.name), wrong, remedy) from error
         if point.name not in self._classes:
             if not self._is_one(loaded):
                 wrong = f"{point.value} is not a {self._noun}"
-                raise StepError(self._where(point.name), wrong)
+                raise StepError(self._place.format(point.name), wrong)
             self.register(point.name, loaded)
 
     def _is_one(self, cls: Any) -> bool:
         return isinstance(cls, type) and issubclass(cls, self._kinds)
 
-    def _where(self, name: str) -> str:
-        return self._place.format(name)
-
     def _check_free(self, name: str, first: str, second: str) -> None:
         if first != second:  # importing the same class again is not a conflict
             wrong = f"the name is taken twice, by {first} and by {second}"
-            raise ConfigError(self._where(name), wrong, "rename one")
+            raise ConfigError(self._place.format(name), wrong, "rename one")
 
 
 def _step_modules() -> Iterator[str]:

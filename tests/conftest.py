@@ -4,6 +4,7 @@ import gc
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -177,3 +178,16 @@ def plugin():
     yield register
     STEPS._classes.clear()
     STEPS._classes.update(before)
+
+
+@pytest.fixture(scope="session")
+def made_once(tmp_path_factory):
+    import made
+
+    return made.formats_by_precisions(tmp_path_factory.mktemp("made") / "swept")
+
+
+@pytest.fixture
+def swept(made_once, tmp_path):
+    """Return the folder of a made-up sweep, a copy for this test."""
+    return Path(shutil.copytree(made_once, tmp_path / "swept"))

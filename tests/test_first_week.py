@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 import resource
 import tempfile
 import warnings
@@ -24,6 +25,7 @@ from torch import nn
 from prepare.core.forward.call import call_of
 from prepare.core.forward.unchanged import unchanged
 from prepare.errors import KnownIssueWarning
+from prepare.frameworks.outside import Outside
 from prepare.pipeline import Pipeline, pipeline, relayout
 from prepare.stages.verify import verify
 from prepare.steps import input_format
@@ -210,15 +212,6 @@ def test_an_attached_format_does_not_hide_what_a_layer_needs():
     assert model(*batch).dtype == torch.bfloat16
 
 
-def wan():
-    diffusers = pytest.importorskip("diffusers")
-    sizes = {"num_attention_heads": 2, "attention_head_dim": 12, "num_layers": 1, "ffn_dim": 32}
-    sizes |= {"in_channels": 4, "out_channels": 4, "text_dim": 16, "freq_dim": 32}
-    model = diffusers.WanTransformer3DModel(patch_size=(1, 2, 2), rope_max_seq_len=32, **sizes)
-    batch = {"hidden_states": torch.randn(1, 4, 2, 8, 8), "timestep": torch.tensor([998.4])}
-    return model.eval(), batch | {"encoder_hidden_states": torch.randn(1, 6, 16)}
-
-
 def unet():
     diffusers = pytest.importorskip("diffusers")
     kinds = {"down_block_types": ["CrossAttnDownBlock2D"], "up_block_types": ["CrossAttnUpBlock2D"]}
@@ -247,18 +240,6 @@ def flux():
     return model.eval(), batch
 
 
-def sd3():
-    diffusers = pytest.importorskip("diffusers")
-    model = diffusers.SD3Transformer2DModel(
-        sample_size=8, patch_size=2, in_channels=4, num_layers=1, attention_head_dim=8,
-        num_attention_heads=2, caption_projection_dim=16, joint_attention_dim=16,
-        pooled_projection_dim=16, out_channels=4, pos_embed_max_size=8,
-    )  # fmt: skip
-    batch = {"hidden_states": torch.randn(1, 4, 8, 8), "timestep": torch.tensor([998.4])}
-    batch |= {"encoder_hidden_states": torch.randn(1, 6, 16)}
-    return model.eval(), batch | {"pooled_projections": torch.randn(1, 16)}
-
-
 def is_not_further_off_than_torchs_cast(us, make):
     model, batch = make()
     low = copy.deepcopy(model).to(torch.bfloat16)
@@ -275,7 +256,7 @@ def is_not_further_off_than_torchs_cast(us, make):
 
 
 TIMES = ("timestep", "guidance", "img_ids")
-for each in (wan, unet, flux, sd3):
+for each in (unet, flux):
 
     def run(us, make=each):
         is_not_further_off_than_torchs_cast(us, make)
@@ -498,19 +479,12 @@ def memory():
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def from_numpy(path):
-    numpy = pytest.importorskip("numpy")
-    return torch.from_numpy(numpy.memmap(path, dtype=numpy.float32, mode="r+"))
-
-
 def loaded(path):
     return torch.load(path, mmap=True)
 
 
 MAPPED = {
     "array": lambda path: pytest.importorskip("numpy").memmap(path, mode="r"),
-    "tensor_of_an_array": from_numpy,
-    "tensor_of_a_file": lambda path: torch.from_file(str(path), shared=True, size=2**24),
     "tensor_of_a_checkpoint": loaded,
 }
 for kind, make_mapped in MAPPED.items():
@@ -533,6 +507,7 @@ for kind, make_mapped in MAPPED.items():
 
 # ------------------------------------------------------------------ who trains what
 
+BEFORE = [*PROGRAMS]
 LAST = {"conv2d_memory_format": {}, "repair_layout": {}}
 
 
@@ -679,18 +654,6 @@ def an_average_of_the_weights_follows(us):
 
 
 @program
-def each_fold_has_a_network_of_its_own(us):
-    losses = []
-    for fold in range(3):
-        torch.manual_seed(fold)
-        model = net()
-        optimizer = torch.optim.Adam(model.parameters(), fused=True)
-        us.apply(LAST, model, optimizer=optimizer)
-        losses += steps_of(model, optimizer, 2)
-    return losses
-
-
-@program
 def a_run_is_resumed_in_the_other_layout(us):
     first = net()
     optimizer = torch.optim.AdamW(first.parameters(), fused=True)
@@ -749,6 +712,22 @@ def one_that_is_not_fused_or_of_another_network_is_not_named(us):
         warnings.simplefilter("error")
         us.apply(LAST, model)
     return losses + steps_of(model, held[0])
+
+
+TRAININGS = [name for name in PROGRAMS if name not in BEFORE]
+
+
+@pytest.mark.parametrize("name", TRAININGS)
+def test_a_training_is_prepared_from_outside(name, request):
+    torch.manual_seed(0)
+    expected = PROGRAMS[name](Us(with_us=False))
+    found = Outside(LAST).start()
+    request.addfinalizer(found.stop)
+    torch.manual_seed(0)
+    assert PROGRAMS[name](Us(with_us=False)) == pytest.approx(expected, rel=1e-3, abs=1e-5)
+    networks = [re.match(r"\w+: (\d+) of (\d+) conv", line) for line in found.lines()]
+    counts = [each.groups() for each in networks if each]
+    assert [done for done, _ in counts] == [total for _, total in counts] != []
 
 
 # ------------------------------------------------------------------ whose code runs

@@ -92,9 +92,9 @@ HOSTILE_VALUES = [
     ("[" * 1_000_000, 5, "32 levels"),
     ("{a: " * 250_000, 5, "32 levels"),
     ("\n      " + "- " * 500_000, 6, "32 levels"),
-    ("\n      " + "? " * 500_000, 6, "32 levels"),
-    ("a\0b", 5, "U+0000"),
-    ("\x1b[31m", 5, "U+001B"),
+    ("\n      " + "? " * 500_000, 6, "list or a mapping"),
+    ("a\0b", None, "not YAML"),
+    ("\x1b[31m", None, "not YAML"),
     ("\ud800", 5, "UTF-8"),
     ('"\\U00110000"', 5, "not YAML"),
     ("9" * 1_000_000, 5, "64 bits"),
@@ -161,15 +161,6 @@ def test_32_levels_are_read_and_twenty_mistakes_are_listed():
     assert len(refusal(HEAD + "".join(f"  step{n}: []\n" for n in range(100))).problems) == 20
 
 
-SEEDS = [
-    VERSION_1,
-    HEAD
-    + "  half:\n    keep:\n    - norms\n    - re:.*\\d\n    -  - 1\n       - x: [2.5, -1e-3]\n",
-    HEAD + "  a: null\n  b: {}\n  ? c\n  : d: ~\n  'e f': {g: \"\\u00e9\\n\\x41\\\n     z\"}\n",
-    HEAD
-    + "  a: # comment\n    text: |+2\n        two\n\n      one\n    fold: >-\n      x\n      y\n",
-    "---\n{format: prepare.recipe, 'version': 1, \"steps\": {a: {b: [1, {c: [[]]}, 0x1f]}}}\n...\n",
-]
 TOKENS = [
     "&a ", "*a", "!!python/name:os.system ", "! ", "<<: ", "${oc.env:HOME}", "_target_: os.system", "- ", "[", "]",
     "{", "}", ",", ":", ": ", "? ", '"', "'", "|\n", ">\n", "%YAML 1.2\n", "---\n", "\t", "\n", "\r\n", "\0", "\x1b",
@@ -177,17 +168,9 @@ TOKENS = [
 ]  # fmt: skip
 
 
-@st.composite
-def mutated(draw):
-    """Return a recipe, with tokens in the place of some of its characters."""
-    text = draw(st.sampled_from(SEEDS))
-    for token in draw(st.lists(st.sampled_from(TOKENS), max_size=8)):
-        start = draw(st.integers(0, len(text)))
-        text = text[:start] + token + text[start + draw(st.integers(0, 12)) :]
-    return text.encode()
-
-
-BYTES = mutated() | st.lists(st.sampled_from(TOKENS)).map("".join).map(str.encode) | st.binary()
+BYTES = (
+    st.lists(st.sampled_from([VERSION_1, HEAD, *TOKENS])).map("".join).map(str.encode) | st.binary()
+)
 
 
 @pytest.mark.parametrize("count", [150, pytest.param(5000, marks=pytest.mark.slow)])

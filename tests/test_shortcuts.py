@@ -22,7 +22,7 @@ def net():
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.InstanceNorm2d(8), nn.Conv2d(8, 4, 3))
 
 
-@pytest.mark.parametrize("word", ["channels_last", "nhwc", "CL", torch.channels_last], ids=str)
+@pytest.mark.parametrize("word", ["channels_last", "nhwc", torch.channels_last], ids=str)
 def test_prepare_makes_the_model_channels_last_and_repaired(word):
     model = net()
     assert prepare.prepare(model, memory_format=word) is model
@@ -113,7 +113,7 @@ def test_report_shows_and_saves_what_was_found(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("wrong", [True, "shrot"])
 def test_report_names_the_levels_that_there_are(wrong):
-    with pytest.raises(ConfigError, match=f"bench: {wrong!r} is not a level; .*short.*full"):
+    with pytest.raises(ConfigError, match=f"bench: {wrong!r} is not a level; .*short"):
         prepare.report(net(), torch.randn(1, 3, 8, 8), reference=net(), bench=wrong)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 from prepare.core.utils import files
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.text import csv_text
-from prepare.errors import AuditError
 
 if TYPE_CHECKING:
     from torch import nn
@@ -75,7 +74,7 @@ class Difference(NamedTuple):
 class Audit(JsonRecord, Readable):
     """The rows of an audit, sorted by name, and a summary of counts."""
 
-    KIND: ClassVar[Kind] = Kind("prepare.audit", 1, "an audit", "an audit.json", AuditError)
+    KIND: ClassVar[Kind] = Kind("prepare.audit", "an audit", "an audit.json")
     rows: list[AuditRow]
     summary: dict[str, Any]
 
@@ -126,7 +125,7 @@ def audit(model: nn.Module, plan: Plan | None = None) -> Audit:
     from prepare.audit.read_model import read_model
     from prepare.core.utils.process_state import held_interrupts, paused_collector
 
-    with held_interrupts(may_hang=True), paused_collector():
+    with held_interrupts(), paused_collector():
         return Audit(*read_model(model, plan))
 
 

@@ -118,7 +118,7 @@ def load(
     if not isinstance(built, nn.Module):
         wrong = f"gave an object of type {type(built).__name__}, which is not a torch.nn.Module"
         raise RefusedError("model", wrong, "give a model, or a function that builds one")
-    with held_interrupts(may_hang=True), as_before_on_failure(built):
+    with held_interrupts(), as_before_on_failure(built):
         names = fill(built, state, Path(path), pipeline, strict=strict)
         pipeline.apply(built, known_issues=known_issues)
     return Loaded(cast("_Model", built), pipeline, *names)

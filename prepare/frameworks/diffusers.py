@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import MethodType
 from typing import Any
 
 from torch import nn
@@ -13,13 +14,7 @@ from prepare.errors import RefusedError
 from prepare.frameworks.outside import Recipe, network_pipeline
 
 
-def prepare(
-    pipe: Any,
-    component: str,
-    *,
-    recipe: Recipe,
-    method: str = "forward",
-) -> Any:
+def prepare(pipe: Any, component: str, *, recipe: Recipe, method: str = "forward") -> Any:
     """Apply a recipe to a component of a pipeline, in place, and return the pipeline.
 
     Its inputs are formatted by a hook, and those of `method` on the way in. The hooks of
@@ -40,8 +35,8 @@ def prepare(
     if component not in networks:
         wrong = f"{component!r} is not a network of this {type(pipe).__name__}"
         raise RefusedError("component", wrong, choose(component, networks, noun="networks"))
-    model = networks[component]
-    class_calling(type(model), method)  # raises if there is no such method
+    model: Any = networks[component]
+    class_calling(model.__class__, method)  # raises if there is no such method
     if any(map(_is_offloaded, model.modules())):
         wrong = "its weights are offloaded module by module, which would bring back those of before"
         remedy = "prepare it first, then call enable_sequential_cpu_offload or enable_group_offload"
@@ -50,23 +45,19 @@ def prepare(
     pipeline.apply(model)
     if method != "forward":
         own = vars(model).get(method)  # what others have put there is called still
-        inner = own.args[1] if isinstance(own, partial) and own.func is _formatted else own
-        vars(model)[method] = partial(_formatted, model, inner or method, pipeline.format)
+        vars(model)[method] = MethodType(partial(_formatted, own, method, pipeline.format), model)
     return pipe
 
 
-def _formatted(model: nn.Module, inner: Any, format_batch: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call `inner`, or the method of this name, with formatted tensors; copies have their own."""
-    args, kwargs = format_batch(args), format_batch(kwargs)
-    if isinstance(inner, str):
-        return getattr(type(model), inner)(model, *args, **kwargs)
-    return inner(*args, **kwargs)
+def _formatted(own: Any, method: str, formatted: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call `own`, or the method of this name, with formatted tensors; a copy of the model calls its own."""
+    call = own or partial(getattr(type(model), method), model)
+    return call(*formatted(args), **formatted(kwargs))
 
 
 def _is_offloaded(module: nn.Module) -> bool:
     """Return whether hooks keep its values elsewhere: accelerate's hooks, or diffusers' groups."""
-    registry = getattr(module, "_diffusers_hook", None)
-    grouped = any("group_offloading" in name for name in getattr(registry, "hooks", {}))
-    hooks = getattr(module, "_hf_hook", None)
-    each = getattr(hooks, "hooks", [hooks])
-    return grouped or any(getattr(hook, "offload", False) for hook in each)
+    groups = getattr(getattr(module, "_diffusers_hook", None), "hooks", {})
+    own = getattr(module, "_hf_hook", None)
+    is_moved = any(getattr(hook, "offload", False) for hook in getattr(own, "hooks", [own]))
+    return is_moved or any("group_offloading" in name for name in groups)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 from prepare.core.utils.packages import naming_extra
 from prepare.core.utils.suggest import choose
 from prepare.errors import RefusedError
-from prepare.frameworks.outside import Outside, Recipe
+from prepare.frameworks.outside import Outside
 
 with naming_extra("lightning"):
     import lightning.pytorch as pl
 
-if TYPE_CHECKING:
-    from torch import nn
 
-
-class Prepare(pl.Callback):
+class Prepare(Outside, pl.Callback):
     """Prepares each network of a LightningModule at its first call, or before the strategy wraps it.
 
     So a network that `configure_model` builds is prepared too. Its inputs are formatted by a hook.
@@ -24,42 +21,26 @@ class Prepare(pl.Callback):
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: the name of the network in the LightningModule; by default each child with Parameters.
+        module: the name of the network in the LightningModule; by default each that is called.
 
     Raises:
         RefusedError: `module` is not a module.
     """
 
-    def __init__(self, recipe: Recipe, *, module: str | None = None) -> None:
-        self._name, self._module = module, pl.LightningModule()
-        self._outside = Outside(recipe, only=self._networks)
-
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Begin to look for networks, before optimizers are made."""
-        self._module = pl_module
-        self._networks()
-        self._outside.start()
+        self._of = pl_module
+        if self.module != "*" and not hasattr(pl_module, str(self.module).partition(".")[0]):
+            remedy = choose(str(self.module), dict(pl_module.named_children()), noun="modules")
+            raise RefusedError("module", f"{self.module!r} is not a module", remedy)
+        self.start()
 
-    def on_exception(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
-    ) -> None:
+    def wants(self, network: Any) -> bool:
+        """Return whether the network has the name; `configure_model` may build it later."""
+        return self.module == "*" or dict(self._of.named_modules()).get(self.module) is network
+
+    def teardown(self, *_: Any, **__: Any) -> None:
         """End to look for networks."""
-        self._outside.stop()
+        self.stop()
 
-    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """End to look for networks."""
-        self._outside.stop()
-
-    def _networks(self) -> list[nn.Module]:
-        children = dict(self._module.named_children())
-        if self._name is None:
-            return [each for each in children.values() if any(True for _ in each.parameters())]
-        try:
-            return [self._module.get_submodule(self._name)]
-        except AttributeError:
-            if hasattr(
-                self._module, self._name.partition(".")[0]
-            ):  # configure_model builds it later
-                return []
-            remedy = choose(self._name, children, noun="modules")
-            raise RefusedError("module", f"{self._name!r} is not a module", remedy) from None
+    on_exception = teardown

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
 
 from prepare.errors import ConfigError
 from prepare.frameworks.outside import Recipe, network_pipeline
-
-if TYPE_CHECKING:
-    from torch import nn
-
-
-def _with_signature_of(original: Callable) -> Callable[[Callable], Callable]:
-    """Give a class method the signature of `original`: nnU-Net reads from it which arguments to give."""
-    signature = inspect.signature(original)
-    cls = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
-
-    def decorate(function: Callable) -> Callable:
-        parameters = [cls, *signature.parameters.values()]
-        vars(function)["__signature__"] = signature.replace(parameters=parameters)
-        return function
-
-    return decorate
 
 
 class PrepareTrainer(nnUNetTrainer):
@@ -42,11 +25,18 @@ class PrepareTrainer(nnUNetTrainer):
     recipe: ClassVar[Recipe | None] = None
 
     @classmethod
-    @_with_signature_of(nnUNetTrainer.build_network_architecture)
-    def build_network_architecture(cls, *args: Any, **kwargs: Any) -> nn.Module:
+    def build_network_architecture(cls, *args: Any, **kwargs: Any) -> Any:
         """Build the network as nnU-Net does, and prepare it."""
         recipe = cls.recipe if cls.recipe is not None else os.environ.get("PREPARE_RECIPE")
         if recipe is None:
             remedy = "set PREPARE_RECIPE=recipe.yaml, or recipe in a subclass"
             raise ConfigError("recipe", "PrepareTrainer has none", remedy)
         return network_pipeline(recipe).apply(super().build_network_architecture(*args, **kwargs))
+
+
+# nnU-Net reads from the signature which arguments to give; that of a class method begins with the class.
+_theirs = inspect.signature(nnUNetTrainer.build_network_architecture)
+_cls = inspect.Parameter("cls", inspect.Parameter.POSITIONAL_ONLY)
+vars(PrepareTrainer)["build_network_architecture"].__func__.__signature__ = _theirs.replace(
+    parameters=[_cls, *_theirs.parameters.values()]
+)

@@ -1,9 +1,11 @@
 """Prepare the networks of a program that is not changed: each at its first call, before the first step.
 
-What does not work, and what is done instead: torch's global forward hook gets no keyword arguments, so a cast
-network would get its first batch as it is. Therefore `nn.Module.__call__` itself is replaced, until the first
-step of the optimizers is over. Copies of a network (EMA) that nothing has called yet are found by their class
-and the shapes of their Parameters.
+What does not work, and what is done instead:
+
+* torch's global forward hook gets no keyword arguments, so a cast network would get its first batch as it is.
+  Therefore `nn.Module.__call__` itself is replaced, until the first step of the optimizers is over.
+* A network that is copied or unpickled registers no Parameter. So each new optimizer begins the look too.
+* Copies of a network (EMA) are called after the last look. They are found by their class and shapes.
 """
 
 from __future__ import annotations
@@ -13,11 +15,11 @@ import fnmatch
 import gc
 import pkgutil
 import sys
-import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -25,25 +27,21 @@ from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import nn
-from torch.fx import _symbolic_trace
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import is_lazy
-from torch.optim import Optimizer
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from prepare.audit import Audit, audit
 from prepare.core.forward.example_input import Example
-from prepare.core.utils.process_state import PROCESS_STATE
-from prepare.core.utils.text import first_line, plural, size
-from prepare.errors import ConfigError, KnownIssueError, PrepareError, raise_problems
+from prepare.core.utils.process_state import is_ours
+from prepare.core.utils.text import first_line, plural
+from prepare.errors import KnownIssueError, PrepareError, raise_problems
 from prepare.frameworks.start.sitecustomize import when_imported
 from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import rank
 from prepare.stages.flow import Flow, predict
+from prepare.stages.flow.document import why_not_kept
 
 if TYPE_CHECKING:
     from prepare.core.forward.torch_state import Amp
@@ -51,7 +49,7 @@ if TYPE_CHECKING:
 
 Recipe = Pipeline | Mapping[str, Any] | str | Path
 
-_torch_call, _torch_optimizer = nn.Module.__call__, Optimizer.__init__
+_torch_call = nn.Module.__call__
 _FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
 # A program without an optimizer serves: after so many calls its networks are known.
 _CALLS = 10
@@ -59,9 +57,6 @@ _CALLS = 10
 _NO_NETWORKS = ("Loss", "Criterion", "Metric")
 # Wrappers that keep the layout of a network as it was when they were made.
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
-# torch 2.5 has the older name only, and newer ones warn of it.
-_is_fx_traced = getattr(_symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing)
-_inside = threading.local()
 
 
 def network_pipeline(recipe: Recipe) -> Pipeline:
@@ -72,11 +67,8 @@ def network_pipeline(recipe: Recipe) -> Pipeline:
     """
     if isinstance(recipe, str | Path):
         recipe = Pipeline.load(recipe)
-    elif isinstance(recipe, Mapping):
-        recipe = Pipeline.from_config(recipe)
     elif not isinstance(recipe, Pipeline):
-        wrong = f"a {type(recipe).__name__} is not a recipe"
-        raise ConfigError("recipe", wrong, "give a path, a mapping of steps, or a Pipeline")
+        recipe = Pipeline.from_config(recipe)
     steps = {name: options for name, options in recipe.to_config().items() if name != "device"}
     steps["input_format"] = {**steps.get("input_format", {}), "attach": True}
     return Pipeline.from_config(steps)
@@ -92,11 +84,8 @@ class Found:
     name: str
     plan: Plan | None = None
     left: str = ""
-    again: int = 0
-    is_checked: bool = False
     audit: Audit | None = None
     flow: Flow | None = None
-    parts: WeakSet[nn.Module] = field(default_factory=WeakSet)
 
     def lines(self, steps: Iterable[str]) -> Iterator[str]:
         """Yield what is to know of the network, one line for each answer."""
@@ -105,12 +94,9 @@ class Found:
             return
         counts = self.audit.summary["convolutions"] if self.audit else {}
         done, total = counts.get("converted", 0) + counts.get("already", 0), sum(counts.values())
-        again = f", {plural(self.again, 'time')} again" if self.again else ""
-        yield f"{self.name}: {done} of {plural(total, 'convolution')} prepared{again} ({', '.join(steps)})"
-        if self.flow is not None and self.flow.status == "ok":
-            breaks, copied = self.flow.summary["breaks"], self.flow.summary["copied_bytes"]
-            lost = f"LOST at {plural(breaks, 'place')}: {size(copied)} copied per forward"
-            yield f"  layout    {lost if breaks else 'kept'}"
+        yield f"{self.name}: {done} of {plural(total, 'convolution')} prepared ({', '.join(steps)})"
+        if self.flow is not None:
+            yield f"  {why_not_kept(self.flow) or 'layout    kept'}"
         yield from (f"  warning   {first_line(str(each))}" for each in self.plan.warnings[:2])
 
 
@@ -119,33 +105,25 @@ class Outside:
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: a pattern of class names, as in `UNet*`: only networks of these classes are prepared.
-        only: returns the networks to prepare; without it each that is called is prepared.
-        optimizers: those that were made before.
+        module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
     """
 
     active: ClassVar[list[Outside]] = []
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        *,
-        module: str = "*",
-        only: Callable[[], Iterable[nn.Module]] | None = None,
-        optimizers: Iterable[Optimizer] = (),
-    ) -> None:
-        self.pipeline = network_pipeline(recipe)
+    def __init__(self, recipe: Recipe, *, module: str | nn.Module = "*") -> None:
+        self.pipeline, self.module = network_pipeline(recipe), module
         self.found: list[Found] = []
         self._networks: WeakKeyDictionary[nn.Module, Found] = WeakKeyDictionary()
-        self.module, self._only = module, only
-        self.optimizers: WeakSet[Optimizer] = WeakSet(optimizers)
-        self._stepped: WeakSet[Optimizer] = WeakSet()
+        # Networks that were looked at since `look`, and what is in networks, which is prepared with them.
+        self._seen, self._parts = WeakSet[nn.Module](), WeakSet[nn.Module]()
+        self._waiting: WeakSet[Optimizer] = WeakSet()  # made, and not stepped yet
         self._calls = self._steps = 0
 
     def start(self) -> Self:
         """Begin to look at calls, optimizers and wrappers; `stop` ends it."""
         self.active.append(self)
-        _watch_making()
+        if len(self.active) == 1:
+            _watch_making()
         _watch_calls()
         return self
 
@@ -158,154 +136,157 @@ class Outside:
             _MAKING.close()
 
     def look(self) -> None:
-        """Look at calls again: an optimizer was made, or a Parameter was registered."""
+        """Look at calls from here on: an optimizer was made, or a Parameter was registered."""
         self._calls = self._steps = 0
-        for found in self.found:
-            found.is_checked = False
+        self._seen.clear()
         _watch_calls()
 
     @property
     def may_rest(self) -> bool:
         """Return whether all networks are known, so that a call need not be looked at."""
-        steps = self._steps >= _CALLS or (self._stepped and self.optimizers == self._stepped)
-        return bool(steps) or (self._calls >= _CALLS and not self.optimizers)
+        is_known = self._steps > 0 or self._calls >= _CALLS
+        return self._steps >= _CALLS or (is_known and not self._waiting)
 
     # ------------------------------------------------------------------------------ networks
 
-    def called(self, module: nn.Module) -> None:
-        """Prepare the network whose call begins, if that has not been done."""
-        self._calls += 1
+    def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Prepare the network whose call begins, and predict its layout flow, if that has not been done."""
         network = self._network(module)
-        is_wrapped = network is not module and type(module).__name__ in _WRAPPERS
-        if not is_wrapped and self._is_wanted(network):
-            self.attempt(network)
-
-    def returned(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Describe the network whose first call has ended."""
-        network = self._network(module)
+        self._calls += network in self._networks  # a data set calls transforms long before
+        if network is not module and type(module).__name__ == _WRAPPERS[1]:  # it has no weights now
+            return
+        self.see(network)
         found = self._networks.get(network)
-        if found is not None and found.plan is not None and found.audit is None:
-            found.audit = audit(network, plan=found.plan)
-            with _plain_modes() as amp, suppress(Exception):  # the program goes on as without us
+        if found is not None and found.plan is not None and found.flow is None:
+            with _undisturbed(network) as amp, suppress(Exception):  # it goes on as without us
                 found.flow = predict(network, Example(args, kwargs), amp=amp)
+                if found.flow.status != "ok":
+                    self._take_back(network, found.flow.reason, Example(args, kwargs), amp)
+
+    def _take_back(self, network: nn.Module, failed: str, example: Example, amp: Amp) -> None:
+        """Leave a network as it was if its forward fails in channels-last alone, as `x.view(2, -1)` does."""
+        formats = [name for name in self.pipeline.steps if name.endswith("_memory_format")]
+        if not formats:
+            return
+        before = Pipeline.from_config({name: {"memory_format": "contiguous"} for name in formats})
+        self.pipeline.undo(network)
+        before.apply(network, strict=False, optimizer=_optimizers(network), known_issues="ignore")
+        if predict(network, example, amp=amp).status == "ok":
+            self.found.remove(self._networks.pop(network))
+            self._leave(network, f"in channels-last it fails: {failed.rpartition(';')[0]}")
+        else:  # without us it cannot be predicted either
+            self.prepare(network, strict=False)
 
     def _network(self, module: nn.Module) -> nn.Module:
         """Return the network in a wrapper that was made of it, or what is called itself."""
         module = getattr(module, "_orig_mod", module)  # of torch.compile(network)
-        inner = getattr(module, "module", None)
-        if not isinstance(inner, nn.Module):
-            return module
+        inner: Any = getattr(module, "module", None)
         on_a_cpu = isinstance(module, nn.DataParallel) and not module.device_ids
         return inner if on_a_cpu or inner in self._networks else module
+
+    def see(self, module: nn.Module) -> None:
+        """Prepare the outermost networks in a module that is called, or that a wrapper is about to take."""
+        is_whole = self.module == "*" or type(module).__name__ in _WRAPPERS
+        for each in [module] if is_whole else list(module.modules()):
+            if self._is_wanted(each):
+                self.attempt(each)
+
+    def _is_wanted(self, network: nn.Module) -> bool:
+        if network in self._networks:
+            return network not in self._seen and not self._networks[network].left
+        names = [base.__name__ for base in type(network).__mro__]
+        if network in self._parts or any(name.endswith(_NO_NETWORKS) for name in names):
+            return False
+        parameters = list(network.parameters())
+        has_shapes = not any(map(is_lazy, parameters))  # else its second call prepares it
+        return bool(parameters) and has_shapes and self.wants(network)
+
+    def wants(self, network: nn.Module) -> bool:
+        """Return whether a network is one of those that were asked for."""
+        if isinstance(self.module, nn.Module):
+            return network is self.module
+        return fnmatch.fnmatchcase(type(network).__name__, self.module)
 
     def attempt(self, network: nn.Module) -> None:
         """Prepare a network, or write down why that cannot be: the program goes on as without us."""
         try:
-            self.prepare(network)
+            self.prepare(network, strict=self.module != "*")
         except PrepareError as error:
-            found = self._networks.get(network) or self._add(network)
-            found.left, found.is_checked = first_line(str(error)), True
-            warnings.warn(f"{found.name} is not prepared: {found.left}", stacklevel=4)
+            self._leave(network, first_line(str(error)))
+        self._seen.add(network)
 
-    def prepare(self, network: nn.Module) -> None:
+    def prepare(self, network: nn.Module, *, strict: bool = True) -> None:
         """Prepare a network with the optimizers that hold Parameters of it.
 
-        Known issues of torch are judged as for training if a Parameter requires a gradient. For networks that
-        were named, a request without effect is an error.
+        Known issues of torch are judged as for training if a Parameter requires a gradient. With `strict`, a
+        request without effect is an error.
 
         Raises:
             PrepareError: it cannot be prepared; it is as it was.
         """
-        trains = any(parameter.requires_grad for parameter in network.parameters())
-        with _uncompiled(network), _plain_modes() as amp:
+        optimizers = _optimizers(network)
+        with _undisturbed(network) as amp:
             plan = self.pipeline.plan(network, amp=amp)
-            if trains:
+            if any(parameter.requires_grad for parameter in network.parameters()):
                 raise_problems(KnownIssueError, plan.training_errors)
-            self._apply(network, self.optimizers, amp)
-        found = self._networks.get(network) or self._add(network)
-        if found.plan is None:
-            found.plan = plan
-        elif plan:
-            found.again += 1
-        found.parts, found.is_checked = WeakSet(network.modules()), True
+            self.pipeline.apply(network, strict=strict, optimizer=optimizers, amp=amp)
+        if plan or network not in self._networks:
+            self._add(network, plan=plan, audit=audit(network, plan=plan))
 
-    def _apply(self, network: nn.Module, optimizers: Iterable[Optimizer], amp: Amp) -> None:
-        held = {id(parameter) for parameter in network.parameters()}
-        mine = [each for each in optimizers if held & _parameters(each)]
-        self.pipeline.apply(network, strict=self._only is not None, optimizer=mine, amp=amp)
+    def _leave(self, network: nn.Module, why: str) -> None:
+        found = self._add(network, left=why)
+        warnings.warn(f"{found.name} is not prepared: {why}", stacklevel=5)
 
-    def _add(self, network: nn.Module) -> Found:
-        found = self._networks[network] = Found(type(network).__name__)
+    def _add(self, network: nn.Module, **what: Any) -> Found:
+        again = ", again" if network in self._networks else ""
+        self._networks[network] = found = Found(type(network).__name__ + again, **what)
+        self._parts.update(network.modules())
         self.found.append(found)
         return found
 
-    def _is_wanted(self, network: nn.Module) -> bool:
-        found = self._networks.get(network)
-        if found is not None:
-            return not found.is_checked
-        if self._only is not None:
-            return any(network is each for each in self._only())
-        if any(network in each.parts for each in self.found):
-            return False
-        names = [base.__name__ for base in type(network).__mro__]
-        if any(name.endswith(_NO_NETWORKS) for name in names):
-            return False
-        matches = fnmatch.fnmatchcase(names[0], self.module)
-        return matches and next(network.parameters(), None) is not None
+    # ------------------------------------------------------------------------------ what is made
 
-    def wraps(self, network: nn.Module) -> None:
-        """Prepare a network that a wrapper is about to take, since the wrapper depends on its layout."""
-        for each in [network] if self._only is None else self._only():
-            if self._is_wanted(each):
-                self.attempt(each)
-
-    # ------------------------------------------------------------------------------ optimizers
-
-    def made(self, optimizer: Optimizer) -> None:
-        """Remember an optimizer, and look again: it may train a new network."""
-        self.optimizers.add(optimizer)
-        self.look()
-
-    def registered(self, module: nn.Module) -> None:
-        """Look again, since a Parameter was registered: a new network, or `load_state_dict(assign=True)`."""
-        if self.may_rest or any(module in found.parts for found in self.found):
+    def made(self, maker: Any, taken: Iterable[Any]) -> None:
+        """Look again, since an optimizer is made; or prepare what a wrapper is about to take."""
+        if isinstance(maker, Optimizer):
+            self._waiting.add(maker)
             self.look()
+        for each in taken:
+            if isinstance(each, nn.Module):
+                self.see(each)
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """Give the state of an optimizer the layout of its Parameters, also when it is loaded later."""
-        self.optimizers.add(optimizer)
-        if optimizer not in self._stepped:
-            for network, found in list(self._networks.items()):
-                if found.plan is not None:
-                    try:
-                        with _uncompiled(network), _plain_modes() as amp:
-                            self._apply(network, [optimizer], amp)
-                    except PrepareError as error:
-                        warnings.warn(f"{type(optimizer).__name__}: {error}", stacklevel=5)
-
-    def after_step(self, optimizer: Optimizer) -> None:
-        """Rest once every optimizer has made a step; prepare copies such as an EMA before."""
-        self._stepped.add(optimizer)
+    def stepped(self, optimizer: Optimizer) -> None:
+        """Prepare copies such as an EMA once every optimizer has made a step."""
+        self._waiting.discard(optimizer)
         self._steps += 1
-        if self.may_rest and self._only is None:
-            known = {_kind(network) for network, found in self._networks.items() if found.plan}
-            for copy in unprepared(self):
-                if _kind(copy) in known and all(each.grad is None for each in copy.parameters()):
+        if self.may_rest:
+            kinds = {_kind(network) for network, found in self._networks.items() if found.plan}
+            for copy in self.unprepared():
+                if _kind(copy) in kinds and all(each.grad is None for each in copy.parameters()):
                     self.attempt(copy)
-        _rest()
+
+    # ------------------------------------------------------------------------------ what is said
+
+    def unprepared(self) -> list[nn.Module]:
+        """Return the networks of this process that nothing has called, and that are no part of another."""
+        alive = [each for each in _alive(nn.Module) if "_modules" in vars(each)]  # begun to be made
+        parts = {id(child) for each in alive for child in each.children()}
+        known = {id(each) for network in self._networks for each in network.parameters()}
+        wanted = [each for each in alive if id(each) not in parts and self._is_wanted(each)]
+        return [each for each in wanted if not known.issuperset(map(id, each.parameters()))]
 
     def lines(self) -> Iterator[str]:
         """Yield what was prepared and what is to know of it, and the networks that were never called."""
         for found in self.found:
             yield from found.lines(self.pipeline.steps)
-        if names := sorted({type(each).__name__ for each in unprepared(self)}):
+        if names := sorted({type(each).__name__ for each in self.unprepared()}):
             yield f"never called, so not prepared: {', '.join(names)}"
         if not self.found:
             yield "no network was called, and nothing was prepared"
 
 
 def outside(
-    recipe: Recipe, *, module: str = "*", report: tuple[str, str] = ("", ""), is_told: bool = True
+    recipe: Recipe, *, module: str | nn.Module = "*", report: Sequence[str] = ("", "")
 ) -> Outside:
     """Prepare the networks of this program from here on, each at its first call, before the first step.
 
@@ -314,150 +295,129 @@ def outside(
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: a pattern of class names, as in `UNet*`: only networks of these classes are prepared.
-        report: the dotted name of what writes a page for each network, and the folder; of `prepare run`.
-        is_told: whether what was prepared is printed at the end.
+        module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
+        report: the folder for the pages, and the dotted name of what writes them; of `prepare run`.
     """
     session = Outside(recipe, module=module).start()
 
     def end() -> None:
-        if session in Outside.active and rank() == 0 and is_told:
+        if session in Outside.active and rank() == 0:
             for text in session.lines():
                 print(f"prepare: {text}", file=sys.stderr)  # noqa: T201
-            if report[1]:
-                pkgutil.resolve_name(report[0])(session, report[1])
+            if report[0]:
+                pkgutil.resolve_name(report[1])(session, report[0])
         session.stop()
 
     atexit.register(end)
     return session
 
 
-def unprepared(session: Outside) -> list[nn.Module]:
-    """Return the networks of this process that nothing has called, and that are no part of another."""
-    modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
-    alive = [each for each in modules if "_modules" in vars(each)]  # its constructor has begun
-    parts = {id(child) for each in alive for child in each.children()}
-    return [e for e in alive if id(e) not in parts and session._is_wanted(e)]
+def _alive(kind: Any) -> list[Any]:
+    return [each for each in gc.get_objects() if issubclass(type(each), kind)]
 
 
 def _kind(network: nn.Module) -> tuple[Any, ...]:
     """Return what a copy of a network has in common with it."""
-    named = network.named_parameters()
-    shapes = tuple((name, None if is_lazy(each) else tuple(each.shape)) for name, each in named)
+    shapes = tuple((name, tuple(each.shape)) for name, each in network.named_parameters())
     return type(network), shapes
 
 
-def _parameters(optimizer: Optimizer) -> set[int]:
-    return {id(each) for group in optimizer.param_groups for each in group["params"]}
+def _optimizers(network: nn.Module) -> list[Optimizer]:
+    """Return the optimizers of this process that hold Parameters of a network."""
+    held = set(map(id, network.parameters()))
+    groups = {each: each.param_groups for each in _alive(Optimizer)}
+    return [each for each, of in groups.items() if held & {id(p) for g in of for p in g["params"]}]
 
 
 @contextmanager
-def _uncompiled(network: nn.Module) -> Iterator[None]:
-    """Take the compiled calls of a network away, and give them back: they compile anew if it changed."""
-    calls = {each: each._compiled_call_impl for each in network.modules()}
-    compiled = {each: call for each, call in calls.items() if call is not None}
-    for each in compiled:
-        each._compiled_call_impl = None
-    try:
-        yield
-    finally:
-        for each, call in compiled.items():
-            each._compiled_call_impl = call
-        if compiled:
-            torch.compiler.reset()
-
-
-@contextmanager
-def _plain_modes() -> Iterator[Amp]:
-    """Leave autocast, which keeps casts of old weights, and inference mode; yield the dtype of autocast."""
+def _undisturbed(network: nn.Module) -> Iterator[Amp]:
+    """Leave compiled calls, inference mode and autocast, which keeps old casts; yield its dtype."""
     amp: Amp = "none"
     with ExitStack() as stack:
+        stack.callback(torch.clear_autocast_cache)
+        for each in network.modules():
+            if each._compiled_call_impl is not None:
+                _replace(stack, each, "_compiled_call_impl", None)
         for kind in ("cpu", "cuda", "mps", "xpu"):
             if torch.is_autocast_enabled(kind):
                 amp = "float16" if torch.get_autocast_dtype(kind) == torch.float16 else "bfloat16"
                 stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(torch.inference_mode(mode=False))
         yield amp
-    torch.clear_autocast_cache()
 
 
 # ------------------------------------------------------------------------------ what is watched in torch
 
 _CALLING, _MAKING = ExitStack(), ExitStack()
+_in_a_call = ContextVar("_in_a_call", default=False)
 
 
 def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """Call a module as torch does; the outermost call of a thread is shown to each session."""
     is_traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
-    is_traced = is_traced or _is_fx_traced()
     # A verification and its like call models of their own, which are compared as they are.
-    if is_traced or PROCESS_STATE.is_mine or vars(_inside).get("a_call"):
+    if is_traced or is_ours() or _in_a_call.get():
         return _torch_call(module, *args, **kwargs)
-    vars(_inside)["a_call"] = True
+    before = _in_a_call.set(True)
     try:
-        for session in list(Outside.active):
-            session.called(module)
+        _tell("called", module, args, kwargs)
         output = _torch_call(module, *args, **kwargs)
-        for session in list(Outside.active):
-            session.returned(module, args, kwargs)
     finally:
-        vars(_inside)["a_call"] = False
+        _in_a_call.reset(before)
     _rest()
     return output
 
 
 def _watch_calls() -> None:
-    if nn.Module.__call__ is _call:
-        return
-    _replace(_CALLING, nn.Module, "__call__", _call)
-    for handle in (
-        register_optimizer_step_pre_hook(lambda optimizer, *_: _tell_all("before_step", optimizer)),
-        register_optimizer_step_post_hook(lambda optimizer, *_: _tell_all("after_step", optimizer)),
-    ):
-        _CALLING.callback(handle.remove)
+    if nn.Module.__call__ is not _call:
+        _replace(_CALLING, nn.Module, "__call__", _call)
 
 
 def _rest() -> None:
-    """Take the hooks off once no session needs them; then a call costs nothing."""
+    """Take the look at calls away once no session needs it; then a call costs nothing."""
     if all(session.may_rest for session in Outside.active):
         _CALLING.close()
 
 
 def _watch_making() -> None:
     """Watch what is made: optimizers, Parameters, and wrappers that depend on the layout of a network."""
-    if Optimizer.__init__ is not _torch_optimizer:
-        return
-
-    def optimizer(self: Optimizer, *args: Any, **kwargs: Any) -> None:
-        _torch_optimizer(self, *args, **kwargs)
-        _tell_all("made", self)
-
-    _replace(_MAKING, Optimizer, "__init__", wraps(_torch_optimizer)(optimizer))
-    handle = register_module_parameter_registration_hook(
-        lambda module, *_: _tell_all("registered", module)
-    )
-    _MAKING.callback(handle.remove)
-    _watch_wrapper(DistributedDataParallel)
-    when_imported(_FSDP, lambda module: _watch_wrapper(module.FullyShardedDataParallel))
+    _watch_class(Optimizer)
+    _watch_class(DistributedDataParallel)
+    when_imported(_FSDP, lambda module: _watch_class(module.FullyShardedDataParallel))
+    _MAKING.callback(register_optimizer_step_post_hook(_stepped).remove)
+    _MAKING.callback(register_module_parameter_registration_hook(_registered).remove)
 
 
-def _watch_wrapper(wrapper: Any) -> None:
-    original = wrapper.__init__
-
-    @wraps(original)
-    def made(self: Any, module: nn.Module, *args: Any, **kwargs: Any) -> None:
-        _tell_all("wraps", module)
-        original(self, module, *args, **kwargs)
-
-    _replace(_MAKING, wrapper, "__init__", made)
+def _registered(*_: Any) -> None:
+    """Look again for a new network, or after `load_state_dict(assign=True)`; a preparation registers too."""
+    if not _in_a_call.get():
+        _tell("look")
 
 
-def _tell_all(word: str, subject: Any) -> None:
+def _stepped(optimizer: Optimizer, *_: Any) -> None:
+    """Tell of a step while calls are looked at; a hook that runs cannot be removed."""
+    if nn.Module.__call__ is _call:
+        _tell("stepped", optimizer)
+        _rest()
+
+
+def _watch_class(kind: Any) -> None:
+    constructor = kind.__init__
+
+    @wraps(constructor)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        _tell("made", self, [*args, *kwargs.values()])
+        constructor(self, *args, **kwargs)
+
+    _replace(_MAKING, kind, "__init__", init)
+
+
+def _tell(word: str, *subjects: Any) -> None:
     for session in list(Outside.active):
-        getattr(session, word)(subject)
+        getattr(session, word)(*subjects)
 
 
 def _replace(stack: ExitStack, owner: Any, name: str, new: Any) -> None:
-    """Put a function into a class until the stack is closed."""
+    """Give an object or a class another attribute until the stack is closed."""
     stack.callback(setattr, owner, name, getattr(owner, name))
     setattr(owner, name, new)

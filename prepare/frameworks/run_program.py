@@ -25,7 +25,7 @@ def run_program(argv: list[str], report: str) -> NoReturn:
     `report` is the dotted name of what writes the pages into the folder of `--report`.
 
     Raises:
-        ConfigError: the words are wrong, or there is no such program.
+        ConfigError: the words are wrong.
         RecipeError: the recipe cannot be read.
     """
     given, words = {"--report": "", "--module": "*"}, argv[1:]
@@ -33,17 +33,11 @@ def run_program(argv: list[str], report: str) -> NoReturn:
         given[words[0]], words = words[1], words[2:]
     if not words or argv[0].startswith("-") or (words[0].startswith("-") and words[0] != "-m"):
         raise ConfigError("run", "a recipe and a program are needed", f"prepare {USAGE}")
-    if words[0] != "-m" and not Path(words[0]).is_file():
-        remedy = "give a Python file, or -m and a module"
-        raise ConfigError("run", f"there is no program {words[0]!r}", remedy)
     Pipeline.load(argv[0])
     asked = [str(Path(argv[0]).resolve()), given["--module"], given["--report"], report]
     paths = [str(Path(sitecustomize.__file__).parent), os.environ.get("PYTHONPATH", "")]
-    os.environ |= {
-        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
-        sitecustomize.ASKED: json.dumps(asked),
-        sitecustomize.FIRST: "1",
-    }
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    os.environ[sitecustomize.ASKED] = json.dumps(asked)
     sys.stdout.flush()
     os.execv(sys.executable, [*sys.orig_argv[:1], *_flags(), *words])  # noqa: S606
 

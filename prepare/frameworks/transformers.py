@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from prepare.core.utils.packages import naming_extra
-from prepare.frameworks.outside import Outside, Recipe
+from prepare.frameworks.outside import Outside
 
 with naming_extra("transformers"):
     from transformers import TrainerCallback
 
 
-class PrepareCallback(TrainerCallback):
+class PrepareCallback(Outside, TrainerCallback):
     """Prepares the model of a Trainer, and each that `model_init` makes, before it is wrapped or called.
 
     The state of the optimizer follows, also from a checkpoint.
@@ -20,14 +20,15 @@ class PrepareCallback(TrainerCallback):
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self._outside = Outside(recipe)
+    def on_init_end(self, *_: Any, **given: Any) -> None:
+        """Prepare the model, and begin to look for others."""
+        self.start().prepare(given["model"])
 
-    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Prepare the model, and begin to look for others of its class."""
-        self._outside.module = type(kwargs["model"]).__name__
-        self._outside.start().prepare(kwargs["model"])
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        """Begin again where a search for hyperparameters trains once more."""
+        if self not in self.active:
+            self.start()
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, *_: Any, **__: Any) -> None:
         """End to look for models."""
-        self._outside.stop()
+        self.stop()

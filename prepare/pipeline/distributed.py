@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 _Result = TypeVar("_Result")
-_SHOWN = 3
 _REMEDY = "prepare with one recipe on every rank, before DistributedDataParallel or any collective"
 
 
@@ -86,37 +85,26 @@ def same_on_all_ranks(model: nn.Module, *, group: ProcessGroup | None = None) ->
 
 def _described(model: nn.Module) -> dict[str, str]:
     """Return the state of each tensor as text, by its name, in the order of the model."""
-    from prepare.core.model.tensors import is_lazy, is_strided, named_tensors
+    from prepare.core.model.tensors import is_lazy, named_tensors, stride_of
 
     described = {}
     for path, tensor in ((place.path, place.tensor) for place in named_tensors(model)):
         shape = None if is_lazy(tensor) else tuple(tensor.shape)
-        stride = tensor.stride() if is_strided(tensor) else None
-        trained = "trained" if tensor.requires_grad else "frozen"
         dtype = str(tensor.dtype).removeprefix("torch.")
-        described[path] = (
-            f"{dtype} of shape {shape}, stride {stride}, {tensor.device.type}, {trained}"
-        )
+        trained = "trained" if tensor.requires_grad else "frozen"
+        device, stride = tensor.device.type, stride_of(tensor)
+        described[path] = f"{dtype} of shape {shape}, stride {stride}, {device}, {trained}"
     return described
 
 
 def _differences(ranks: list[dict[str, str]]) -> Iterator[Problem]:
-    """Yield the differences between the first rank and another, for the first few tensors."""
+    """Yield the first difference between the first rank and another."""
     first = ranks[0]
-    # As lists, because the order counts.
-    other = next((i for i, held in enumerate(ranks) if [*held.items()] != [*first.items()]), 0)
-    if not other:
-        return
-    second = ranks[other]
-    found = [
-        (
-            path,
-            f"{first.get(path, 'missing')} on rank 0, and {second.get(path, 'missing')} on rank {other}",
-        )
-        for path in sorted(first.keys() | second.keys())
-        if first.get(path) != second.get(path)
-    ] or [("the model", f"its tensors are in another order on rank {other}")]
-    more = f" (and {len(found) - _SHOWN} more differences)" if len(found) > _SHOWN else ""
-    *shown, (path, last) = found[:_SHOWN]
-    yield from (Problem(*each) for each in shown)
-    yield Problem(path, last + more, _REMEDY)
+    for number, held in enumerate(ranks):
+        differ = [p for p in sorted(first | held) if first.get(p) != held.get(p)]
+        if differ or [*first] != [*held]:
+            path, more = (differ or ["the model"])[0], f" ({len(differ)} tensors differ)"
+            states = f"{first.get(path, 'missing')} on rank 0, and {held.get(path, 'missing')}"
+            wrong = states if differ else "its tensors are in another order"
+            yield Problem(path, f"{wrong} on rank {number}{more if differ else ''}", _REMEDY)
+            return

@@ -23,7 +23,7 @@ KnownIssues = Literal["error", "warn", "ignore"]
 # A user's class that no repair can reach is named for this issue, which makes it several times slower.
 _REFERENCE = "conv3d_reference_cpu"
 _ONE = "batch_of_one"
-_CURES = {"format": "use", "flag": "set", "version": "install"}
+_CURES = {"step": "add the step", "format": "use", "flag": "set", "version": "install"}
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,9 @@ class IssueMatch:
     @property
     def is_wrong(self) -> bool:
         """Return whether numbers are wrong at every size, or at batch 1 if the batch may have that size."""
-        return self.issue.effect == "wrong" and (
-            not self.issue.sizes or (self.issue.sizes == _ONE and not self._is_of_last_batch)
-        )
+        sizes = self.issue.sizes
+        is_met = not sizes or (sizes == _ONE and not self._is_of_last_batch)
+        return self.issue.effect == "wrong" and is_met
 
     @property
     def is_error(self) -> bool:
@@ -84,34 +84,26 @@ class IssueMatch:
             return f"; this batch has {self.batch} samples, the last batch of an epoch may have one"
         if self.is_error:
             return ", and the model is in training mode"
-        return (
-            "; in training code this is an error" if self.is_wrong and not self.in_training else ""
-        )
+        is_later = self.is_wrong and not self.in_training
+        return "; in training code this is an error" if is_later else ""
 
     def _remedy(self) -> str:
         if self.unreached:
-            cures = [
-                f"prepare the model first, with the step {REPAIR_STEP}, then replace the forward"
-            ]
+            cures = [f"prepare the model first, with {REPAIR_STEP}, then replace the forward"]
         elif self.unreached is not None:
             cures = ["call super().forward(...) in its forward"]
         elif self.issue.repair:
             forced = f" with steps.{REPAIR_STEP}.force=true" if self.needs_force else ""
             cures = [f"add the step {REPAIR_STEP}{forced}"]
         else:
-            cures = [
-                f"add the step {cure}" if kind == "step" else f"{_CURES[kind]} {cure}"
-                for kind, cure in self.issue.cure
-            ]
+            cures = [f"{_CURES[kind]} {cure}" for kind, cure in self.issue.cure]
         if self.is_wrong and not cures:
             cures = ["exclude them, or take another memory format"]
         elif self.issue.is_risk and not self.issue.repair:
             cures.append("look at what the run's verification says, with the sizes you train on")
         if self.is_error:
             word = "ignore" if self.issue.part == "memory" else "warn"
-            cures.append(
-                f"go on without it: known_issues={word}; if it is not trained, {EVAL_MODE}"
-            )
+            cures.append(f"go on: known_issues={word}; if it is not trained, {EVAL_MODE}")
         return ", or ".join(cures)
 
 
@@ -145,13 +137,10 @@ def find_known_issues(
         kind = torch_class(cls)  # a user's class may have the name of one of torch
         if kind and has_own_sizes(module):
             modules_by_class.setdefault(kind.__name__, {})[name] = module
-    needs_force = {
-        issue: formats.isdisjoint({*issue.formats} - {"contiguous"})
-        for device in sorted(devices)
-        for issue in standing(device)
-    }
+    issues = dict.fromkeys(issue for device in sorted(devices) for issue in standing(device))
     matches = []
-    for issue, force in needs_force.items():
+    for issue in issues:
+        force = formats.isdisjoint({*issue.formats} - {"contiguous"})
         meeting: dict[str | None, dict[str, str]] = {}
         for kind in issue.operations:
             for name, module in modules_by_class.get(kind, {}).items():

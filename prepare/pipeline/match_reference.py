@@ -51,7 +51,7 @@ def like(model: _Model, reference: nn.Module) -> _Model:
             moves.append(Move(request.path, tensors, new.device, new.dtype, stride_of(new)))
     snapshot, transfer = Snapshot(copy), Transfer(moves)
     pairs = [(module, reference.get_submodule(name)) for name, module in copy.named_modules()]
-    with held_interrupts(may_hang=True):
+    with held_interrupts():
         try:
             for module, same in pairs:
                 _follow_code(module, same)
@@ -59,9 +59,8 @@ def like(model: _Model, reference: nn.Module) -> _Model:
             for module, same in pairs:
                 _follow_calls(module, same)
         except BaseException:
-            with held_interrupts():
-                transfer.undo()
-                snapshot.restore()
+            transfer.undo()
+            snapshot.restore()
             raise
     return model
 

@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
-from prepare.core.model.memory_format import satisfied
 from prepare.core.model.tensors import name_of, stride_of
 from prepare.errors import ConfigError, KnownIssueWarning, Problem, UntrainedWarning
 from prepare.pipeline.plan import Drift, State, drifts_between, state
 from prepare.pipeline.transfer import Move, Transfer
 
+# Those with a fused kernel for a CPU.
+_FUSED: tuple[Any, ...] = (Adagrad, Adam, AdamW, SGD)
 _NEEDED = ("param_groups", "state", "_optimizer_load_state_dict_post_hooks")
 
 
@@ -93,12 +94,12 @@ def warn_of_left_behind(model: nn.Module, given: Sequence[Optimizer]) -> None:
     torch's fused kernels on a CPU then update the wrong elements, without an error. Such optimizers are
     looked for among the objects of the process, if any has been made.
     """
-    kinds = [kind for kind in _kinds(Optimizer) if getattr(kind.step, "hooked", False)]
+    kinds = [kind for kind in _FUSED if getattr(kind.step, "hooked", False)]
     if not kinds or not any(p.requires_grad and p.is_cpu for p in model.parameters()):
         return
     held = {id(parameter) for parameter in model.parameters()}
     for found in gc.get_referrers(*kinds):
-        if not issubclass(type(found), Optimizer) or any(found is each for each in given):
+        if type(found) not in kinds or any(found is each for each in given):
             continue
         fused = any(group.get("fused") for group in getattr(found, "param_groups", ()))
         if fused and any(id(p) in held for p, _ in mismatched_state([found], {})):
@@ -107,12 +108,6 @@ def warn_of_left_behind(model: nn.Module, given: Sequence[Optimizer]) -> None:
             )
             remedy = "give it: optimizer=, or call prepare.pipeline.relayout(optimizer)"
             warnings.warn(str(Problem("optimizer", wrong, remedy)), KnownIssueWarning, stacklevel=3)
-
-
-def _kinds(kind: Any) -> Iterator[Any]:
-    yield kind
-    for each in kind.__subclasses__():
-        yield from _kinds(each)
 
 
 def removed_parameters(
@@ -136,20 +131,10 @@ def unsupported_training(
     """Yield the reasons `optimizers` cannot train what `moves` (by object id) change."""
     for optimizer in optimizers:
         moved = [p for p in _parameters([optimizer]) if id(p) in moves]
-        after = [(p.shape, *_after_move(p, moves[id(p)])) for p in moved]
-        if any(dtype is torch.float16 for _, _, dtype, _ in after):
+        if any(_after_move(p, moves[id(p)])[1] is torch.float16 for p in moved):
             wrong = "its parameters would be float16: GradScaler refuses those, and Adam divides by zero"
             remedy = "keep float32 parameters and use torch.autocast, or take dtype: bfloat16"
             yield Problem("optimizer", wrong, remedy)
-        contiguous = (
-            not stride or "contiguous" in satisfied(shape, stride) for shape, _, _, stride in after
-        )
-        if isinstance(optimizer, LBFGS) and not all(contiguous):
-            # pytorch/pytorch#130346
-            wrong = "LBFGS flattens every gradient with .view(-1), which fails for channels-last"
-            yield Problem(
-                "optimizer", wrong, "take another optimizer, or leave the weights contiguous"
-            )
 
 
 def mismatched_state(

@@ -45,7 +45,7 @@ from prepare.pipeline.apply import (
     survey,
 )
 from prepare.pipeline.distributed import on_rank_zero
-from prepare.pipeline.known_issue_checks import IssueMatch, KnownIssues, known_errors, warned_of
+from prepare.pipeline.known_issue_checks import KnownIssues, known_errors, warned_of
 from prepare.pipeline.optimizer_state import (
     optimizer_drift,
     optimizers_in,
@@ -202,33 +202,16 @@ class Pipeline:
         Raises:
             ConflictError: two tensor steps want different things of one tensor.
         """
-        with held_interrupts(may_hang=True), paused_collector(), remembering():
+        with held_interrupts(), paused_collector(), remembering():
             work = survey(model, self._phases, known_issues, amp, batch)
             steps = self.steps.values()
-            bound = [step.bind(steps) for step in steps]
+            notes = [each for step in steps for each in step.bind(steps).remarks(work.model)]
+            warned = [*warned_of(work.issues, repairs=REPAIR_STEP in self.steps), *notes]
+            errors = [*work.table.errors, *known_errors(work.issues)]
             unfit = [problem for step in steps for problem in step.in_training()]
-            wrong = [match for match in work.issues if match.is_wrong]
-            return Plan(
-                self.to_config(),
-                tensor_plans(work.table),
-                work.actions,
-                [*work.table.errors, *known_errors(work.issues)],
-                [
-                    *warned_of(work.issues, repairs=REPAIR_STEP in self.steps),
-                    *(note for step in bound for note in step.remarks(work.model)),
-                ],
-                training_errors=[*unfit, *(match.problem() for match in wrong)],
-                training_steps=None if unfit else self._repairs_of(wrong),
-            )
-
-    def _repairs_of(self, wrong: list[IssueMatch]) -> dict[str, dict[str, Any]] | None:
-        """Return the steps to add, so that no number is wrong in training; None if no step helps."""
-        if not wrong:
-            return {}
-        is_repaired = all(match.issue.repair and match.unreached is None for match in wrong)
-        if REPAIR_STEP in self.steps or not is_repaired:
-            return None
-        return {REPAIR_STEP: {"force": True} if any(each.needs_force for each in wrong) else {}}
+            unfit += [match.problem() for match in work.issues if match.is_wrong]
+            tensors = tensor_plans(work.table)
+            return Plan(self.to_config(), tensors, work.actions, errors, warned, unfit)
 
     def apply(
         self,
@@ -273,7 +256,7 @@ class Pipeline:
             self.choose(model, example, amp)
             batch = call_of(example).batch
         start = time.perf_counter()
-        with held_interrupts(may_hang=True), paused_collector(), remembering():
+        with held_interrupts(), paused_collector(), remembering():
             optimizers = optimizers_in(optimizer)
             work = survey(model, self._phases, known_issues, amp, batch)
             raise_problems(RefusedError, lazy_problems(work.table))

@@ -86,8 +86,7 @@ class Plan(Readable):
     and input steps that would change something; `errors` the requests without effect, and known
     issues with wrong numbers; `warnings` known issues that make the model slow, or wrong only in
     parts that are not used now. `training_errors` are the reasons why the model cannot be trained so,
-    whatever its mode is now; `training_steps` are further steps that remove all of them, None if no
-    step does.
+    whatever its mode is now.
     """
 
     steps: dict[str, dict[str, Any]]
@@ -96,7 +95,6 @@ class Plan(Readable):
     errors: list[ConfigError] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
     training_errors: list[Problem] = field(default_factory=list)
-    training_steps: dict[str, dict[str, Any]] | None = field(default_factory=dict)
 
     def __bool__(self) -> bool:
         return bool(self.actions) or any(tensor.changes for tensor in self.tensors)
@@ -127,7 +125,6 @@ class Plan(Readable):
             "problems": [asdict(problem) for error in self.errors for problem in error.problems],
             "warnings": [asdict(warning) for warning in self.warnings],
             "training_errors": [asdict(problem) for problem in self.training_errors],
-            "training_steps": self.training_steps,
             "tensors": [
                 tensor._asdict() | {"old": tensor.old._asdict(), "new": tensor.new._asdict()}
                 for tensor in self.tensors
@@ -181,6 +178,5 @@ def drifts_between(path: str, current: State, prepared: State) -> Iterator[Drift
 
 def raise_drift(drifts: Sequence[Drift]) -> None:
     """Raise a DriftError with one problem for each drift, if there are any; the last one has the remedy."""
-    first, last = drifts[:-1], drifts[-1:]
-    problems = [*(each.problem() for each in first), *(each.problem(_REMEDY) for each in last)]
+    problems = [each.problem(_REMEDY if each is drifts[-1] else "") for each in drifts]
     raise_problems(DriftError, problems)

@@ -220,8 +220,7 @@ def make_table(model: nn.Module, steps: Sequence[TensorStep]) -> RequestTable:
     conflicts = [p for request in requests for p in _fill(request, steps, selections, protected)]
     if conflicts:
         raise ConflictError.of(conflicts)
-    unmatched = (error for selection in selections for error in selection.unmatched_patterns())
-    errors: list[ConfigError] = list(unmatched)
+    errors: list[ConfigError] = [each for s in selections for each in s.unmatched_patterns()]
     formats = format_steps(steps, model)
     asked = [step for step in steps if step.name in formats]
     # All memory-format steps of a pipeline are one request.

@@ -14,7 +14,7 @@ from prepare.core.model.devices import wait_for, with_threads
 from prepare.core.model.memory_format import span
 from prepare.core.model.tensors import is_plain, name_of, special_form, stored_values, with_bits_of
 from prepare.core.utils.process_state import act_on_interrupts, held_interrupts
-from prepare.errors import PartialError, Problem, RefusedError
+from prepare.errors import PartialError, RefusedError
 
 # With `low_memory`, this share of the new data exists beside the old tensors at a time, or the largest one.
 # For a smaller group, starting its copies takes longer than they do.
@@ -49,9 +49,8 @@ class Move:
         """Return the data to copy: of views, from the first element of one to the last."""
         first = self.tensors[0].detach()
         if not self.paths:
-            return (
-                first.resolve_neg()
-            )  # torch's copy from float32 to float16 ignores the negative bit
+            # torch's copy from float32 to float16 ignores the negative bit.
+            return first.resolve_neg()
         start = self._start()
         last = max(t.storage_offset() + span(t.shape, t.stride()) for t in self.tensors)
         return with_bits_of(self.tensors[0], first).as_strided((last - start,), (1,), start)
@@ -198,12 +197,10 @@ def _copying() -> Iterator[None]:
 
 def _check_forms(moves: Sequence[Move]) -> None:
     forms = [(move.path, form) for move in moves if (form := special_form(move.tensors[0]))]
-    if forms:
+    for path, form in forms:
+        wrong = f"is {form}, whose parts cannot be changed in place"
         remedy = "store it dense or as sparse COO, or keep it out of the steps"
-        raise RefusedError.of(
-            Problem(path, f"is {form}, whose parts cannot be changed in place", remedy)
-            for path, form in forms
-        )
+        raise RefusedError(path, wrong, remedy)
     shared = [move.path for move in moves if _is_shared(move)]
     if shared:
         more = f" and {len(shared) - 1} more" if len(shared) > 1 else ""

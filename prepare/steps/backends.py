@@ -34,7 +34,7 @@ class Backends(ModelStep):
     the unprepared model under the same switches, so compare their effect by the seconds of two runs.
     Helps: `cudnn_benchmark` for inputs of few sizes, `tf32` and `matmul_precision` on GPUs with TF32.
     Hurts: TF32 keeps 10 bits of a product's digits; a search for algorithms takes time for each new size.
-    Source: `torch.backends`, `torch.set_float32_matmul_precision`; pytorch#64427 for MIOpen.
+    Source: `torch.backends`, `torch.set_float32_matmul_precision`.
     """
 
     cudnn_benchmark: bool | None = None
@@ -45,8 +45,6 @@ class Backends(ModelStep):
     """Use TF32 for float32 convolutions, recurrent layers and matrix products on a GPU."""
     matmul_precision: Literal["highest", "high", "medium"] | None = None
     """The precision of float32 matrix products, as for `torch.set_float32_matmul_precision`."""
-    miopen_nhwc: bool | None = None
-    """On ROCm, let MIOpen run in channels-last; torch reads this once, at its first convolution."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -65,14 +63,6 @@ class Backends(ModelStep):
             how, state = "uses" if uses else "does not use", str(self.tf32).lower()
             wrong = f"{self.matmul_precision} {how} TF32, and tf32 is {state}"
             yield Problem(f"{where}.matmul_precision", wrong, "drop one of the two")
-
-    def obstacles(self, model: torch.nn.Module) -> Iterator[Problem]:
-        import torch
-
-        if self.miopen_nhwc is not None and torch.version.hip is None:
-            where, wrong = f"steps.{self.name}.miopen_nhwc", "this torch is not built for ROCm"
-            remedy = f"{where}=null, or install torch for ROCm"
-            yield Problem(where, wrong, remedy)
 
     def targets(self, model: torch.nn.Module) -> Iterable[str]:
         from prepare.core.forward.torch_state import SWITCHES

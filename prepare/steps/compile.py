@@ -14,7 +14,6 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from prepare.core.forward.compiled import compile_cache
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.suggest import choose, nearest
 from prepare.core.utils.text import EVAL_MODE, first_line
@@ -145,7 +144,7 @@ class Compile(ForDevice, ModelStep):
         return None
 
 
-undo, cache = Compile.undo, compile_cache
+undo = Compile.undo
 
 
 def _new_call() -> Callable[..., Any]:

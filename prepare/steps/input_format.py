@@ -87,7 +87,7 @@ class InputFormat(InputStep):
         from prepare.core.model.module_tree import called_modules
 
         called = [*called_modules(model).values()] if self.attach else []
-        new = [module for module in called if not self._hook(module).is_on(module)]
+        new = [m for m in called if self._hook(m) not in m._forward_pre_hooks.values()]
         return [name for name, module in model.named_modules() if module in new]
 
     def act(self, model: torch.nn.Module) -> None:

@@ -29,7 +29,7 @@ class KeepLayout(ForChannelsLast):
     `pad`, `cat`, `stack`, `clone`, `repeat`, `repeat_interleave`, `interpolate`, `avg_pool3d`, `where`,
     `softmax` and `zeros_like`. A replaced call has the same values; it returns channels-last if its operands
     are in it; for all else it is torch's own call. A call with rarer arguments (`out`, `axis`) is left alone,
-    and so is a method whose file has been changed since it was loaded.
+    and so is a method that is decorated or overridden, or whose file has been changed since it was loaded.
     `.contiguous()`, `.view()`, `.reshape()`, `.flatten()`, `sum`, `einops.rearrange`, `+` and `*` are taken
     only if they are named. The module's class becomes a subclass of the same name with rewritten methods; the
     module keeps its identity, hooks and state_dict, and can be copied, pickled, compiled and trained.
@@ -74,23 +74,14 @@ class KeepLayout(ForChannelsLast):
         from prepare.core.model.module_kinds import foreign_method
         from prepare.steps.keeping.calls import find_calls
 
-        if not self.formats(model):
-            return
-        told = set()
-        for name, module in model.named_modules():
-            for call in find_calls(type(module)):
-                where, wrong = name or type(module).__name__, f"replaces no call in {call.method}"
-                key, remedy = call.obstacle, "" if call.operator else call.obstacle
-                is_taken = self._takes(call) and not call.obstacle
-                if is_taken and foreign_method(module, call.method) is not None:
-                    key, wrong = (
-                        f"{where}.{call.method}",
-                        f"{wrong}: another one lies on the object",
-                    )
-                    remedy = "prepare the model first, then add hooks to it"
-                if remedy and key not in told:
-                    told.add(key)
-                    yield Problem(where, f"{self.name} {wrong}", remedy)
+        for name, module in model.named_modules() if self.formats(model) else ():
+            calls = find_calls(type(module))
+            for method in dict.fromkeys(call.method for call in calls if self._takes(call)):
+                if foreign_method(module, method) is None:
+                    continue
+                wrong = f"{self.name} replaces no call in {method}: another one lies on the object"
+                remedy = "prepare the model first, then add hooks to it"
+                yield Problem(name or type(module).__name__, wrong, remedy)
 
     def without_example(self) -> str:
         return "calls: auto takes all calls of operators" if self.calls == "auto" else ""

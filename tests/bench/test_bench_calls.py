@@ -1,7 +1,5 @@
 """Calls of a bench: restored models, training steps, autocast, and the inputs of each variant."""
 
-import functools
-
 import pytest
 import torch
 from torch import nn
@@ -11,55 +9,6 @@ from prepare.stages.bench import compare
 from small_nets import bits
 
 BATCH = torch.ones(4, 3)
-
-
-class Awkward(nn.Module):
-    """Writes wherever a forward can: buffers, parameters, attributes, its input, random states."""
-
-    def __init__(self):
-        super().__init__()
-        self.embed = nn.Embedding(5, 3, max_norm=0.1)
-        self.norm = nn.BatchNorm1d(3)
-        self.drop = nn.Dropout()
-        self.frozen = nn.BatchNorm1d(3).eval()
-        self.scale = nn.Parameter(torch.ones(3))
-        self.register_buffer("count", torch.zeros(()))
-        self.loose, self.seen, self.last = torch.zeros(2), [], None
-
-    def forward(self, x):
-        x.mul_(2)
-        self.count = self.count + 1
-        self.loose += 1
-        self.seen.append(1)
-        self.scale.data = self.scale.data * 2
-        self.last = self.drop(self.norm(self.frozen(x + self.embed(torch.arange(4)))))
-        return self.last * self.scale
-
-
-def state(model):
-    found = {name: bits(tensor.detach()) for name, tensor in model.state_dict().items()}
-    found |= {f"{n}:id": (id(t), t.data_ptr()) for n, t in model.named_parameters()}
-    found |= {f"{n}:grad": (id(t.grad), bits(t.grad)) for n, t in model.named_parameters()}
-    found |= {f"{n}:mode": m.training for n, m in model.named_modules()}
-    found |= {"loose": bits(model.loose), "seen": list(model.seen), "last": model.last}
-    return found | {"hooks": list(model._forward_hooks), "random": bits(torch.get_rng_state())}
-
-
-@pytest.mark.parametrize("train", [False, True])
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_the_bench_restores_the_model(train, wrapped):
-    model = Awkward().train()
-    model.frozen.eval()
-    for parameter in model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    model.register_forward_hook(lambda *_: None)
-    batch = torch.randn(4, 3)
-    before, given = state(model), bits(batch)
-    call = functools.partial(lambda net, x: net(x), model) if wrapped else model
-    found = compare({"a": call}, batch, train=train, budget=0.3)
-    assert found.row("a").verdict == "baseline", found.row("a").reason
-    assert state(model) == before
-    assert bits(batch) == given
 
 
 def test_training_runs_forward_and_backward_with_random_gradients():

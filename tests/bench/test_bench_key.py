@@ -118,23 +118,6 @@ def test_a_short_bench_ends_in_time_or_is_refused(monkeypatch, seconds, slowdown
             )
 
 
-def simulated(monkeypatch, clock, **seconds):
-    """Time variants that take so many seconds on this clock in place of models."""
-    monkeypatch.setattr(levels, "compare", lambda *_, **more: compare(
-        {name: clock.takes(each) for name, each in seconds.items()}, torch.ones(1), _clock=clock,
-        **{key: more[key] for key in ("budget", "longest", "precision")},
-    ))  # fmt: skip
-
-
-def test_a_short_bench_stops_when_its_verdict_is_clear(monkeypatch):
-    monkeypatch.undo()
-    clock = Clock()
-    simulated(monkeypatch, clock, unprepared=0.02, prepared=0.01)
-    found = timed()
-    assert (found.repeats, found.headline.verdict) == (16, "faster")
-    assert clock.now < 3
-
-
 @pytest.mark.parametrize("word", ["bench=short", "bench=none", "task=plan"])
 def test_the_key_bench_sets_the_level(tmp_path, monkeypatch, capsys, word):
     timed = word == "bench=short"

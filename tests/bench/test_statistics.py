@@ -130,9 +130,3 @@ def test_paired_ratios_cancel_the_slowdown_of_a_whole_round():
     alone, paired = estimate(other, 0.95), ratio(other, base, 0.95)
     assert paired.precision < alone.precision / 2
     assert paired.interval[0] < 1.1 < paired.interval[1]
-
-
-def test_intervals_widen_with_the_number_of_variants():
-    assert statistics.bonferroni(0.95, 1) == pytest.approx(0.95)
-    assert statistics.bonferroni(0.95, 10) == pytest.approx(0.995)
-    assert statistics.bonferroni(0.95, 0) == pytest.approx(0.95)

@@ -74,47 +74,6 @@ def small() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 2, 1))
 
 
-def state_of(model: nn.Module) -> dict[str, tuple]:
-    """Return all that must not change after a failure: objects, values and layout."""
-    tensors = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers()),
-    }
-    state = {
-        name: (id(t), t.stride(), t.dtype, t.device, t.detach().clone())
-        for name, t in tensors.items()
-    }
-    state["modules"] = [(type(m), list(m._forward_pre_hooks)) for m in model.modules()]
-    return state
-
-
-def same_state(one: dict, other: dict) -> bool:
-    if one.keys() != other.keys() or one.pop("modules") != other.pop("modules"):
-        return False
-    return all(
-        a[:4] == b[:4] and (a[4].is_meta or torch.equal(a[4], b[4]))
-        for a, b in zip(one.values(), other.values(), strict=True)
-    )
-
-
-def tensor_facts(model: nn.Module) -> dict:
-    """Return the strides, dtype, requires_grad and values of every parameter and buffer."""
-    tensors = {
-        **dict(model.named_parameters(remove_duplicate=False)),
-        **dict(model.named_buffers()),
-    }
-    return {name: (t.stride(), t.dtype, t.requires_grad, t.detach()) for name, t in tensors.items()}
-
-
-def assert_same(one: nn.Module, other: nn.Module) -> None:
-    first, second = tensor_facts(one), tensor_facts(other)
-    assert first.keys() == second.keys()
-    for name, (*form, values) in first.items():
-        *expected_form, expected = second[name]
-        assert form == expected_form, name
-        assert torch.equal(values, expected), name
-
-
 def small_like(model: nn.Module) -> nn.Module:
     like = small()
     like.load_state_dict(model.state_dict())

@@ -16,12 +16,9 @@ from checkpoint_nets import (
     Awkward,
     FromItsWeights,
     NeedsItsWeights,
-    assert_same,
     pipeline,
-    same_state,
     small,
     small_like,
-    state_of,
     write,
 )
 from prepare.checkpoint import load, save
@@ -29,6 +26,7 @@ from prepare.checkpoint.weights import build_empty
 from prepare.errors import CheckpointError, ConfigError, PrepareError, RefusedError
 from prepare.pipeline import Pipeline
 from prepare.step import TensorStep, Want
+from small_nets import facts, same
 
 
 @pytest.mark.parametrize("how", ["function", "meta", "real"])
@@ -38,7 +36,7 @@ def test_loading_gives_the_same_tensors_as_apply(path, how):
     given = {"function": Awkward, "meta": build_empty(Awkward), "real": Awkward()}[how]
     loaded = load(path, given, pipeline=pipeline())
     model = loaded.model.eval()
-    assert_same(model, pipeline().apply(original))
+    same(model, pipeline().apply(original))
     assert how == "function" or model is given
     assert not loaded.pipeline.plan(model)
     assert (loaded.missing, loaded.unexpected) == ((), ())
@@ -57,7 +55,7 @@ def test_the_recipe_in_the_file_is_the_default_pipeline(tmp_path):
     save(pipeline().apply(original), tmp_path / "w.safetensors", pipeline=pipeline())
     loaded = load(tmp_path / "w.safetensors", Awkward)
     assert loaded.pipeline.to_config() == pipeline().to_config()
-    assert_same(loaded.model, original)
+    same(loaded.model, original)
     float64 = load(tmp_path / "w.safetensors", Awkward, pipeline=NOTHING).model
     assert float64.conv.weight.dtype is torch.float32
     elsewhere = Pipeline.from_config({"device": {"device": "cuda:99"}})
@@ -91,7 +89,7 @@ def test_the_shards_of_an_index_are_one_state(tmp_path):
     parts = {"a.safetensors": {}, "b.safetensors": {}}
     for number, (name, tensor) in enumerate(state.items()):
         parts[("a.safetensors", "b.safetensors")[number % 2]][name] = tensor
-    assert_same(load(sharded(tmp_path, parts), small).model, small_like(model))
+    same(load(sharded(tmp_path, parts), small).model, small_like(model))
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"other": "a.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"a\.safetensors, other: is not there"):
@@ -177,21 +175,12 @@ def test_a_prefix_of_every_name_is_named_and_stripped_on_request(path, prefix):
     assert problem.where == str(path)
     assert problem.remedy.endswith(f"strip={prefix!r}")
     loaded = load(path, built, strip=prefix.removesuffix("."), strict=prefix != "model.")
-    assert_same(loaded.model, small_like(model))
+    same(loaded.model, small_like(model))
     assert loaded.missing == ()
     extra = ["loss.bias", "loss.weight"] if prefix == "model." else []
     assert sorted(loaded.unexpected) == extra
     with pytest.raises(ConfigError, match=r"begins with 'modle\.'"):
         load(path, built, strip="modle.")
-
-
-def test_hooks_of_modules_that_rename_are_run(path):
-    with pytest.warns(FutureWarning, match="deprecated"):
-        old = nn.utils.weight_norm(nn.Conv2d(2, 2, 3))  # its names are weight_g and weight_v
-    write(old, path)
-    new = load(path, lambda: nn.utils.parametrizations.weight_norm(nn.Conv2d(2, 2, 3))).model
-    image = torch.randn(1, 2, 5, 5)
-    assert torch.allclose(new(image), old(image))
 
 
 class Doubled(nn.Linear):
@@ -224,7 +213,7 @@ def test_loading_code_of_a_module_does_as_in_torch(path, kind, given):
     expected.load_state_dict({name: t.clone() for name, t in stored.state_dict().items()})
     half = Pipeline.from_config({"half": {"dtype": "bfloat16"}})
     loaded = load(path, build if given == "function" else build(), pipeline=half)
-    assert_same(loaded.model, half.apply(expected))
+    same(loaded.model, half.apply(expected))
     assert path.read_bytes() == content
 
 
@@ -244,14 +233,14 @@ def test_every_tensor_of_another_shape_or_dtype_is_named(path):
     write(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4)), path)
     model = nn.Sequential(nn.Linear(2, 3), nn.Linear(5, 6))
     for given in (lambda: model, model):
-        before = state_of(model)
+        before = facts(model)
         with pytest.raises(CheckpointError) as caught:
             load(path, given)
         assert ["1.weight" in p.wrong or "1.bias" in p.wrong for p in caught.value.problems] == [
             True,
             True,
         ]
-        assert same_state(state_of(model), before)
+        assert facts(model) == before
     model = nn.Linear(2, 2)
     model.register_buffer("count", torch.tensor([1, 2]))
     write(model, path)
@@ -295,10 +284,10 @@ def test_a_failure_leaves_the_given_model_unchanged(path, plugin):
     for model in (small(), build_empty(small)):
         Never.asked = 0
         model.register_buffer("wide", torch.full((1,), 2.0).expand(3), persistent=False)
-        before = state_of(model)
+        before = facts(model)
         with pytest.raises(PrepareError, match="of the plugin"):
             load(path, model, pipeline=Pipeline([Never()]))
-        assert same_state(state_of(model), before)
+        assert facts(model) == before
         assert model.wide.tolist() == [2.0] * 3
 
 
@@ -349,20 +338,3 @@ def test_values_that_a_file_of_weights_cannot_hold_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"did you mean '\.safetensors'"):
         save(model, tmp_path / "w.safetensor")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_resumed_optimizer_matches_the_loaded_layout(path):
-    layout = Pipeline.from_config({"conv2d_memory_format": {}})
-    model = small()
-    optimizer = torch.optim.AdamW(model.parameters())
-    model(torch.randn(1, 3, 5, 5)).sum().backward()
-    optimizer.step()
-    write(model, path)
-    state = optimizer.state_dict()
-    resumed = load(path, small, pipeline=layout).model
-    fresh = torch.optim.AdamW(resumed.parameters())
-    layout.apply(resumed, optimizer=fresh)
-    fresh.load_state_dict(state)
-    moment = fresh.state[resumed[0].weight]["exp_avg"]
-    assert moment.stride() == resumed[0].weight.stride()
-    assert not layout.check(resumed, optimizer=fresh)

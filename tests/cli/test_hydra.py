@@ -14,7 +14,6 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
-import prepare.frameworks.hydra
 from paths import CONF
 from prepare.errors import ConfigError
 from prepare.pipeline import Pipeline
@@ -31,7 +30,6 @@ def compose():
     """Composes the project's configuration, with our groups registered; nothing is left behind."""
     before = ConfigStore.instance().repo
     ConfigStore.instance().repo = dict(before)
-    prepare.frameworks.hydra.register()
 
     def composed(*overrides: str, name: str = "train") -> DictConfig:
         with hydra.initialize_config_dir(str(PROJECT / "configs"), version_base="1.3"):
@@ -263,9 +261,9 @@ def test_a_partial_of_prepared_takes_the_network_it_is_called_with():
 
 @pytest.mark.parametrize(
     ("node", "words"),
-    [({}, "give either"), ({"of": "torch.nn.ReLU", "model": {"_target_": "torch.nn.ReLU"}}, "give either"),
+    [({}, "not a module; name my.Net"), ({"net": {"_target_": "torch.nn.ReLU"}, "other": 1}, "not a module; name my.Net"),
      ({"of": "builtins.dict", "a": 1}, "builtins.dict is a dict and not a module")],
-    ids=["nothing", "both", "no module"],
+    ids=["nothing", "two", "no module"],
 )  # fmt: skip
 def test_a_node_that_gives_no_network_is_told_in_one_line(node, words):
     full = {"_target_": "prepare.frameworks.hydra.prepared", "steps": {}, **node}

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from prepare.app.cli import main as cli
-from prepare.core.utils.files import hold_folder
 
 FAST = ("verify=none", "bench=none", "flow=none", "device=cpu")
 NET = "model._target_=sample_nets.Net"
@@ -45,17 +44,6 @@ def test_own_models_and_experiments_are_chosen_by_name(conf, capsys):
     assert "cpu, channels_last" in capsys.readouterr().out
     job = json.loads((conf.parent / "run" / "job.json").read_text())
     assert (job["choices"]["model"], job["choices"]["precision"]) == ("mynet", "bfloat16")
-
-
-def test_a_second_run_in_a_folder_at_the_same_time_is_refused(conf, capsys):
-    (conf.parent / "run").mkdir()
-    with hold_folder(conf.parent / "run") as claimed:
-        assert claimed
-        assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 2
-    line = "hydra.run.dir: another run is writing to run; wait for it, or choose another folder\n"
-    assert capsys.readouterr().err == line
-    assert list((conf.parent / "run").iterdir()) == []
-    assert cli.run([NET, "hydra.run.dir=run", *FAST]) == 0
 
 
 @pytest.mark.parametrize("name", ["report.html", "result.json"])

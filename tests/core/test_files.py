@@ -72,11 +72,10 @@ IRREGULAR = "Not a regular file; give the path of a file"
 BOTH = [
     ("no/a", f"{MISSING}; there is no folder {{folder}}/no"),
     ("recipe.yaml/a", "Not a directory; one of its folders is a file: give another path"),
-    (".", "Is a directory; give the path of a file"),
     ("loop", "Too many levels of symbolic links"),
     ("n" * 256, "File name too long; choose a shorter name"),
 ]
-WRITTEN = [("pipe", IRREGULAR), ("to pipe", IRREGULAR)]
+WRITTEN = [(".", IRREGULAR), ("pipe", IRREGULAR), ("to pipe", IRREGULAR)]
 READ = [("recpie.yaml", f"{MISSING}; did you mean {{folder}}/recipe.yaml?"), ("qqqq", MISSING)]
 
 

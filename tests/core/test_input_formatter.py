@@ -145,10 +145,6 @@ def with_hook(function):
 
 WRITES = {
     "tensor": (lambda: IMAGE.clone(), lambda x, given: given.mul_(2)),
-    "item": (lambda: {"x": IMAGE}, lambda x, given: given.update(x=x + 1)),
-    "new item": (lambda: {"x": IMAGE}, lambda x, given: given.update(n=1)),
-    "list": (lambda: [IMAGE], lambda x, given: given.append(1)),
-    "dataclass": (lambda: Sample(IMAGE), lambda x, given: vars(given).update(length=4)),
     "nested": (
         lambda: {"deep": [({"x": IMAGE.clone()},)]},
         lambda x, g: g["deep"][0][0]["x"].add_(1),

@@ -14,8 +14,6 @@ from prepare.core.utils.machine import MachineWatch, disturbance, environment
         ({"others": 1.6, "threads": 2}, "this machine is busy (other programs use 1.6 of 2 cores)"),
         ({"others": 1.0, "threads": 1}, ""),
         ({"others": 0.3, "threads": 2}, ""),
-        ({"load_before": 3.9}, "this machine is busy (load 3.9 on 2 cores)"),
-        ({"load_before": 3.9, "others": 0.0, "threads": 2}, ""),
         ({"cores_available": None, "threads": 2}, ""),  # of an older record
     ],
 )  # fmt: skip

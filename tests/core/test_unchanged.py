@@ -39,6 +39,7 @@ CALLS = {
     "verify": lambda m, r, p, x: verify(r, m, x, pipeline=p),
     "verify in training": lambda m, r, p, x: verify(r, m, x, pipeline=p, mode="train"),
     "bench": lambda m, r, p, x: compare({"a": r, "b": m}, x, format={"b": p.format}, budget=0.02),
+    "bench in training": lambda m, r, p, x: compare({"a": r, "b": m}, x, train=True, budget=0.02),
 }
 
 
@@ -84,7 +85,7 @@ def fresh(net):
 @pytest.mark.parametrize("part", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(STATEFUL))
 def test_no_kind_of_state_is_changed_by_a_call_of_ours(name, part):
-    others = ["predict", "verify", "bench"]
+    others = ["predict", "verify", "bench", "bench in training"]
     if part:  # another one for each kind
         others = [others[sorted(STATEFUL).index(name) % len(others)]]
 

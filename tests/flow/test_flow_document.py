@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from flow_checks import Net, cl
-from prepare.errors import FlowError
+from prepare.errors import FileError
 from prepare.stages.flow import Flow, observe
 
 
@@ -33,5 +33,5 @@ def test_a_flow_round_trips_through_its_file_byte_by_byte(tmp_path):
 def test_a_file_that_is_not_a_flow_is_refused(tmp_path, text):
     path = tmp_path / "flow.json"
     path.write_text(text)
-    with pytest.raises(FlowError):
+    with pytest.raises(FileError):
         Flow.load(path)

@@ -1,12 +1,11 @@
-"""Test the imported switches with the released packages; a package that is missing skips its tests.
-
-Importing Lightning and transformers takes seconds, so their tests are slow; docs/frameworks.md runs both.
-"""
+"""Programs of other frameworks run as without us, under `outside` and with the adapter; a missing package skips."""
 
 import importlib
 import inspect
 import sys
 import types
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
 import torch
@@ -14,19 +13,24 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from prepare.errors import ConfigError, RefusedError
+from prepare.frameworks.outside import Outside
 from prepare.pipeline import Pipeline
 
-STEPS = {"device": {"device": "cpu"}, "conv2d_memory_format": {}}
+STEPS = {"device": {"device": "cpu"}, "conv2d_memory_format": {}, "repair_layout": {}}
 LAST = (27, 1, 9, 3)
-pytestmark = [
-    # Warnings of the packages, about themselves.
-    pytest.mark.filterwarnings("ignore")
-]
+pytestmark = pytest.mark.filterwarnings("ignore")  # of the packages, about themselves
+
+
+class Seen(nn.Module):
+    """Returns its input, and remembers whether that was in channels-last."""
+
+    def forward(self, x):
+        self.is_last = x.stride(1) == 1
+        return x
 
 
 def network():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1))
+    return nn.Sequential(Seen(), nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 1))
 
 
 def loader():
@@ -34,186 +38,294 @@ def loader():
     return DataLoader(TensorDataset(images, masks), batch_size=2)
 
 
-class Seen(nn.Module):
-    """Returns its input, which must be in channels-last."""
-
-    def forward(self, x):
-        assert x.is_contiguous(memory_format=torch.channels_last)
-        return x
-
-
-# ------------------------------------------------------------------------------ the recipe
+def are_last(nets):
+    """Return what holds of the inputs and weights: all in channels-last, none, or both."""
+    modules = [each for net in nets for each in net.modules()]
+    convolutions = [each for each in modules if isinstance(each, nn.Conv2d)]
+    weights = {each.weight.stride(1) == 1 for each in convolutions if each.kernel_size > (1, 1)}
+    return weights | {each.is_last for each in modules if isinstance(each, Seen)}
 
 
 # ------------------------------------------------------------------------------ Lightning
 
 
-@pytest.fixture
-def segmenter():
+def lightning_module(kind):
+    """Return a LightningModule as people write it; it holds its networks once it has been fitted."""
     lightning = pytest.importorskip("lightning")
 
-    class Segmenter(lightning.LightningModule):
+    class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.net = nn.Sequential(Seen(), network())
+            self.automatic_optimization, self.losses = kind != "several", []
+            if kind == "own layers":
+                self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 1)
+            elif kind != "late":
+                self.net, self.other = network(), network() if kind == "several" else None
+
+        def configure_model(self):
+            if kind == "late" and not hasattr(self, "net"):
+                self.net = network()
+
+        def loss(self, net, batch):
+            self.losses.append(nn.functional.cross_entropy(net(batch[0]), batch[1]))
+            return self.losses[-1]
 
         def training_step(self, batch, index):
-            images, masks = batch
-            return nn.functional.cross_entropy(self.net(images), masks)
+            if kind == "own layers":
+                return self.loss(lambda x: self.last(self.first(x).relu()), batch)
+            if kind != "several":
+                return self.loss(self.net, batch)
+            for optimizer, net in zip(self.optimizers(), (self.net, self.other), strict=True):
+                optimizer.zero_grad()
+                self.manual_backward(self.loss(net, batch))
+                optimizer.step()
+            return None
 
         def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), fused=True)
+            if kind == "frozen":
+                self.net[1].requires_grad_(False)
+            if kind == "several":
+                return [torch.optim.Adam(net.parameters()) for net in (self.net, self.other)]
+            trained = [p for p in self.parameters() if p.requires_grad]
+            return None if kind == "no optimizer" else torch.optim.AdamW(trained, fused=True)
 
-    return Segmenter
+    return Module()
 
 
-def fit(module, callbacks, folder, **options):
+def fit(module, callbacks, folder, *, epochs=1, **options):
     import lightning
-    from lightning.pytorch.loggers import CSVLogger
 
     trainer = lightning.Trainer(
-        max_epochs=options.pop("epochs", 1),
-        accelerator="cpu",
-        callbacks=callbacks,
-        logger=CSVLogger(folder),
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+        max_epochs=epochs, accelerator="cpu", callbacks=callbacks, logger=False,
+        default_root_dir=folder,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
+    )  # fmt: skip
     trainer.fit(module, loader(), **options)
     return trainer
 
 
-@pytest.mark.slow
-def test_lightning_prepares_and_formats(segmenter, tmp_path):
-    from prepare.frameworks.lightning import Prepare
+def of_lightning(kind):
+    def program(folder, adapter):
+        module = lightning_module(kind)
+        trainer = fit(module, [adapter(STEPS)] if adapter else [], folder)
+        return [*map(float, module.losses)], [module], trainer.optimizers
 
-    with pytest.raises(RefusedError, match="'nte' is not a module; did you mean 'net'"):
-        fit(segmenter(), [Prepare(STEPS, module="nte")], tmp_path)
-    trainer = fit(segmenter(), [Prepare(STEPS)], tmp_path)
-    (optimizer,) = trainer.optimizers
-    weight = trainer.lightning_module.net[1][0].weight
-    assert weight.stride() == optimizer.state[weight]["exp_avg"].stride() == LAST
-
-
-@pytest.mark.slow
-def test_lightning_keeps_the_layout_when_a_checkpoint_is_loaded(segmenter, tmp_path):
-    from prepare.frameworks.lightning import Prepare
-
-    class Plain(segmenter):
-        def configure_optimizers(self):
-            return torch.optim.AdamW(self.parameters(), fused=True)
-
-    model = Plain()
-    model.net[0] = nn.Identity()
-    fit(model, [], tmp_path).save_checkpoint(tmp_path / "plain.ckpt")
-    trainer = fit(
-        segmenter(), [Prepare(STEPS)], tmp_path, epochs=2, ckpt_path=tmp_path / "plain.ckpt"
-    )
-    (optimizer,) = trainer.optimizers
-    weight = trainer.lightning_module.net[1][0].weight
-    assert optimizer.state[weight]["step"] == 4
-    assert weight.stride() == optimizer.state[weight]["exp_avg"].stride() == LAST
-
-
-# ------------------------------------------------------------------------------ Accelerate
-
-
-def test_accelerate_prepares_before_it_wraps():
-    accelerate = pytest.importorskip("accelerate")
-    from prepare.frameworks.accelerate import prepare
-
-    accelerator = accelerate.Accelerator(cpu=True)
-    model = nn.Sequential(Seen(), network())
-    optimizer = torch.optim.AdamW(model.parameters())
-    wrapped, wrapped_optimizer, batches = prepare(
-        accelerator, model, optimizer, loader(), recipe=STEPS
-    )
-    for images, masks in batches:
-        accelerator.backward(nn.functional.cross_entropy(wrapped(images), masks))
-        wrapped_optimizer.step()
-    weight = model[1][0].weight
-    assert weight.stride() == optimizer.state[weight]["exp_avg"].stride() == LAST
-    with pytest.raises(RefusedError, match="objects: 2 of 2 are models; give one model"):
-        prepare(accelerator, model, network(), recipe=STEPS)
+    return program
 
 
 # ------------------------------------------------------------------------------ transformers
 
 
-@pytest.fixture
-def train(tmp_path):
+def of_the_trainer(folder, adapter, *, searches=False):
+    """Train, or search for the learning rate with Optuna, which makes a model for each trial."""
     transformers = pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    config = transformers.ResNetConfig(
-        embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic", num_labels=2
-    )
+    optuna, made, losses = pytest.importorskip("optuna"), [], []
+
+    def model_init():
+        config = transformers.ResNetConfig(
+            embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic", num_labels=2
+        )
+        made.append(transformers.ResNetForImageClassification(config))
+        return made[-1]
+
     samples = [{"pixel_values": torch.randn(3, 16, 16), "labels": i % 2} for i in range(8)]
-
-    def run(callbacks, steps, **options):
-        torch.manual_seed(0)
-        arguments = transformers.TrainingArguments(
-            str(tmp_path), max_steps=steps, save_steps=2, per_device_train_batch_size=4,
-            use_cpu=True, report_to=[], disable_tqdm=True, optim="adamw_torch",
+    arguments = transformers.TrainingArguments(
+        str(folder), max_steps=2, per_device_train_batch_size=4, use_cpu=True, report_to=[],
+        disable_tqdm=True, optim="adamw_torch", logging_steps=1, save_strategy="no",
+    )  # fmt: skip
+    trainer = transformers.Trainer(
+        args=arguments, train_dataset=samples, eval_dataset=samples, model_init=model_init,
+        callbacks=[adapter(STEPS)] if adapter else [],
+    )  # fmt: skip
+    if searches:
+        trainer.hyperparameter_search(
+            lambda trial: {"learning_rate": trial.suggest_float("learning_rate", 1e-3, 1e-2)},
+            lambda figures: losses.append(figures["eval_loss"]) or losses[-1],
+            n_trials=3, direction="minimize", backend="optuna",
+            sampler=optuna.samplers.RandomSampler(seed=0),
         )  # fmt: skip
-        model = transformers.ResNetForImageClassification(config)
-        trainer = transformers.Trainer(model, arguments, train_dataset=samples, callbacks=callbacks)
-        trainer.train(**options)
-        return trainer
+    else:
+        trainer.train()
+        losses += [each["loss"] for each in trainer.state.log_history if "loss" in each]
+    return losses, made[1:], [trainer.optimizer]  # nothing calls the model of the constructor
 
-    return run
+
+# ------------------------------------------------------------------------------ others
+
+
+def of_accelerate(folder, adapter):
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+    model, losses = network(), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    wrap = partial(adapter, accelerator, recipe=STEPS) if adapter else accelerator.prepare
+    wrapped, wrapped_optimizer, batches = wrap(model, optimizer, loader())
+    for images, masks in batches:
+        loss = nn.functional.cross_entropy(wrapped(images), masks)
+        accelerator.backward(loss)
+        wrapped_optimizer.step()
+        losses.append(loss.item())
+    return losses, [model], [optimizer]
+
+
+def of_monai(folder, adapter):
+    engines = pytest.importorskip("monai.engines")
+    model, losses = network(), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    trainer = engines.SupervisedTrainer(
+        device=torch.device("cpu"), max_epochs=2, network=model, optimizer=optimizer,
+        train_data_loader=[{"image": torch.randn(2, 3, 8, 8), "label": torch.zeros(2, 2, 6, 6)}],
+        loss_function=nn.MSELoss(), train_handlers=[adapter(STEPS)] if adapter else [], decollate=False,
+    )  # fmt: skip
+    trainer.add_event_handler(
+        "ITERATION_COMPLETED", lambda e: losses.append(e.state.output["loss"].item())
+    )
+    trainer.run()
+    return losses, [model], [optimizer]
+
+
+def of_a_gan_trainer(folder, adapter):
+    engines = pytest.importorskip("monai.engines")
+    maker, critic = network(), nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.Linear(64, 1))
+    optimizers = [torch.optim.Adam(net.parameters()) for net in (maker, critic)]
+    losses = []
+    trainer = engines.GanTrainer(
+        device=torch.device("cpu"), max_epochs=1, g_update_latents=False,
+        train_data_loader=DataLoader(torch.randn(4, 2, 6, 6), batch_size=2),
+        train_handlers=[adapter(STEPS)] if adapter else [],
+        g_network=maker, g_optimizer=optimizers[0], g_loss_function=lambda scores: -scores.mean(),
+        g_prepare_batch=lambda **_: torch.randn(2, 3, 8, 8),
+        d_network=critic, d_optimizer=optimizers[1], d_prepare_batch=lambda batch, *_, **__: batch,
+        d_loss_function=lambda made, real: (critic(made) - critic(real)).mean(),
+    )  # fmt: skip
+    trainer.add_event_handler(
+        "ITERATION_COMPLETED",
+        lambda e: losses.extend([e.state.output["g_loss"], e.state.output["d_loss"]]),
+    )
+    trainer.run()
+    return losses, [maker, critic], optimizers
+
+
+def of_ignite(folder, adapter):
+    engine = pytest.importorskip("ignite.engine")
+    model, losses = network(), []
+    optimizer = torch.optim.AdamW(model.parameters())
+    trainer = engine.create_supervised_trainer(model, optimizer, nn.functional.cross_entropy)
+    trainer.add_event_handler("ITERATION_COMPLETED", lambda e: losses.append(e.state.output))
+    if adapter:
+        adapter(STEPS, module=model).attach(trainer)
+    trainer.run(loader())
+    return losses, [model], [optimizer]
+
+
+def of_diffusers(folder, adapter):
+    diffusers = pytest.importorskip("diffusers")
+    from diffusers.training_utils import EMAModel
+
+    net = diffusers.UNet2DModel(
+        sample_size=16, in_channels=3, out_channels=3, layers_per_block=1, norm_num_groups=4,
+        block_out_channels=(8, 8), down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2,
+    )  # fmt: skip
+    ema = EMAModel(net.parameters(), model_cls=diffusers.UNet2DModel, model_config=net.config)
+    noises = diffusers.DDPMScheduler(num_train_timesteps=1000)
+    optimizer, losses = torch.optim.AdamW(net.parameters()), []
+    for _ in range(3):
+        images, noise = torch.randn(2, 3, 16, 16), torch.randn(2, 3, 16, 16)
+        steps = torch.randint(0, 1000, (2,))
+        loss = (net(noises.add_noise(images, noise, steps), steps).sample - noise).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        ema.step(net.parameters())
+        losses.append(loss.item())
+    return losses, [net], [optimizer]
+
+
+# A program, and the adapter that does the same as `outside`.
+PROGRAMS = {
+    **{
+        f"lightning, {kind}": (of_lightning(kind), "lightning.Prepare")
+        for kind in ("own layers", "late", "several", "no optimizer", "frozen", "plain")
+    },
+    "trainer": (of_the_trainer, "transformers.PrepareCallback"),
+    "model_init with optuna": (
+        partial(of_the_trainer, searches=True),
+        "transformers.PrepareCallback",
+    ),
+    "accelerate": (of_accelerate, "accelerate.prepare"),
+    "monai": (of_monai, "monai.PrepareHandler"),
+    "gan trainer": (of_a_gan_trainer, "monai.PrepareHandler"),
+    "ignite": (of_ignite, "monai.PrepareHandler"),
+    "diffusers with ema": (of_diffusers, None),
+}
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_has_the_losses_without_us_and_is_prepared(name, tmp_path):
+    """The noise is that of torch's own kernels, with and without oneDNN."""
+    program, adapter = PROGRAMS[name]
+    losses = {}
+    for way in ("plain", "other kernels", "outside", *([adapter] if adapter else [])):
+        torch.manual_seed(0)
+        with ExitStack() as stack:
+            if way == "other kernels":
+                stack.enter_context(torch.backends.mkldnn.flags(enabled=False))
+            if way == "outside":
+                stack.callback(Outside(STEPS).start().stop)
+            with_us = way == adapter and import_adapter(adapter)
+            losses[way], nets, optimizers = program(tmp_path / way, with_us)
+        assert Outside.active == []
+        assert are_last(nets) == {way in ("outside", adapter)}, way
+        for optimizer in optimizers:
+            moments = [(each, state["exp_avg"]) for each, state in optimizer.state.items()]
+            assert [each.stride() for each, _ in moments] == [each.stride() for _, each in moments]
+    plain = losses.pop("plain")
+    assert len(plain) > 1
+    noise = max(abs(a - b) for a, b in zip(plain, losses.pop("other kernels"), strict=True))
+    for way, each in losses.items():
+        assert each == pytest.approx(plain, rel=1e-5, abs=4 * noise), way
+
+
+def import_adapter(name):
+    module, _, attribute = name.partition(".")
+    return getattr(importlib.import_module(f"prepare.frameworks.{module}"), attribute)
+
+
+# ------------------------------------------------------------------------------ of one adapter
 
 
 @pytest.mark.slow
-def test_the_trainer_prepares_its_model(train):
-    from prepare.frameworks.transformers import PrepareCallback
-
-    trainer = train([PrepareCallback(STEPS)], 2)
-    weight = next(p for p in trainer.model.parameters() if p.dim() == 4)
-    assert weight.stride(1) == 1
-    assert trainer.optimizer.state[weight]["exp_avg"].stride() == weight.stride()
-
-
-# ------------------------------------------------------------------------------ MONAI and Ignite
-
-
-@pytest.fixture
-def handler():
-    pytest.importorskip("ignite")
-    from prepare.frameworks.monai import PrepareHandler
-
-    return PrepareHandler
-
-
-def test_a_trainer_of_monai_prepares_when_it_starts(handler):
-    engines = pytest.importorskip("monai.engines")
-    model = nn.Sequential(Seen(), network())
-    optimizer = torch.optim.AdamW(model.parameters())
-    batches = [{"image": torch.randn(2, 3, 8, 8), "label": torch.zeros(2, 2, 6, 6)}]
-    trainer = engines.SupervisedTrainer(
-        device=torch.device("cpu"),
-        max_epochs=2,
-        train_data_loader=batches,
-        network=model,
-        optimizer=optimizer,
-        loss_function=nn.MSELoss(),
-        train_handlers=[handler(STEPS)],
-    )
-    trainer.run()
-    weight = model[1][0].weight
+def test_lightning_keeps_the_layout_when_a_checkpoint_is_loaded(tmp_path):
+    adapter, path = import_adapter("lightning.Prepare"), tmp_path / "plain.ckpt"
+    fit(lightning_module("plain"), [], tmp_path).save_checkpoint(path)
+    trainer = fit(lightning_module("plain"), [adapter(STEPS)], tmp_path, epochs=2, ckpt_path=path)
+    (optimizer,) = trainer.optimizers
+    weight = trainer.lightning_module.net[1].weight
+    assert optimizer.state[weight]["step"] == 4
     assert weight.stride() == optimizer.state[weight]["exp_avg"].stride() == LAST
+    with pytest.raises(RefusedError, match="'nte' is not a module; did you mean 'net'"):
+        fit(lightning_module("plain"), [adapter(STEPS, module="nte")], tmp_path)
 
 
-def test_an_engine_of_ignite_prepares_the_named_network(handler):
-    from ignite.engine import Engine
+def test_accelerate_takes_several_models():
+    accelerator = pytest.importorskip("accelerate").Accelerator(cpu=True)
+    prepare, both = import_adapter("accelerate.prepare"), (network(), network())
+    prepare(accelerator, *both, recipe=STEPS)
+    assert [each[1].weight.stride() for each in both] == [LAST] * 2
+    with pytest.raises(ConfigError, match="Linear has no Conv2d"):
+        prepare(accelerator, nn.Linear(2, 2), recipe=STEPS)
 
-    from prepare.frameworks.outside import Outside
 
+def test_a_handler_prepares_the_named_network_and_ends_with_its_engine():
+    engine = pytest.importorskip("ignite.engine")
+    handler = import_adapter("monai.PrepareHandler")
     model, other = network(), network()
-    engine = Engine(lambda engine, batch: model(batch).mean() + other(batch).mean())
-    handler(STEPS, network=model).attach(engine)
-    engine.run([torch.randn(2, 3, 8, 8)])
-    assert (model[0].weight.stride() == LAST, other[0].weight.stride() == LAST) == (True, False)
-    failing = Engine(lambda engine, batch: 1 / 0)
+    calling = engine.Engine(lambda _, batch: model(batch).mean() + other(batch).mean())
+    handler(STEPS, module=model).attach(calling)
+    calling.run([torch.randn(2, 3, 8, 8)])
+    assert (are_last([model]), are_last([other])) == ({True}, {False})
+    failing = engine.Engine(lambda _, batch: 1 / 0)
     handler(STEPS).attach(failing)
     with pytest.raises(ZeroDivisionError):
         failing.run([torch.randn(2, 3, 8, 8)])
@@ -225,23 +337,17 @@ def test_an_engine_of_ignite_prepares_the_named_network(handler):
 
 @pytest.fixture
 def trainer(monkeypatch):
-    """The trainer of nnU-Net, or where it is not installed a stand-in with its method."""
-    try:
-        import nnunetv2.training.nnUNetTrainer.nnUNetTrainer  # noqa: F401
-    except ImportError:
+    """Ours over a stand-in for the trainer of nnU-Net; test_nnunet.py has the released one."""
 
-        class nnUNetTrainer:
-            @staticmethod
-            def build_network_architecture(plans_manager=None, configuration_manager=None):
-                return network()
+    class nnUNetTrainer:
+        @staticmethod
+        def build_network_architecture(plans_manager=None, configuration_manager=None):
+            return network()
 
-        path = "nnunetv2.training.nnUNetTrainer.nnUNetTrainer"
-        for depth in range(1, 5):
-            name = ".".join(path.split(".")[:depth])
-            monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
-        sys.modules[path].nnUNetTrainer = nnUNetTrainer
+    path = "nnunetv2.training.nnUNetTrainer.nnUNetTrainer"
+    monkeypatch.setitem(sys.modules, path, types.SimpleNamespace(nnUNetTrainer=nnUNetTrainer))
     monkeypatch.delitem(sys.modules, "prepare.frameworks.nnunet", raising=False)
-    yield importlib.import_module("prepare.frameworks.nnunet").PrepareTrainer
+    yield import_adapter("nnunet.PrepareTrainer")
     sys.modules.pop("prepare.frameworks.nnunet", None)
 
 
@@ -251,173 +357,23 @@ def test_nnunet_builds_a_prepared_network_by_its_static_call(trainer, monkeypatc
         trainer.build_network_architecture()
     Pipeline.from_config(STEPS).save(tmp_path / "recipe.yaml")
     monkeypatch.setenv("PREPARE_RECIPE", str(tmp_path / "recipe.yaml"))
-    assert trainer.build_network_architecture()[0].weight.stride() == LAST
+    assert trainer.build_network_architecture()[1].weight.stride() == LAST
     # nnU-Net reads the names of the arguments from the class and from an object.
-    from nnunetv2.training.nnUNetTrainer.nnUNetTrainer import nnUNetTrainer
-
-    expected = inspect.signature(nnUNetTrainer.build_network_architecture)
+    expected = inspect.signature(trainer.__base__.build_network_architecture)
     for holder in (trainer, object.__new__(trainer)):
         assert inspect.signature(holder.build_network_architecture) == expected
     own = type("Own", (trainer,), {"recipe": {}})
-    assert own.build_network_architecture()[0].weight.stride() == (27, 9, 3, 1)
+    assert own.build_network_architecture()[1].weight.stride() == (27, 9, 3, 1)
 
 
 @pytest.mark.parametrize(
-    ("module", "package", "extra"),
-    [("monai", "ignite", "ignite"), ("lightning", "lightning", "lightning"),
-     ("transformers", "transformers", "transformers")],
-)  # fmt: skip
-def test_a_missing_package_names_the_extra_that_brings_it(monkeypatch, module, package, extra):
+    "module", ["monai.ignite", "lightning.lightning", "transformers.transformers"]
+)
+def test_a_missing_package_names_the_extra_that_brings_it(monkeypatch, module):
+    module, _, package = module.partition(".")
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.delitem(sys.modules, f"prepare.frameworks.{module}", raising=False)
-    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'torch-prepare\[{extra}\]'"):
+    with pytest.raises(ModuleNotFoundError, match=rf"pip install 'torch-prepare\[{package}\]'"):
         importlib.import_module(f"prepare.frameworks.{module}")
-
-
-# ------------------------------------------------------------------------------ shapes of programs
-
-
-def lightning_module(kind):
-    """Return a LightningModule as people write it, and its networks once it has been fitted."""
-    lightning = pytest.importorskip("lightning")
-
-    class Module(lightning.LightningModule):
-        def __init__(self):
-            super().__init__()
-            self.automatic_optimization = kind != "gan"
-            if kind == "own layers":
-                self.first, self.last = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 2, 1)
-            elif kind != "late":
-                self.net, self.other = network(), network()
-
-        def configure_model(self):
-            if kind == "late" and not hasattr(self, "net"):
-                self.net = network()
-
-        def training_step(self, batch, index):
-            if kind == "own layers":
-                return self.last(self.first(batch[0]).relu()).square().mean()
-            if kind != "gan":
-                return self.net(batch[0]).square().mean()
-            for optimizer, net in zip(self.optimizers(), (self.net, self.other), strict=True):
-                optimizer.zero_grad()
-                self.manual_backward(net(batch[0]).square().mean())
-                optimizer.step()
-            return None
-
-        def configure_optimizers(self):
-            if kind == "no optimizer":
-                return None
-            if kind == "gan":
-                return [torch.optim.Adam(net.parameters()) for net in (self.net, self.other)]
-            if kind == "frozen":
-                self.net[0].requires_grad_(False)
-            return torch.optim.AdamW([p for p in self.parameters() if p.requires_grad])
-
-    return Module()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["own layers", "late", "gan", "no optimizer", "frozen", "plain"])
-def test_modules_of_lightning_run_and_are_prepared(kind, tmp_path):
-    from prepare.frameworks.lightning import Prepare
-
-    trainer = fit(lightning_module(kind), [Prepare(STEPS)], tmp_path)
-    module = trainer.lightning_module
-    called = (
-        [module]
-        if kind == "own layers"
-        else [module.net, *([module.other] if kind == "gan" else [])]
-    )
-    weights = [p for net in called for p in net.parameters() if p.dim() == 4]
-    assert [p.stride(1) for p in weights] == [1] * len(weights)
-    assert trainer.global_step == (4 if kind == "gan" else 2)
-
-
-@pytest.mark.slow
-def test_each_model_of_model_init_is_prepared(tmp_path):
-    transformers = pytest.importorskip("transformers")
-    pytest.importorskip("accelerate")
-    from prepare.frameworks.transformers import PrepareCallback
-
-    made = []
-
-    def model_init():
-        config = transformers.ResNetConfig(
-            embedding_size=8, hidden_sizes=[8], depths=[1], layer_type="basic", num_labels=2
-        )
-        made.append(transformers.ResNetForImageClassification(config))
-        return made[-1]
-
-    samples = [{"pixel_values": torch.randn(3, 16, 16), "labels": i % 2} for i in range(8)]
-    arguments = transformers.TrainingArguments(
-        str(tmp_path),
-        max_steps=1,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        save_strategy="no",
-    )
-    callbacks = [PrepareCallback(STEPS)]
-    trainer = transformers.Trainer(
-        model_init=model_init, args=arguments, train_dataset=samples, callbacks=callbacks
-    )
-    trainer.train()
-    assert next(p for p in made[-1].parameters() if p.dim() == 4).stride(1) == 1
-    assert len(made) == 2
-
-
-def test_both_networks_of_a_gan_trainer_are_prepared(handler):
-    engines = pytest.importorskip("monai.engines")
-    maker, critic = network(), nn.Sequential(nn.Conv2d(2, 4, 3), nn.Flatten(), nn.LazyLinear(1))
-    critic(torch.zeros(1, 2, 6, 6))
-    trainer = engines.GanTrainer(
-        device=torch.device("cpu"),
-        max_epochs=1,
-        train_data_loader=DataLoader(torch.randn(4, 2, 6, 6), batch_size=2),
-        g_network=maker,
-        g_optimizer=torch.optim.Adam(maker.parameters()),
-        g_loss_function=lambda scores: -scores.mean(),
-        d_network=critic,
-        d_optimizer=torch.optim.Adam(critic.parameters()),
-        d_loss_function=lambda made, real: (critic(made) - critic(real)).mean(),
-        g_prepare_batch=lambda **_: torch.randn(2, 3, 8, 8),
-        d_prepare_batch=lambda batch, *_, **__: batch,
-        g_update_latents=False,
-        train_handlers=[handler(STEPS)],
-    )
-    trainer.run()
-    assert [net[0].weight.stride(1) for net in (maker, critic)] == [1, 1]
-
-
-@pytest.mark.slow
-def test_a_diffusion_training_with_an_ema_runs_under_outside():
-    diffusers = pytest.importorskip("diffusers")
-    from diffusers.training_utils import EMAModel
-
-    import prepare
-
-    net = diffusers.UNet2DModel(
-        sample_size=16, in_channels=3, out_channels=3, layers_per_block=1, norm_num_groups=4,
-        block_out_channels=(8, 8), down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2,
-    )  # fmt: skip
-    ema = EMAModel(net.parameters(), model_cls=diffusers.UNet2DModel, model_config=net.config)
-    noises = diffusers.DDPMScheduler(num_train_timesteps=1000)
-    optimizer = torch.optim.AdamW(net.parameters())
-    found = prepare.outside({**STEPS, "repair_layout": {}})
-    for _ in range(3):
-        images, noise = torch.randn(2, 3, 16, 16), torch.randn(2, 3, 16, 16)
-        steps = torch.randint(0, 1000, (2,))
-        loss = (net(noises.add_noise(images, noise, steps), steps).sample - noise).square().mean()
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        ema.step(net.parameters())
-    ema.copy_to(net.parameters())
-    lines = list(found.lines())
-    found.stop()
-    assert net.conv_in.weight.stride(1) == 1
-    assert "UNet2DModel" in lines[0]
-    assert "layout" in lines[1]

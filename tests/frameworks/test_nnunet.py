@@ -28,9 +28,8 @@ def found(monkeypatch, tmp_path):
     data = tmp_path / "preprocessed" / "Dataset001_Tiny" / "tiny"
     data.mkdir(parents=True)
     (data / "case.npz").touch()
-    (tmp_path / "trainers" / "own_trainer.py").write_text(
-        "from prepare.frameworks.nnunet import PrepareTrainer\n"
-    )
+    code = "from prepare.frameworks.nnunet import PrepareTrainer\n"
+    (tmp_path / "trainers" / "own_trainer.py").write_text(code)
     Pipeline.from_config(RECIPE).save(tmp_path / "recipe.yaml")
     monkeypatch.setenv("PREPARE_RECIPE", str(tmp_path / "recipe.yaml"))
     try:
@@ -51,9 +50,8 @@ def first(network):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # of nnU-Net and its dependencies
 def test_nnunet_trains_saves_and_predicts_with_a_prepared_network(found, tmp_path):
-    trainer = found(
-        copy.deepcopy(TINY["plans"]), "3d_fullres", 0, TINY["dataset"], torch.device("cpu")
-    )
+    plans, dataset = copy.deepcopy(TINY["plans"]), TINY["dataset"]
+    trainer = found(plans, "3d_fullres", 0, dataset, torch.device("cpu"))
     trainer.initialize()
     weight = first(trainer.network).conv.weight
     assert weight.stride() == LAST
@@ -71,17 +69,13 @@ def test_nnunet_trains_saves_and_predicts_with_a_prepared_network(found, tmp_pat
     folder = tmp_path / "trained"
     (folder / "fold_0").mkdir(parents=True)
     (folder / "plans.json").write_text(json.dumps(TINY["plans"]))
-    (folder / "dataset.json").write_text(json.dumps(TINY["dataset"]))
+    (folder / "dataset.json").write_text(json.dumps(dataset))
     trainer.my_init_kwargs["plans"] = TINY["plans"]
     trainer.save_checkpoint(str(folder / "fold_0" / "checkpoint_final.pth"))
     from nnunetv2.inference.predict_from_raw_data import nnUNetPredictor
 
-    predictor = nnUNetPredictor(
-        use_mirroring=False,
-        use_gaussian=False,
-        perform_everything_on_device=False,
-        device=torch.device("cpu"),
-    )
+    plain = dict.fromkeys(("use_mirroring", "use_gaussian", "perform_everything_on_device"), False)
+    predictor = nnUNetPredictor(**plain, device=torch.device("cpu"))
     predictor.initialize_from_trained_model_folder(str(folder), (0,))
     assert first(predictor.network).conv.weight.stride() == LAST
     logits = predictor.predict_logits_from_preprocessed_data(batch["data"][0])

@@ -1,7 +1,7 @@
 """`prepare run`: the program runs as without us, in this process and in those that it starts."""
 
+import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -10,121 +10,151 @@ import pytest
 from prepare.app.cli import main as cli
 from prepare.pipeline import Pipeline
 
-PROGRAM = """
-import sys
-import torch
+# What the programs share: a network, and a training that prints whether outputs are channels-last, and losses.
+SHARED = """
+import os, sys, torch
 from torch import nn
 
-def main():
+torch.set_num_threads(1)
+
+def network():
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3))
-    optimizer = torch.optim.AdamW(net.parameters())
-    loss = net(torch.randn(2, 3, 12, 12)).square().mean()
-    loss.backward()
-    optimizer.step()
-    print(sys.argv[1:], __name__, sys.path[0], net[0].weight.stride())
+    return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 2, 3))
+
+def train(net, optimizer):
+    losses = []
+    for _ in range(3):
+        output = net(torch.randn(2, 3, 12, 12))
+        losses.append(output.square().mean())
+        losses[-1].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    tell(output, losses)
+
+def tell(output, losses):
+    os.write(1, f"{[int(output.stride(1) == 1), *map(float, losses)]}\\n".encode())
+"""
+PROGRAM = """
+from shared import network, sys, torch, train
 
 if __name__ == "__main__":
-    main()
+    net = network()
+    train(net, torch.optim.AdamW(net.parameters()))
+    print(sys.argv[1:], __name__, sys.path[0])
     if "fail" in sys.argv:
         raise ValueError("of the program")
-    if "stop" in sys.argv:
-        sys.exit("a reason")
-    if "seven" in sys.argv:
-        sys.exit(7)
+    sys.exit({"stop": "a reason", "seven": 7}.get(sys.argv[-1]))
 """
 RANKS = """
-import os, sys, torch
-from torch import distributed, multiprocessing, nn
+from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
+from shared import network, os, sys, torch, train
 
 def work(rank, kind):
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[1], RANK=str(rank), WORLD_SIZE="2")
-    distributed.init_process_group("gloo", rank=rank, world_size=2)
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 2, 3))
+    store = f"file://{os.getcwd()}/{os.getppid()}"
+    distributed.init_process_group("gloo", store, rank=rank, world_size=2)
     if kind == "ddp":
-        wrapped = DistributedDataParallel(net)
+        wrapped = DistributedDataParallel(network())
     else:
         from torch.distributed.fsdp import FullyShardedDataParallel
-        wrapped = FullyShardedDataParallel(net, use_orig_params=True, device_id=torch.device("cpu"))
-    optimizer = torch.optim.SGD(wrapped.parameters(), 0.1)
-    output = wrapped(torch.randn(2, 3, 12, 12))
-    output.square().mean().backward()
-    optimizer.step()
-    with open(f"rank{rank}", "w") as file:
-        file.write(str(output.stride()))
+        wrapped = FullyShardedDataParallel(network(), use_orig_params=True, device_id=torch.device("cpu"))
+    train(wrapped, torch.optim.SGD(wrapped.parameters(), 0.1))
     distributed.destroy_process_group()
 
 if __name__ == "__main__":
-    multiprocessing.spawn(work, (sys.argv[2],), 2)
+    multiprocessing.spawn(work, (sys.argv[1],), 2)
 """
-LAST = "(27, 1, 9, 3)"
+LIGHTNING = """
+import lightning
+from lightning.pytorch.demos.boring_classes import BoringModel
+from shared import nn, tell
+
+class Module(BoringModel):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.losses = nn.Sequential(nn.Unflatten(1, (2, 4, 4)), nn.Conv2d(2, 8, 3)), []
+
+    def training_step(self, batch, index):
+        self.losses.append(self(batch).square().mean())
+        return self.losses[-1]
+
+    def on_train_end(self):
+        tell(self.layer[1].weight, self.losses)
+
+if __name__ == "__main__":
+    lightning.seed_everything(0)
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    lightning.Trainer(
+        max_epochs=1, accelerator="cpu", devices=2, strategy="ddp_spawn", limit_train_batches=3,
+        limit_val_batches=0, **dict.fromkeys(quiet, False)).fit(Module())
+"""
+SWITCH = ["-m", "prepare", "run", "recipe.yaml"]
+FILES = {"shared": SHARED, "train": PROGRAM, "ranks": RANKS, "lightning_ranks": LIGHTNING}
 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Pipeline.from_config({"conv2d_memory_format": {}}).save("recipe.yaml")
-    (tmp_path / "train.py").write_text(PROGRAM)
-    (tmp_path / "ranks.py").write_text(RANKS)
+    for name, text in FILES.items():
+        (tmp_path / f"{name}.py").write_text(text)
     return tmp_path
-
-
-@pytest.fixture
-def free_port():
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return bound.getsockname()[1]
 
 
 def python(*words):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "ignore", *words]
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=120)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+
+
+def figures(done):
+    """Return what each rank printed: whether it is prepared, and its losses."""
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("[0,", "[1,"))]
+    return sorted(map(json.loads, lines))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    "words", [["ranks.py", "ddp"], ["ranks.py", "fsdp"], ["lightning_ranks.py"]]
+)
+def test_each_rank_has_the_losses_without_us_and_is_prepared(folder, words):
+    pytest.importorskip("lightning")
+    runs = [figures(python(*before, *words)) for before in ([], [], SWITCH)]
+    assert [[each[0] for each in run] for run in runs] == [[0, 0], [0, 0], [1, 1]]
+    plain, again, ours = ([loss for each in run for loss in each[1:]] for run in runs)
+    noise = max(abs(a - b) for a, b in zip(plain, again, strict=True))
+    assert ours == pytest.approx(plain, rel=1e-4, abs=noise)
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("options", "program", "code", "said"),
     [
-        (["train.py", "--lr", "1"], 0, ""),
-        (["-m", "train", "x"], 0, ""),
-        (["--report", "pages", "train.py", "seven"], 7, ""),
-        (["--module", "Unet*", "train.py", "stop"], 1, "a reason"),
-        (["train.py", "fail"], 1, "ValueError: of the program"),
+        ([], ["train.py", "--lr", "1"], 0, ""),
+        ([], ["-m", "train", "x"], 0, ""),
+        (["--report", "pages"], ["train.py", "seven"], 7, ""),
+        (["--module", "Unet*"], ["train.py", "stop"], 1, "a reason"),
+        ([], ["train.py", "fail"], 1, "ValueError: of the program"),
     ],
 )
-def test_a_program_keeps_its_words_and_its_exit_code(folder, words, code, said):
-    done = python("-m", "prepare", "run", "recipe.yaml", *words)
-    program = words[words.index("train") if "-m" in words else words.index("train.py") :]
-    plain = python(*(["-m"] if "-m" in words else []), *program)
+def test_a_program_keeps_its_words_and_its_exit_code(folder, options, program, code, said):
+    done, plain = python(*SWITCH, *options, *program), python(*program)
     assert (done.returncode, plain.returncode) == (code, code), done.stderr
     assert said in done.stderr
-    same = done.stdout.replace(LAST, "(27, 9, 3, 1)") if "--module" not in words else done.stdout
-    assert same == plain.stdout
-    if "--module" in words:
+    assert done.stdout.splitlines()[1] == plain.stdout.splitlines()[1]  # its words and names
+    if "--module" in options:
         assert "nothing was prepared" in done.stderr
     else:
-        assert LAST in done.stdout
+        assert done.stdout.startswith("[1,")
         assert "Sequential: 2 of 2 convolutions prepared" in done.stderr
-    if code == 1 and "fail" in words:  # the traceback begins in the program
+    if "fail" in program:  # the traceback begins in the program
         assert done.stderr.partition("Traceback")[2].splitlines()[1].startswith(f'  File "{folder}')
-    assert (folder / "pages" / "0-Sequential" / "report.html").is_file() == ("--report" in words)
-
-
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_the_ranks_that_a_program_starts_are_prepared_alike(folder, kind, free_port):
-    done = python("-m", "prepare", "run", "recipe.yaml", "ranks.py", str(free_port), kind)
-    assert done.returncode == 0, done.stderr
-    said = [(folder / f"rank{rank}").read_text() for rank in (0, 1)]
-    assert said == ["(128, 1, 16, 2)"] * 2
+    assert (folder / "pages" / "0-Sequential" / "report.html").is_file() == ("--report" in options)
 
 
 @pytest.mark.parametrize(
     ("words", "named"),
     [([], "recipe and a program"), (["recipe.yaml"], "recipe and a program"), (["nil.yaml", "train.py"], "nil.yaml"),
-     (["recipe.yaml", "trai.py"], "trai.py"),
      (["recipe.yaml", "--repot", "x", "train.py"], "recipe and a program")],
 )  # fmt: skip
 def test_wrong_words_are_one_line_before_the_program_starts(folder, capsys, words, named):

@@ -47,13 +47,6 @@ def test_a_stopped_job_leaves_a_complete_record(go, monkeypatch, stage, missing,
     assert f"not done: {missing}" in said.err
 
 
-def test_a_run_without_memfmt_says_so(go):
-    _, said = go("verify=none", "bench=none", "precision=bfloat16")
-    assert "choose memfmt=channels_last" in said.out
-    _, said = go("verify=none", "bench=none", "precision=bfloat16", "memfmt=contiguous")
-    assert "no memfmt" not in said.out
-
-
 _SO_ALREADY = ("model._target_=sample_nets.small_channels_last", "memfmt=channels_last")
 
 

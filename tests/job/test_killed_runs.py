@@ -1,6 +1,5 @@
 """Runs that are interrupted or killed leave whole files."""
 
-import random
 import signal
 import subprocess
 import textwrap
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from run_faults import NETS, SMALL, WRITTEN, all_whole, drive, finish, posix, start, status, told
+from run_faults import NETS, WRITTEN, all_whole, drive, finish, posix, start, status, told
 
 KILLED = """
     rng = random.Random(count)
@@ -52,27 +51,6 @@ def test_ctrl_c_during_a_run_exits_130_and_leaves_whole_files(folder):
         left = {"job.json", "environment.json", "report.html", "result.json"}
         assert set(all_whole(folder / build / "run")) == left
         assert status(folder / build / "run") == "interrupted"
-
-
-def check_signal_at_random_moments(folder: Path, sent: signal.Signals, moments: int) -> list[int]:
-    """Sends a signal at random moments of whole runs, from their very start; gives the exit codes."""
-    rng, codes = random.Random(7), []
-    for number in range(moments):
-        run = start(*SMALL, f"hydra.run.dir=run{number}", cwd=folder)
-        time.sleep(rng.uniform(0.2, 4))
-        run.send_signal(sent)
-        codes.append(finish(run)[0])
-        all_whole(folder / f"run{number}")
-    return codes
-
-
-@posix
-@pytest.mark.slow
-def test_ctrl_c_at_any_moment_leaves_whole_files(folder):
-    codes = check_signal_at_random_moments(folder, signal.SIGINT, 50)
-    # Python itself answers while it starts, before any of our code runs.
-    assert set(codes) <= {0, 130, -signal.SIGINT}
-    assert codes.count(130) > 10
 
 
 def kill_at_random_moments(folder: Path, moments: int) -> int:

@@ -1,8 +1,7 @@
 """The built-in networks are what their papers say, and every shipped model configuration runs."""
 
-import importlib
+from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +9,7 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from paths import CONF
+from prepare.core.forward.call import tensors_in
 from prepare.core.model.module_kinds import CONVOLUTIONS_2D_3D
 from prepare.models.unet import UNet3d
 from small_nets import build, config_of
@@ -26,19 +26,6 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def by_stem(paths: list[Path]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("path", paths, ids=[path.stem for path in paths])
-
-
-def skip_unless_importable(target: str) -> None:
-    package = target.partition(".")[0]
-    try:
-        importlib.import_module(package)
-    # torchvision built for another torch raises RuntimeError or OSError, not ImportError.
-    except (ImportError, OSError, RuntimeError) as error:
-        pytest.skip(f"{package} cannot be imported: {error}")
-
-
 def build_value(item: object) -> object:
     if not isinstance(item, Mapping):
         return item
@@ -52,25 +39,9 @@ def build_keywords(example: Mapping) -> dict[str, object]:
     return {name: build_value(item) for name, item in example.get("kwargs", {}).items()}
 
 
-def tensors_in(output: object) -> Iterator[torch.Tensor]:
-    if isinstance(output, torch.Tensor):
-        yield output
-    elif isinstance(output, Mapping):
-        for value in output.values():
-            yield from tensors_in(value)
-    elif isinstance(output, tuple | list):
-        for value in output:
-            yield from tensors_in(value)
-
-
-def kinds(model: nn.Module, *wanted: type[nn.Module]) -> list[nn.Module]:
-    return [module for module in model.modules() if isinstance(module, wanted)]
-
-
-@by_stem(MODELS)
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_every_model_configuration_builds_and_runs_its_example(path):
     config = OmegaConf.to_container(config_of(path.stem))
-    skip_unless_importable(config["model"]["_target_"])
     torch.manual_seed(0)
     model = build(path.stem)
     with torch.no_grad():
@@ -83,11 +54,10 @@ def test_every_model_configuration_builds_and_runs_its_example(path):
 
 def test_a_unet3d_has_the_eighteen_convolutions_of_the_paper():
     model = UNet3d(1)
-    assert len(kinds(model, *CONVOLUTIONS_2D_3D)) == 18
-    assert len(kinds(model, nn.Conv3d)) == 15
-    assert len(kinds(model, nn.ConvTranspose3d)) == 3
+    found = [module for module in model.modules() if isinstance(module, CONVOLUTIONS_2D_3D)]
+    assert Counter(map(type, found)) == {nn.Conv3d: 15, nn.ConvTranspose3d: 3}
     # In a single thread torch computes one of size 1 without channels-last.
-    assert all(max(conv.kernel_size) > 1 for conv in kinds(model, *CONVOLUTIONS_2D_3D))
+    assert all(max(conv.kernel_size) > 1 for conv in found)
 
 
 def test_an_input_that_cannot_be_halved_is_refused_with_the_factor():

@@ -120,11 +120,6 @@ def small_channels_last():
     return small().to(memory_format=torch.channels_last)
 
 
-def model_state(model):
-    """The name, strides and values of each tensor in the state dict."""
-    return [(name, each.stride(), each.tolist()) for name, each in model.state_dict().items()]
-
-
 class RefersToItself(Net):
     """Holds a function that refers to one of its own modules, and so cannot be copied."""
 

@@ -13,11 +13,9 @@ from prepare.errors import (
     ConfigError,
     DriftError,
     KnownIssueWarning,
-    RefusedError,
     UntrainedWarning,
 )
 from prepare.pipeline import Pipeline, relayout
-from small_nets import facts
 
 # Few optimizers train an embedding of sparse gradients, and the network has one.
 pytestmark = pytest.mark.filterwarnings("ignore::prepare.errors.UntrainedWarning")
@@ -213,33 +211,6 @@ def test_without_the_optimizer_a_fused_one_corrupts_the_weights(name, how):
     train(model, optimizer)
     train(reference, other)
     assert worst(model, reference) > 1e-4
-
-
-def test_lbfgs_is_refused_only_for_channels_last_weights():
-    model = network()
-    model.table.weight.requires_grad_(False)
-    optimizer = torch.optim.LBFGS([p for p in model.parameters() if p.requires_grad])
-    before = facts(model)
-    with pytest.raises(
-        RefusedError, match="^optimizer: LBFGS flattens .* leave the weights contiguous"
-    ):
-        FLAT.apply(model, optimizer=optimizer)
-    assert facts(model) == before
-    only_flat = Pipeline.from_config({"conv2d_memory_format": {"include": ["body.3"]}})
-    only_flat.apply(model, optimizer=optimizer)  # 1x1: both formats at once
-    reference = network()
-
-    def closure(of):
-        of.zero_grad()
-        loss = of(torch.ones(2, 3, 12, 12, dtype=torch.float64)).square().mean()
-        loss.backward()
-        return loss.detach()  # torch 2.8 warns of its own float(loss)
-
-    optimizer.step(lambda: closure(model))
-    reference.table.weight.requires_grad_(False)
-    other = torch.optim.LBFGS([p for p in reference.parameters() if p.requires_grad])
-    other.step(lambda: closure(reference))
-    assert worst(model, reference) < 1e-9
 
 
 def test_parameters_that_no_given_optimizer_trains_are_named():

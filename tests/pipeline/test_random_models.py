@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn.utils import convert_conv2d_weight_memory_format, convert_conv3d_weight_memory_format
 
-from prepare import recipe
 from prepare.audit import audit
 from prepare.errors import RefusedError
 from prepare.patterns import matches
@@ -290,11 +289,3 @@ def test_strides_and_bits_are_those_of_torchs_own_calls(case):
     spec, steps = case
     model = Pipeline.from_config(steps).apply(spec.build(), strict=False, known_issues="ignore")
     same(model, upstream(spec.build(), steps))
-
-
-@for_all(cases())
-def test_a_recipe_gives_an_equal_pipeline(case):
-    pipeline = Pipeline.from_config(case[1])
-    again = Pipeline.from_config(recipe.loads(recipe.dumps(pipeline.to_config())))
-    assert list(again.steps.items()) == list(pipeline.steps.items())
-    assert again.to_config() == pipeline.to_config()

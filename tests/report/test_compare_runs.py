@@ -16,17 +16,11 @@ PLACE = {"format": "prepare.environment", "version": 1, "date": "2025-01-02", "p
          "threads": 1, "devices": [], "git_commit": "abc"}  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory):
-    folder = made.formats_by_precisions(tmp_path_factory.mktemp("made") / "swept")
-    for number in (0, 4):
-        Record(folder / f"{number}-row").write_environment(PLACE)
-    return folder
-
-
 @pytest.fixture
-def swept(made_once, tmp_path):
-    return Path(shutil.copytree(made_once, tmp_path / "swept"))
+def swept(swept):
+    for number in (0, 4):
+        Record(swept / f"{number}-row").write_environment(PLACE)
+    return swept
 
 
 @pytest.fixture
@@ -117,7 +111,7 @@ def test_two_recipes_differ_option_by_option(tmp_path, first, second, found):
         (("4-row", "."), ".: is the folder of a sweep; give the folder of one of its rows"),
         (("4-row", "empty"), "empty: is not the record of a run; give the folder that a run has written"),
         (("4-row", "killed"), "killed: holds no result: its run was killed or is still running; wait for it, "),
-        (("4-row/audit.json", "4-row/flow.json"), "4-row/flow.json: this is a prepare.flow, not a prepare.audit"),
+        (("4-row/audit.json", "4-row/flow.json"), "4-row/flow.json: this is 'prepare.flow', not a prepare.audit"),
         (("4-row/audit.json", "none.json"), "none.json: cannot be read: No such file or directory"),
         (("4-row", "none"), "none: cannot be read: No such file or directory"),
         (("4-row/recipe.yaml", "broken.yaml"), "broken.yaml:"),

@@ -1,8 +1,6 @@
 """The page of a sweep: content, links, escaping, and layout in a browser."""
 
 import re
-import shutil
-from pathlib import Path
 from urllib.parse import unquote
 
 import pytest
@@ -18,16 +16,10 @@ def write_page(row):
     (row / NAME).write_text(made.page_of(row))
 
 
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory):
-    folder = made.formats_by_precisions(tmp_path_factory.mktemp("made") / "swept")
-    write_page(folder / "4-row")
-    return folder
-
-
 @pytest.fixture
-def swept(made_once, tmp_path):
-    return Path(shutil.copytree(made_once, tmp_path / "swept"))
+def swept(swept):
+    write_page(swept / "4-row")
+    return swept
 
 
 def page_of(folder):

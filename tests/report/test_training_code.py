@@ -36,7 +36,7 @@ def test_the_code_of_a_page_runs_for_a_model_in_training_mode(words, tmp_path, m
     with torch.no_grad():
         exec(code, names)
     assert names["model"] is model
-    assert ('steps={"repair_layout": {}})' in code) == (not words)
+    assert ("steps={'repair_layout': {}})" in code) == (not words)
     assert model.training == (words == ["+steps.repair_layout={}"])
 
 

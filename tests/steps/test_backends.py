@@ -108,12 +108,3 @@ def test_switches_that_contradict_each_other_are_refused(options, where):
     (problem,) = raised.value.problems
     assert problem.where == f"steps.backends.{where}"
     assert "drop" in problem.remedy
-
-
-def test_miopen_is_set_before_its_first_convolution_with_rocm(monkeypatch):
-    monkeypatch.setattr(torch.version, "hip", "6.2")
-    monkeypatch.delenv("PYTORCH_MIOPEN_SUGGEST_NHWC", raising=False)
-    pipeline(miopen_nhwc=True).apply(nn.Linear(2, 2))
-    assert SWITCHES["miopen_nhwc"].read() is True
-    backends.undo()
-    assert SWITCHES["miopen_nhwc"].read() is None

@@ -8,8 +8,7 @@ import warnings
 import pytest
 import torch
 from torch import nn
-from torch.autograd import forward_ad
-from torch.func import functional_call, grad, hessian, jacfwd, jvp, vmap
+from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils._pytree import tree_leaves
@@ -108,36 +107,11 @@ def loss(model, values, x):
     return numbers(functional_call(model, values, (x,)).float()).sum()
 
 
-def of_last_vector(transform):
-    """Return what gives a model to a transform of a function of its last bias."""
-
-    def give(model, x):
-        values = parameters(model)
-        name = next(name for name in reversed(values) if values[name].dim() == 1)
-
-        def function(value):
-            return numbers(functional_call(model, {**values, name: value}, (x,)).float())
-
-        return transform(function, values[name])
-
-    return give
-
-
 def each_gradient(model, x):
     def of_sample(values, sample):
         return loss(model, values, sample[None])
 
     return vmap(grad(of_sample), (None, 0))(parameters(model), x)
-
-
-def ensemble(model, x):
-    values = {name: torch.stack([v, 1.1 * v]) for name, v in parameters(model).items()}
-    return vmap(lambda v: functional_call(model, v, (x,)))(values)
-
-
-def derivative(model, x):
-    with forward_ad.dual_level():
-        return forward_ad.unpack_dual(model(forward_ad.make_dual(x, x.sin()))).tangent
 
 
 def traced(model, x):
@@ -157,12 +131,8 @@ PICKLE, COPY = "`pickle` and spawned processes", "`copy.deepcopy`"
 GIVEN_TO = {
     "`torch.func.vmap`": lambda model, x: vmap(model)(torch.stack([x, 2 * x])),
     "`vmap(grad(functional_call))`": each_gradient,
-    "`vmap` over stacked parameters": ensemble,
     "`torch.func.grad`": lambda model, x: grad(lambda v: loss(model, v, x))(parameters(model)),
     "`torch.func.jvp`": lambda model, x: jvp(model, (x,), (x.cos(),)),
-    "`torch.func.jacfwd`": of_last_vector(lambda f, v: jacfwd(f)(v)),
-    "`torch.func.hessian`": of_last_vector(lambda f, v: hessian(f)(v)),
-    "`torch.autograd.forward_ad`": derivative,
     COPY: lambda model, x: copy.deepcopy(model)(x),
     PICKLE: lambda model, x: pickle.loads(pickle.dumps(model))(x),
     "`torch.export`": lambda model, x: torch.export.export(model, (x,)).module()(x.sin()),

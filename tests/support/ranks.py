@@ -13,7 +13,6 @@ from torch import distributed, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from prepare import checkpoint
-from prepare.core.model.module_kinds import replaced_methods
 from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import same_on_all_ranks
 from prepare.stages.tune import tune_model
@@ -192,19 +191,6 @@ def ddp_every_kind(steps, dimensions, view):
     return two_steps(model, batch, view=view)
 
 
-def ddp_kept():
-    """The warnings of torch, and how far the gradients of replaced calls are off those of one process."""
-    from keeping_nets import chunked, video
-
-    batch, model, alone = video(4).double(), chunked().double(), chunked().double()
-    Pipeline.from_config({"keep_layout": {}}).apply(model)
-    assert [*replaced_methods(model.conv)]
-    same_on_all_ranks(model)
-    backward(alone, batch)
-    said = two_steps(model, mine(batch))
-    return said, worst(*([p.grad for p in each.parameters()] for each in (model, alone)))
-
-
 def rewritten_by_time():
     """The classes of the convolutions that are chosen by time, where each rank finds another one faster."""
     from prepare.steps.repairs import choose_rewrites
@@ -291,16 +277,6 @@ def disagree(change, rank):
     total = torch.ones(())
     distributed.all_reduce(total)
     return said, total.item()
-
-
-def other_values():
-    """Ranks that agree in everything but their numbers."""
-    model = FLAT.apply(network())
-    with torch.no_grad():
-        model[0].weight.add_(distributed.get_rank())
-    return refusal(same_on_all_ranks, model), refusal(
-        same_on_all_ranks, DistributedDataParallel(model)
-    )
 
 
 # ------------------------------------------------------------------------------- FSDP

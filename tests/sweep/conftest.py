@@ -1,22 +1,9 @@
 """A made-up sweep, for the tests of its summary."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 
 import made
 from prepare.app.sweep.summary import read_summary
-
-
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory):
-    return made.formats_by_precisions(tmp_path_factory.mktemp("made") / "swept")
-
-
-@pytest.fixture
-def swept(made_once, tmp_path):
-    return Path(shutil.copytree(made_once, tmp_path / "swept"))
 
 
 @pytest.fixture

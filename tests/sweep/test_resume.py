@@ -1,22 +1,16 @@
 """Tests of stopping and resuming: a stopped sweep loses nothing, and resumes where it was."""
 
-import json
 import os
-import random
-import signal
 import sys
-import time
 from importlib import metadata
 from pathlib import Path
 
 import pytest
 
 from prepare.app.cli import main as cli
-from prepare.app.job.record import KEPT, Record
 from prepare.app.sweep.manifest import identity_of
-from prepare.app.sweep.summary import read_summary
 from prepare.core.utils.files import hold_folder
-from sweeps import NET, QUICK, Ended, processes_in, start, wait_for
+from sweeps import NET, QUICK, Ended
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="asks for fork and signals of POSIX")
 
@@ -144,6 +138,7 @@ def test_an_identity_covers_the_packages_of_every_plugin(monkeypatch):
 
 @pytest.mark.parametrize("words", [(), ("resume=true",), ("overwrite=true",)])
 def test_a_folder_that_a_command_leads_is_refused(sweep, folder, words):
+    (folder / "swept").mkdir()
     with hold_folder(folder / "swept"):
         refused = cli.run(["--multirun", "hydra.sweep.dir=swept", NET + "Net", "seed=0,1", *words])
     assert refused == 2
@@ -151,54 +146,3 @@ def test_a_folder_that_a_command_leads_is_refused(sweep, folder, words):
 
 
 # ------------------------------------------------------------------------------- stopped
-
-
-def check_files(folder: Path) -> None:
-    """Assert that every file is whole, and that each result has the rest of its record."""
-    for path in folder.rglob("*.json"):
-        assert json.loads(path.read_text()), path
-    for path in folder.rglob("result.json"):
-        if json.loads(path.read_text())["status"] == "ok":
-            assert {"audit.json", "recipe.yaml", "report.html"} <= {
-                one.name for one in path.parent.iterdir()
-            }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "begun"), [(signal.SIGTERM, False), (signal.SIGKILL, True)])
-def test_a_sweep_stopped_at_any_moment_is_resumed(sweep, folder, number, begun):
-    delay = random.Random(int(number)).uniform(0, 2)
-    names, swept = "abcd", folder / "swept"
-    process = start("model._target_=noted.net", f"+model.name={','.join(names)}", cwd=folder)
-    if begun:
-        wait_for((swept / "sweep.json").exists)
-    time.sleep(delay)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    wait_for(lambda: not processes_in(folder), seconds=5)
-    check_files(swept)
-    kept = {}
-    for path in swept.rglob("result.json"):
-        record = Record(path.parent)
-        if record.result().status in KEPT:
-            kept[dict(word.split("=") for word in record.job().overrides)["+model.name"]] = (
-                contents(path.parent)
-            )
-    if process.returncode == 130:
-        assert "Traceback" not in out + err
-        if (swept / "sweep.json").exists():
-            assert {row.status for row in read_summary(swept).rows} <= {"ok", "interrupted"}
-    elif process.returncode == 0:
-        assert len(kept) == len(names)
-    else:
-        # The signal came before its handler was installed, or was SIGKILL.
-        assert process.returncode == -number, err
-    built(folder)
-    ended = sweep(",".join(names), "resume=true")
-    assert ended.code == 0, ended.err
-    assert ended.statuses == ["ok"] * len(names)
-    assert sorted(built(folder)) == sorted(set(names) - set(kept))
-    check_files(swept)
-    for row in ended.rows:
-        if (before := kept.get(row["choices"]["model.name"])) is not None:
-            assert contents(swept / row["folder"]) == before

@@ -15,7 +15,7 @@ from pathlib import Path
 from string import Template
 from typing import Any, get_args, get_type_hints
 
-from prepare.app.cli.words import USAGES, options_of, split_words, tell
+from prepare.app.cli.words import USAGES, options_of, tell
 from prepare.app.job.record import shown_files
 from prepare.app.job.settings import ADDED_GROUP, group_names, key_names, level_names
 from prepare.core.utils.files import conf_dir
@@ -26,7 +26,7 @@ from prepare.core.utils.suggest import listed, nearest
 from prepare.core.utils.text import line, plural
 from prepare.errors import ConfigError, FileError, PrepareError
 from prepare.registry import STEPS
-from prepare.stages.stage import DONE, ordered_stages, tasks
+from prepare.stages.stage import DONE, FAILED, ordered_stages, tasks
 
 _WIDEST = 110
 # A table in the terminal has at most so many rows; --json has them all.
@@ -70,14 +70,7 @@ def _diff(argv: list[str]) -> int:
 def _summary(argv: list[str]) -> int:
     _check_count(argv, 1, "summary FOLDER", "the folder of a sweep")
     require_packages("rich")
-    from prepare.app.sweep.summary import read_summary
-
-    read_summary(Path(argv[0]))
-    try:
-        show_sweep(Path(argv[0]))
-    except FileError as error:
-        # The table has been printed, and that is what was asked for.
-        line(f"not written: {error}")
+    show_sweep(Path(argv[0]))
     return DONE
 
 
@@ -117,7 +110,7 @@ def show_versions() -> int:
 
 def show_help(argv: list[str]) -> int:
     """Print the page of --help, or of one topic: `--help model`."""
-    topics = [word for word in split_words(argv)[0] if "=" not in word]
+    topics = [word for word in argv if "=" not in word and not word.startswith("-")]
     texts = [topic_page(topic, _width()) for topic in topics] or [page("help_first.txt", _width())]
     for text in texts:
         line(text)
@@ -135,11 +128,13 @@ def show_sweep(folder: Path) -> int:
     summary = read_summary(folder)
     # Printed before it is written: the table of a read-only folder shall be shown too.
     show_summary(summary)
-    write_summary(summary, folder)
-    write_sweep_page(summary, folder)
+    try:
+        tell(folder=str(folder), rows=write_summary(summary, folder))
+        write_sweep_page(summary, folder)
+    except FileError as error:
+        line(f"not written: {error}")
+        return FAILED
     show_where(summary, folder)
-    written = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    tell(folder=str(folder), rows=written["rows"])
     return summary.exit_code()
 
 
@@ -195,8 +190,8 @@ def topic_page(topic: str, width: int) -> str:
         topics = dict.fromkeys([*key_names(), *tasks(), *STEPS, *USAGES, "all"])
         near = nearest(topic, [name for name in topics if name != "hydra"])[:1]
         meant = f"did you mean --help {near[0]}? " if near else ""
-        wrong = "is not a group, task, key or step"
-        raise ConfigError(topic, wrong, f"{meant}--help all shows every name")
+        remedy = f"{meant}--help all shows every name"
+        raise ConfigError(topic, "is not a group, task, key or step", remedy)
     return as_called("\n".join(parts))
 
 

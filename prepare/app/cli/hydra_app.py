@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 import re
 import secrets
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +23,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.plugins import Plugins
+from hydra.core.utils import configure_log
 from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
@@ -31,14 +31,7 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
 from prepare import recipe
-from prepare.app.cli.words import (
-    first_sentence,
-    is_quiet,
-    options_of,
-    refused,
-    resolver_remedy,
-    tell,
-)
+from prepare.app.cli.words import first_sentence, is_quiet, options_of, refused, remedy_of, tell
 from prepare.app.job.execute import JobSpec, run_job
 from prepare.app.job.record import Job, used_folder
 from prepare.app.job.settings import GROUPS, group_names, key_names, read_settings
@@ -47,12 +40,12 @@ from prepare.app.report.terminal import RunOutput, shown_folder, stage
 from prepare.app.sweep.leader import Leader
 from prepare.app.sweep.manifest import SweepManifest, identity_of, number_duplicates
 from prepare.app.sweep.worker import run_in_sweep, shares_cores
-from prepare.core.utils.files import conf_dir, hold_folder, new_folder, own_name, run_name
+from prepare.core.utils.files import conf_dir, new_folder, own_name, run_name
 from prepare.core.utils.machine import command_line
 from prepare.core.utils.process_state import Stopped
 from prepare.core.utils.suggest import choose_option
 from prepare.core.utils.text import line, plural
-from prepare.errors import ConfigError, PrepareError, Problem, raise_problems
+from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.registry import STEPS
 from prepare.stages.stage import INTERRUPTED, ordered_stages
 from prepare.steps import GROUP_OF
@@ -60,10 +53,9 @@ from prepare.steps import GROUP_OF
 
 @dataclass
 class CommandState:
-    """The state of one command line: whether a task began, its folder, the sweep it leads, what ended it."""
+    """The state of one command line: whether a task began, the sweep it leads, what ended it."""
 
     began: bool = False
-    held: ExitStack = field(default_factory=ExitStack)
     leader: Leader | None = None
     progress: SweepProgress | None = None
     error: Exception | None = None
@@ -75,8 +67,7 @@ STATE: ContextVar[CommandState | None] = ContextVar("STATE", default=None)
 
 def launch() -> None:
     """Run the task under Hydra, with the arguments in `sys.argv`."""
-    name = CONFIG_NAME
-    hydra.main(config_path=str(conf_dir()), config_name=name, version_base="1.3")(task)()
+    hydra.main(config_path=str(conf_dir()), config_name=CONFIG_NAME, version_base="1.3")(task)()
 
 
 def task(config: DictConfig) -> None:
@@ -94,10 +85,9 @@ def _run_single(spec: JobSpec) -> NoReturn:
     shown: Any = {} if is_quiet() else {"stage": stage}
     outcome = run_job(spec, show=output.show, **shown)
     output.end(outcome)
-    result = asdict(outcome.result)
-    result.pop("traceback")
     paths = sorted(path for path in spec.folder.glob("*") if path.is_file())
-    tell(**result, folder=str(spec.folder), files={path.name: str(path) for path in paths})
+    written = {path.name: str(path) for path in paths}
+    tell(**outcome.result.content(), folder=str(spec.folder), files=written)
     raise SystemExit(outcome.code)
 
 
@@ -126,36 +116,24 @@ def _run_sweep_job(config: DictConfig, about: DictConfig) -> None:
 
 def _spec(config: DictConfig, about: DictConfig, job: Job) -> JobSpec:
     plain, problems = resolved(config)
+    logs: Any = OmegaConf.create(OmegaConf.to_container(about.job_logging, resolve=True))
     return JobSpec(
         config=plain,
         unresolved=tuple(problems),
         job=job,
         folder=Path(about.runtime.output_dir),
-        logging=_logging(about),
+        logging=partial(configure_log, logs, about.verbose),
         # Not that of this process: the workers of a launcher may start in any folder.
         current=os.getcwd() if about.job.chdir else about.runtime.cwd,  # noqa: PTH109
     )
-
-
-def _logging(about: DictConfig) -> dict[str, Any] | None:
-    """Return Hydra's configuration of the logs for another process, with the levels of this one."""
-    plain: Any = OmegaConf.to_container(about.job_logging, resolve=True)
-    if not plain or not plain.get("root"):
-        return None
-    # Those of hydra.verbose.
-    for name in re.findall(r"[\w.]+", str(about.verbose)):
-        level = logging.getLogger(name).level
-        plain.setdefault("loggers", {}).setdefault(name, {})["level"] = level
-    plain["root"]["level"] = logging.getLogger().level
-    return plain
 
 
 class Checks(Callback):
     """Check a configuration, and every row of a sweep, before Hydra makes a folder for it."""
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Exit with code 2 if the configuration or the folder is wrong; hold the folder until the end."""
-        with _ending_on_errors() as state:
+        """Exit with code 2 if the configuration or the folder is wrong."""
+        with _ending_on_errors():
             HydraConfig.instance().set_config(config)  # for ${hydra:...}
             raise_problems(ConfigError, problems_of(config))
             if config.resume:
@@ -166,10 +144,6 @@ class Checks(Callback):
                 folder = new_folder(folder)
                 with read_write(config.hydra):
                     config.hydra.run.dir = str(folder)
-            if not state.held.enter_context(hold_folder(folder)):
-                wrong = f"another run is writing to {shown_folder(folder)}"
-                remedy = "wait for it, or choose another folder"
-                raise ConfigError("hydra.run.dir", wrong, remedy)
             raise_problems(ConfigError, [] if config.overwrite else used_folder(folder))
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -208,12 +182,10 @@ def _ending_on_errors() -> Iterator[CommandState]:
     state = STATE.get() or CommandState()
     try:
         yield state
-    except (HydraException, OmegaConfBaseException) as error:  # as a folder that cannot be resolved
-        state.error = ConfigError.of([refused(error, [])])
     except Exception as error:
-        state.error = error
-    if state.error is not None:
-        raise SystemExit
+        unresolved = isinstance(error, HydraException | OmegaConfBaseException)  # as its folder
+        state.error = ConfigError.of([refused(error, [])]) if unresolved else error
+        raise SystemExit from None
 
 
 # ------------------------------------------------------------ what Hydra composes
@@ -230,9 +202,7 @@ _RECIPE = "recipe="
 def slug(overrides: Iterable[str]) -> str:
     """Return the overrides of a row as the name of a folder: ASCII, without slashes, 100 letters at most."""
     text = ",".join(word for word in map(str, overrides) if not word.startswith(_NOT_NAMED))
-    name = re.sub(r"[^\w.=,-]+", "-", text, flags=re.ASCII).strip("-.")
-    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return (name if len(name) <= 100 else f"{name[:91]}-{digest}") or "defaults"
+    return re.sub(r"[^\w.=,-]+", "-", text, flags=re.ASCII)[:100].strip("-.") or "defaults"
 
 
 def unique() -> str:
@@ -275,24 +245,21 @@ def _steps_of(path: str, words: Sequence[str]) -> dict[str, Any]:
     chosen = {word.partition("=")[0]: word for word in words}
     steps: dict[str, Any] = {}
     problems: list[Problem] = []
-    try:
-        if "plugins" in chosen:  # they register steps
-            from prepare.app.job.build_model import import_plugins
+    if "plugins" in chosen:  # they register steps
+        from prepare.app.job.build_model import import_plugins
 
-            import_plugins(tuple(re.findall(r"[\w.]+", chosen["plugins"].partition("=")[2])))
-        for name, options in recipe.load(path).items():
-            if options is None:
-                continue
-            step = STEPS[name].from_options(options)
-            problems += recipe.refused(step)
-            if name == "device" and name in chosen:
-                continue  # as in `Pipeline.load(path, device=...)`
-            steps[name] = step.to_options()
-            if word := chosen.get(GROUP_OF.get(name, "")):
-                remedy = f"drop {word}, or change the step with steps.{name}.OPTION=VALUE"
-                problems.append(Problem(word, f"the recipe has the step {name}", remedy))
-    except PrepareError as error:
-        raise ConfigError.of(error.problems) from error
+        import_plugins(tuple(re.findall(r"[\w.]+", chosen["plugins"].partition("=")[2])))
+    for name, options in recipe.load(path).items():
+        if options is None:
+            continue
+        step = STEPS[name].from_options(options)
+        problems += recipe.refused(step)
+        if name == "device" and name in chosen:
+            continue  # as in `Pipeline.load(path, device=...)`
+        steps[name] = step.to_options()
+        if word := chosen.get(GROUP_OF.get(name, "")):
+            remedy = f"drop {word}, or change the step with steps.{name}.OPTION=VALUE"
+            problems.append(Problem(word, f"the recipe has the step {name}", remedy))
     raise_problems(ConfigError, problems)
     return steps
 
@@ -309,8 +276,7 @@ def resolved(config: DictConfig) -> tuple[dict[str, Any], list[Problem]]:
             plain[key] = value
         except OmegaConfBaseException as error:
             where, wrong = error.full_key or key, first_sentence(str(error))
-            remedy = resolver_remedy(wrong) or f"set {where}=VALUE"
-            problems.append(Problem(where, wrong, remedy))
+            problems.append(Problem(where, wrong, remedy_of(wrong) or f"set {where}=VALUE"))
     return plain, problems
 
 

@@ -18,7 +18,6 @@ from prepare.app.cli import commands
 from prepare.app.cli.words import (
     USAGES,
     answered,
-    check_flags,
     first_sentence,
     print_problems,
     refused,
@@ -29,15 +28,13 @@ from prepare.core.utils.machine import limit_spinning
 from prepare.core.utils.packages import causes, switch_off_telemetry
 from prepare.core.utils.process_state import stopped_by_sigterm
 from prepare.core.utils.text import to_nobody
-from prepare.errors import ConfigError, FileError, PrepareError, Problem
+from prepare.errors import ConfigError, FileError, PrepareError
 from prepare.pipeline.distributed import rank
 from prepare.stages.stage import DONE, FAILED, INTERRUPTED, WRONG
 
 if TYPE_CHECKING:
     from prepare.app.cli.hydra_app import CommandState
     from prepare.app.sweep.leader import Leader
-
-_INTERRUPTED = Problem("", "interrupted")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -103,23 +100,21 @@ def _run(argv: list[str]) -> int:
         named = bool(argv) and argv[0] in USAGES
         return WRONG if named or isinstance(error, ConfigError) else FAILED
     except KeyboardInterrupt:
-        print_problems([_INTERRUPTED])
+        print_problems(["interrupted"])
         return INTERRUPTED
 
 
 def _through_hydra(argv: list[str]) -> int:
     words, flags = split_words(argv)
-    check_flags(flags)
     from prepare.app.cli import hydra_app
-    from prepare.app.cli.hydra_app import store_defaults
 
-    words = store_defaults(words)
+    words = hydra_app.store_defaults(words)
     state = hydra_app.CommandState()
     token = hydra_app.STATE.set(state)
     code = FAILED
     before, sys.argv = sys.argv, [*(sys.argv[:1] or ["prepare"]), *words, *flags]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # without it Hydra hides errors, and ends the process
-    with stopped_by_sigterm(), state.held:
+    with stopped_by_sigterm():
         try:
             hydra_app.launch()
             code = DONE

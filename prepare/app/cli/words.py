@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext, redirect_stdout
+from contextlib import redirect_stdout
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any, NoReturn
 
 from prepare.app.job.settings import GROUPS, group_names, key_names, level_names, step_remedy
 from prepare.core.utils.files import conf_dir
 from prepare.core.utils.suggest import choose_option, nearest
-from prepare.core.utils.text import line, output_to, printable
+from prepare.core.utils.text import line, printable
 from prepare.errors import ConfigError, Problem, raise_problems
 from prepare.registry import STEPS
 from prepare.stages.stage import DONE, INTERRUPTED, NOT_VERIFIED, WRONG, tasks
@@ -29,14 +26,9 @@ USAGES = {
     "run": "run RECIPE [--report FOLDER] [--module PATTERN] PROGRAM [ARGS...]\n"
     "  Run a Python program unchanged, with its networks prepared; -m MODULE in place of PROGRAM.",
 }
-# Flags of Hydra that are followed by a value; that of --info may be left out.
-_INFO = ("--info", "-i")
-_VALUED = (
-    *("--cfg", "-c", "--package", "-p", "--config-path", "-cp", "--config-name", "-cn"),
-    *("--config-dir", "-cd", "--experimental-rerun"),
-)
 # Words of other command lines, and what they are called here.
 _OTHERS = {"help": "--help", "eval": "mode=eval", "train": "mode=train", "dry-run": "task=plan"}
+_OTHERS["q"] = "--quiet"
 _OTHER_KEYS = {"memory_format": "memfmt", "dtype": "precision"}
 # What to do about a word that Hydra refused, by the beginning of what it says.
 _REMEDIES = {
@@ -45,6 +37,8 @@ _REMEDIES = {
     "Could not append": "leave out the +",
     "Multiple values": "leave out the +",
     "Error resolving interpolation": "write the name of an option",
+    "Unsupported interpolation type": "write the value itself, or add +prepare=default to the "
+    "program that registers the resolver",
     "Could not override 'experiment'": "write +experiment=NAME",
     "Could not override 'launcher'": "did you mean hydra/launcher=NAME?",
     "Could not override 'steps'": "add a step as +steps.NAME={}, drop one as steps.NAME=null",
@@ -52,43 +46,30 @@ _REMEDIES = {
 
 
 def split_words(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the overrides, and the flags with their values: a flag may be in any position."""
-    overrides: list[str] = []
-    flags: list[str] = []
-    before = ""
-    for word in argv:
-        is_value = before in _VALUED or (before in _INFO and "=" not in word)
-        (flags if is_value or word.startswith("-") else overrides).append(word)
-        before = "" if is_value else word
-    return overrides, flags
+    """Return the overrides, and the flags with their values: a flag may be in any position.
 
-
-def check_flags(flags: Sequence[str]) -> None:
-    """Raise ConfigError for a flag that Hydra does not know, or that lacks its value."""
+    Raises:
+        ConfigError: Hydra does not know a flag, or it lacks its value.
+    """
     from hydra._internal.utils import get_args_parser
-
-    parser = get_args_parser()
-    known = [name for action in parser._actions for name in action.option_strings]
-    unknown = [w for w in flags if w.startswith("-") and w.partition("=")[0] not in known]
-    problems = [Problem(word, "no such flag", _flag_meant(word, known)) for word in unknown]
-    raise_problems(ConfigError, problems)
 
     def refuse(message: str) -> NoReturn:
         raise ConfigError("", message, "see --help")
 
+    parser = get_args_parser()
     vars(parser)["error"] = refuse
-    parser.parse_args(list(flags))
+    known, unknown = parser.parse_known_intermixed_args(argv)
+    flags = {name.lstrip("-"): name for each in parser._actions for name in each.option_strings}
+    wrong = (word for word in unknown if word.startswith("-"))
+    raise_problems(ConfigError, [Problem(w, "no such flag", _flag_meant(w, flags)) for w in wrong])
+    return known.overrides, [word for word in argv if word not in known.overrides]
 
 
-def _flag_meant(word: str, known: Sequence[str]) -> str:
+def _flag_meant(word: str, flags: Mapping[str, str]) -> str:
     key, _, value = word.lstrip("-").partition("=")
     if key.partition(".")[0] in key_names():
         return f"write it without the dashes: {key}={value or 'VALUE'}"
-    names = [name for name in (*known, *FLAGS) if name.startswith("--")]
-    close = [name for name in names if name.startswith(f"-{word}")] or nearest(word, names)
-    if key in _OTHERS or key in STEPS or not close:
-        return _meant(key)
-    return f"did you mean {close[0]}? see --help"
+    return _meant(key, flags)
 
 
 def options_of(group: str) -> list[str]:
@@ -96,14 +77,14 @@ def options_of(group: str) -> list[str]:
     return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
 
 
-def _meant(word: str) -> str:
-    """Return the remedy for a word that is no override: what it may stand for."""
+def _meant(word: str, flags: Mapping[str, str]) -> str:
+    """Return the remedy for a word that is neither an override nor a flag: what it may stand for."""
     groups = (*group_names(), *level_names())
     spelled = {key: f"{key}=VALUE" for key in key_names()}
     spelled |= {option: f"{group}={option}" for group in groups for option in options_of(group)}
     spelled |= {name: f"+steps.{name}={{}}" for name in STEPS}
     spelled |= {name: f"task={name}" for name in tasks()}
-    spelled |= {name: name for name in USAGES} | _OTHERS
+    spelled |= {name: name for name in USAGES} | {**flags} | _OTHERS
     close = nearest(word.strip("+~-"), spelled, cutoff=0.65)
     return (f"did you mean {spelled[close[0]]}? " if close else "") + "see --help"
 
@@ -116,13 +97,9 @@ def first_sentence(message: str) -> str:
     return re.sub(r"^In '[\w/]+': |, possible interpolation keys: .*", "", first)
 
 
-def resolver_remedy(sentence: str) -> str:
-    """Return the remedy if a value uses a resolver that another program registers; empty if it does not."""
-    match = re.match(r"Unsupported interpolation type (.+)", sentence)
-    own = (
-        "write the value itself, or add +prepare=default to the program that registers the resolver"
-    )
-    return f"{own} {match[1]!r}" if match else ""
+def remedy_of(sentence: str) -> str:
+    """Return what to do about a sentence of Hydra; empty where that is not known."""
+    return next((text for start, text in _REMEDIES.items() if sentence.startswith(start)), "")
 
 
 def refused(error: Exception, overrides: Sequence[str]) -> Problem:
@@ -132,34 +109,26 @@ def refused(error: Exception, overrides: Sequence[str]) -> Problem:
     # OmegaConf's own error says more; Hydra makes it the cause.
     cause: Any = error.__cause__ if hasattr(error.__cause__, "full_key") else error
     where, sentence = getattr(cause, "full_key", None) or "", first_sentence(str(cause))
-    remedy = next((_REMEDIES[start] for start in _REMEDIES if sentence.startswith(start)), "")
+    remedy = remedy_of(sentence)
     group, _, option = str(getattr(error, "missing_cfg_file", "")).rpartition("/")
     if group == "model" and "." in option:
         remedy = f"give a class or function of your own as model._target_={option}"
     elif group:
         options = getattr(error, "options", None) or options_of(group)
-        remedy = _moved(group, option) or choose_option(option, group, options)
+        remedy = choose_option(option, group, options)
     elif where and isinstance(cause, KeyError | AttributeError):
         remedy = _instead(where, vars(cause)["parent_node"], overrides)
         where = where if "." in where else ""  # the sentence names it
     elif error.__class__.__module__ == "builtins":  # Hydra does not name the word
         taken = re.compile(rf"\+?({'|'.join((*GROUPS, *level_names(), 'steps'))}|)=(null|\W|\d|$)")
         where = next(filter(taken.match, overrides), "")
-        group, _, value = where.partition("=")
-        if value == "null" and group != "steps":
-            sentence = "takes the name of an option, not null"
+        group, _, value = where.lstrip("+").partition("=")
+        if group == "steps":
+            sentence, remedy = "takes no value of its own", _REMEDIES["Could not override 'steps'"]
+        elif group:
+            sentence = f"takes the name of an option, not {value}"
             remedy = f"~{group} leaves it out; {choose_option('', group, options_of(group))}"
-    return Problem(where, sentence, remedy or resolver_remedy(sentence))
-
-
-def _moved(group: str, option: str) -> str:
-    """Return the remedy if the file of an option is in the folder of --config-dir, and not in its place."""
-    from hydra._internal.utils import get_args_parser
-
-    folder = Path(get_args_parser().parse_known_args()[0].config_dir or os.devnull)
-    right = folder / group / f"{option}.yaml"
-    found = next((path for path in folder.rglob(f"{option}.y*ml") if path != right), None)
-    return f"move {found} to {right}" if found else ""
+    return Problem(where, sentence, remedy)
 
 
 def _instead(where: str, parent: Any, overrides: Sequence[str]) -> str:
@@ -197,7 +166,7 @@ def _unreadable(text: str) -> Problem:
         return Problem(text, "cannot be read as key=value", remedy)
     if text in USAGES:
         return Problem(text, "is a command, and must come first, without overrides", "see --help")
-    return Problem(text or "''", "is neither key=value nor a command", _meant(text))
+    return Problem(text or "''", "is neither key=value nor a command", _meant(text, {}))
 
 
 # ------------------------------------------------------------ the answer for scripts: --json and --quiet
@@ -215,8 +184,7 @@ def answered(argv: list[str], run: Callable[[list[str]], int]) -> int:
     as_json, answer = "--json" in argv, dict[str, Any]()
     token = _ANSWER.set(answer)
     try:
-        # What a model prints is not part of the object, and goes to stderr.
-        with output_to(io.StringIO()), redirect_stdout(sys.stderr) if as_json else nullcontext():
+        with redirect_stdout(io.StringIO()):  # also what a model prints
             code = run(rest)
     finally:
         _ANSWER.reset(token)

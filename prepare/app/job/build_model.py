@@ -20,7 +20,7 @@ from prepare.app.job.model_target import (
 )
 from prepare.checkpoint.weights import build_empty, fill, read_weights
 from prepare.core.forward.call import class_calling
-from prepare.core.utils.packages import described, install_remedy, is_out_of_memory, missing_module
+from prepare.core.utils.packages import described, is_out_of_memory, remedy_of_missing
 from prepare.core.utils.text import first_line, size
 from prepare.errors import ConfigError, ModelError
 from prepare.pipeline import Pipeline
@@ -69,8 +69,7 @@ def build_model(settings: Settings) -> nn.Module:
         built_in = target.startswith("prepare.models.")
         if built_in and isinstance(cause, ValueError) and key in config:
             raise ConfigError(f"model.{key}", wrong) from error
-        missing = missing_module(str(cause))
-        remedy = install_remedy(missing) if missing else ""
+        remedy = remedy_of_missing(str(cause))
         chosen = any("_convert_" in node for _, node in targets_in(config, "model"))
         if chosen and _reads_attributes(error):
             remedy = "give the node _convert_=none: it is read by attributes"
@@ -79,7 +78,7 @@ def build_model(settings: Settings) -> nn.Module:
         wrong = f"{target} returned an object of type {type(model).__name__}, not a torch.nn.Module"
         raise ConfigError("model._target_", wrong, "name a class or function that returns a model")
     if method is not None:
-        model.__class__ = class_calling(type(model), method)
+        model.__class__ = class_calling(type(model), method)  # type: ignore[arg-type]  # is hashable
     return model.train(settings.mode == "train")
 
 

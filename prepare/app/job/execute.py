@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging.config
+import logging
 import os
 import re
 import sys
@@ -66,7 +66,7 @@ class JobSpec:
         unresolved: the problems of the interpolations in it that have no value.
         job: what its record says of the job.
         folder: where its record is written.
-        logging: the configuration of the logs of a child process, as for `logging.config`.
+        logging: sets up the logs of a child process.
         current: the working directory of a child process; None is that of its parent.
         path: `sys.path` of a child process.
         environ: the environment variables of a child process.
@@ -76,7 +76,7 @@ class JobSpec:
     unresolved: tuple[Problem, ...] = ()
     job: Job
     folder: Path
-    logging: dict[str, Any] | None = None
+    logging: Callable[[], None] | None = None
     current: str | None = None
     path: list[str] = field(default_factory=lambda: list(sys.path))
     environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
@@ -99,7 +99,7 @@ class JobSpec:
         if self.current is not None:
             os.chdir(self.current)
         if self.logging is not None:
-            logging.config.dictConfig(self.logging)
+            self.logging()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _LAST = (
 )
 # The statuses of convolutions that tables count.
 CONVOLUTIONS = ("converted", "already", "skipped", "ineffective")
-_ENVIRONMENT = Kind("prepare.environment", 1, "an environment", "an environment.json", FileError)
+_ENVIRONMENT = Kind("prepare.environment", "an environment", "an environment.json")
 # What Hydra leaves beside a record.
 _HYDRA = ".hydra"
 _KILLED = "holds no result: its run was killed or is still running"
@@ -46,9 +46,7 @@ class Result(JsonRecord):
     the autocast of every forward. `notes` are the sentences on the run that no stage keeps in its record.
     """
 
-    KIND: ClassVar[Kind] = Kind(
-        "prepare.result", 1, "the result of a job", "the result.json of a run", FileError
-    )
+    KIND: ClassVar[Kind] = Kind("prepare.result", "the result of a job", "the result.json of a run")
     status: str
     reason: str | None = None
     error: str | None = None
@@ -78,7 +76,7 @@ class Job(JsonRecord):
     call of it runs, `AutoencoderKL.decode`.
     """
 
-    KIND: ClassVar[Kind] = Kind("prepare.job", 1, "a job", "the job.json of a run", FileError)
+    KIND: ClassVar[Kind] = Kind("prepare.job", "a job", "the job.json of a run")
     number: int | None
     sweep: str | None
     overrides: list[str]

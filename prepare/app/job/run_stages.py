@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,14 +23,13 @@ from prepare.app.job.model_target import without_method
 from prepare.app.job.record import Job, Results
 from prepare.audit import audit
 from prepare.core.forward.call import arguments, call_of
-from prepare.core.forward.compiled import compile_cache, contains_compiled
+from prepare.core.forward.compiled import contains_compiled
 from prepare.core.forward.example_input import Example, build_example
 from prepare.core.forward.run_example import run_example
 from prepare.core.model.module_tree import CopyError, copy_or_build
 from prepare.errors import KnownIssueError, RefusedError, combined, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.pipeline import is_chosen
-from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.stage import Stage, StageContext, stages_of, tasks
 
 if TYPE_CHECKING:
@@ -73,38 +71,31 @@ def run_stages(
         formats=must_format(work.pipeline),
     )
 
-    saved = settings.compile.save
-    with nullcontext() if saved is None else compile_cache(saved):
+    if prepares:
+        work.reference = None if work.unchanged else _reference(work, stages)
+        with progress("preparing"):
+            read_into(settings, model, work.pipeline, stages)
+            # The plan has reported its known issues.
+            work.pipeline.apply(model, strict=settings.strict, known_issues="ignore")
+        seen, work.took = _run_example(work)
+        with progress("auditing"):
+            audited = audit(model, plan=work.plan)
+        job, text = replace(job, seen=seen), recipe.dumps(work.pipeline.to_recipe())
+        results = replace(results, job=job, audit=audited, recipe=text)
+        # The first answer: the rest loads more of torch than everything until here.
+        show(results)
+    for index, stage in enumerate(stages):
+        work.progress = _limited(progress, stage.longest(work))
+        try:
+            work.found |= stage.run(work)
+        except KeyboardInterrupt as stop:
+            if not prepares:
+                raise
+            missing = " and ".join(each.noun for each in stages[index:])
+            stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
+            return replace(results, stopped=stopped), work  # what was done is kept
         if prepares:
-            work.reference = None if work.unchanged else _reference(work, stages)
-            with progress("preparing"):
-                read_into(settings, model, work.pipeline, stages)
-                # The plan has reported its known issues.
-                work.pipeline.apply(model, strict=settings.strict, known_issues="ignore")
-            seen, work.took = _run_example(work)
-            with progress("auditing"):
-                audited = audit(model, plan=work.plan)
-            # What to do with an unchanged model names the format; a tuning has tried the formats.
-            if not work.unchanged and all(type(each).choose is Stage.choose for each in stages):
-                work.notes += _memfmt_note(model, work)
-            job, text = replace(job, seen=seen), recipe.dumps(work.pipeline.to_recipe())
-            results = replace(results, job=job, audit=audited, recipe=text)
-            # The first answer: the rest loads more of torch than everything until here.
             show(results)
-        for index, stage in enumerate(stages):
-            work.progress = _limited(progress, stage.longest(work))
-            try:
-                work.found |= stage.run(work)
-            except KeyboardInterrupt as stop:
-                if not prepares:
-                    raise
-                missing = " and ".join(each.noun for each in stages[index:])
-                stopped = f"{str(stop) or 'stopped by Ctrl-C'}; not done: {missing}"
-                return replace(results, stopped=stopped), work  # what was done is kept
-            if prepares:
-                show(results)
-    if saved is not None and any(s.phase == "runtime" for s in work.pipeline.steps.values()):
-        work.notes.append(f"the compiled code is in {saved}")
     return results, work
 
 
@@ -259,17 +250,3 @@ def _reference(work: StageContext, stages: list[Stage]) -> nn.Module | str | Non
     except CopyError as error:
         remedy = "let its code draw all numbers from torch's generator, which seed= sets"
         return f"the model cannot be copied, and {error}; {remedy}"
-
-
-def _memfmt_note(model: nn.Module, work: StageContext) -> list[str]:
-    """Return a note if nothing was asked of the model's convolutions."""
-    rewritten = any(action.phase == "structure" for action in work.plan.actions)
-    if rewritten or format_steps(work.pipeline.steps.values(), model):
-        return []
-    flat, deep = (
-        any(isinstance(m, kind) for m in model.modules()) for kind in (nn.Conv2d, nn.Conv3d)
-    )
-    if not (flat or deep):
-        return []
-    word = "by_rank" if flat and deep else "channels_last" if flat else "channels_last_3d"
-    return [f"no memfmt chosen: nothing was asked of convolutions; choose memfmt={word}"]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from prepare.checkpoint.paths import check_readable, check_writable
 from prepare.core.forward.example_input import read_example
 from prepare.core.utils.files import STEP_GROUPS
-from prepare.core.utils.options import as_written, convert, no_options, read_options
+from prepare.core.utils.options import as_written, convert, no_options
 from prepare.core.utils.suggest import choose, choose_option, nearest
 from prepare.errors import ConfigError, PrepareError, Problem
 from prepare.patterns import expressions
@@ -43,7 +43,7 @@ def level_names() -> tuple[str, ...]:
 
 def key_names() -> tuple[str, ...]:
     """Return every key at the top of a configuration."""
-    plain = ("steps", "task", *_WORDS, "compile", *_VALUES)
+    plain = ("steps", "task", *_WORDS, *_VALUES)
     return tuple(dict.fromkeys((*GROUPS, *STAGES, *plain, "hydra")))
 
 
@@ -67,13 +67,6 @@ def _check_fail_on(given: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompileOptions:
-    """The group `compile` of the command line: where the results of torch's compiler are kept."""
-
-    save: Annotated[str, "the path of a folder"] | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of a job; `choices` maps each group to the chosen option, or None.
 
@@ -92,7 +85,6 @@ class Settings:
     stages: dict[str, Stage] = field(default_factory=dict)
     plugins: Annotated[tuple[str, ...], "a list of modules", _check_plugins] = ()
     seed: Annotated[int, _check_seed] = 0
-    compile: CompileOptions = field(default_factory=CompileOptions)
     isolate: bool = True
     resume: bool = False
     overwrite: bool = False
@@ -140,8 +132,6 @@ def read_settings(
             problems += check(read[key])
         else:
             problems.append(_not_a_mapping(key, read[key]))
-    with _collected(problems):
-        read["compile"] = _read_compile(config.get("compile", {}))
     if not problems and read.get("save") and not tasks()[task].prepares:
         not_written = f"task={task} does not prepare weights to save"
         problems.append(Problem("save", not_written, "drop save, or choose task=prepare"))
@@ -210,12 +200,6 @@ def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
     elif not isinstance(target, str) or not _is_dotted(target):
         remedy = "give the dotted name of a class or function, as in my_package.nets.build"
         yield Problem("model._target_", f"{as_written(target)} is not a dotted name", remedy)
-
-
-def _read_compile(options: Any) -> CompileOptions:
-    if not isinstance(options, dict):
-        raise ConfigError.of([_not_a_mapping("compile", options, step_remedy("compile", options))])
-    return CompileOptions(**read_options(CompileOptions, options, where="compile"))
 
 
 def _is_dotted(name: str) -> bool:

@@ -18,8 +18,7 @@ from prepare.core.document import (
     Document,
     ReportContext,
 )
-from prepare.core.utils.machine import how_threads_waited
-from prepare.core.utils.text import as_python, capitalized, first_line, plural, printable
+from prepare.core.utils.text import capitalized, first_line, plural, printable
 from prepare.errors import Problem
 from prepare.stages.stage import ordered_stages, stages_of
 
@@ -188,24 +187,21 @@ def _failure_answers(result: Result) -> list[Answer]:
 def training_code(run: Results) -> str:
     """Return code that loads the recipe, applies it to a `model` as the run has, and calls it.
 
-    If training with the recipe is an error, the code prepares the model for inference, and names the steps
-    that training needs. That of a training run has the loop with the optimizer, and scales the gradients of
-    float16. It is empty without a recipe.
+    If training with the recipe is an error, the code prepares the model for inference. That of a
+    training run has the loop with the optimizer, and scales the gradients of float16. It is empty without a
+    recipe.
     """
     if run.recipe is None:
         return ""
     plan, training = run.plan or {}, run.is_training
     timed = bool(run.result and run.result.figures and run.result.figures.get("time_ratio"))
-    lines = []
-    if timed and (waiting := printable(how_threads_waited(run.environment or {}))):
-        lines.append(f"# Timed with {waiting}: set it for your program too.")
+    lines, where = [], run.environment or {}
+    if timed and where.get("waiting") and where["threads"] > 1:
+        lines.append(f"# Timed with {printable(where['waiting'])}: set it for your program too.")
     if run.amp != "none":
         lines.append("import torch")
     lines += ["from prepare.pipeline import Pipeline", ""]
-    if repairs := plan.get("training_steps"):
-        load = f'Pipeline.load("recipe.yaml", steps={as_python(repairs)})'
-        lines.append(f"# This recipe is for inference. To train, use {load}.")
-    elif plan.get("training_errors"):
+    if plan.get("training_errors"):
         lines.append("# For inference only: training mode is an error, see Warnings.")
     lines.append('pipeline = Pipeline.load("recipe.yaml")')
     lines.append(f"model = pipeline.apply({_prepared(run)})  # in place, the same object")

@@ -100,17 +100,11 @@ def printable_value(value: Any) -> Any:
 
 
 def short(value: Any, limit: int = 120) -> str:
-    """Return a text of at most `limit` letters; leave out whole words in its middle if it is longer."""
+    """Return a text of at most `limit` letters, with its middle left out if it is longer."""
     text = printable(str(value)[: 4 * limit] + str(value)[4 * limit :][-limit:])
     if len(text) <= limit:
         return text
-    head, tail = text[: limit * 2 // 3], text[limit * 2 // 3 + 1 - limit :]
-    # A name without spaces is cut where the room ends.
-    if (at := head.rfind(" ")) > len(head) // 2:
-        head = head[: at + 1]
-    if 0 <= (at := tail.find(" ")) < len(tail) // 2:
-        tail = tail[at:]
-    return f"{head}…{tail}"
+    return f"{text[: limit * 2 // 3]}…{text[limit * 2 // 3 + 1 - limit :]}"
 
 
 def breakable(text: str) -> Markup:

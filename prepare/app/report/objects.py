@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 from prepare.core.document import Document, ReportContext, Text
-from prepare.core.utils.text import output_to, plural, printable
+from prepare.core.utils.text import plural, printable
 from prepare.stages.stage import ordered_stages
 
 _LONGEST = 160
@@ -25,24 +24,19 @@ def one_line(record: Any) -> str:
 
 def text(record: Any) -> str:
     """Return the text of the terminal; one line if the package rich is not installed."""
-    stream = io.StringIO()
-    with output_to(stream):
-        try:
-            from prepare.app.report import terminal
-        except ModuleNotFoundError:
-            return f"{one_line(record)}\nthe whole table needs the extra: pip install 'torch-prepare[cli]'"
-        if hasattr(record, "found"):
-            terminal.show_report(record.as_run())
-        else:
-            terminal.show_document(document_of(record))
-    return stream.getvalue().rstrip("\n")
+    try:
+        from prepare.app.report import terminal
+    except ModuleNotFoundError:
+        return (
+            f"{one_line(record)}\nthe whole table needs the extra: pip install 'torch-prepare[cli]'"
+        )
+    if hasattr(record, "found"):
+        return "\n".join(terminal.report_lines(record.as_run()))
+    return "\n".join(terminal.document_lines(document_of(record)))
 
 
 def document_of(record: Any) -> Document:
     """Return the document of a record."""
-    if hasattr(record, "document"):
-        own: Document = record.document()
-        return own
     for cls in ordered_stages():
         if isinstance(record, tuple(cls.records().values())):
             document = cls.document(ReportContext(found={cls.name: record}))

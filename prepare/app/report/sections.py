@@ -12,8 +12,7 @@ from prepare.app.report import sentences
 from prepare.app.report.answers import failure_word, training_code
 from prepare.audit import STATUSES, Audit, AuditRow
 from prepare.core.document import Code, Document, Facts, Folded, Part, Table, Text, columns
-from prepare.core.utils.machine import NAMES
-from prepare.core.utils.text import as_python, plural, size
+from prepare.core.utils.text import plural, size
 
 if TYPE_CHECKING:
     from prepare.app.job.record import Results
@@ -150,7 +149,7 @@ def _declaration(run: Results) -> Iterator[Part]:
     if run.recipe is not None:
         yield Code(text=run.recipe)
     elif run.plan:
-        texts = (f"{name} {as_python(options)}" for name, options in run.plan["steps"].items())
+        texts = (f"{name} {options}" for name, options in run.plan["steps"].items())
         yield Text(text=tuple(texts), title="The steps")
 
 
@@ -161,7 +160,7 @@ def _environment(values: Mapping[str, Any]) -> Iterator[Part]:
     packages = {"Python": values["python"], "torch": values["torch"], **values["packages"]}
     cores = f"{values['cores']} cores, {plural(values['threads'], 'thread')} for torch"
     known = values.get("accelerator") or {}
-    libraries = (f"{name} {known[name]}" for name in NAMES if known.get(name))
+    libraries = (f"{name} {value}" for name, value in known.items() if value)
     machine = {
         "Date": values["date"],
         "Platform": values["platform"],

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from prepare.app.job.record import interval_of
 from prepare.audit import STATUSES, Audit, AuditRow
 from prepare.core.utils.text import (
-    counts,
     doubt,
     part_of_tolerance,
     plural,
@@ -111,7 +110,8 @@ def is_judged(audit: Audit) -> bool:
 def audited_text(audit: Audit) -> str:
     """Return the convolutions by status; by the layouts of their weights if there was no plan."""
     if is_judged(audit):
-        return counts(audit.summary["convolutions"], STATUSES)
+        counted = audit.summary["convolutions"]
+        return ", ".join(f"{counted.get(status, 0)} {status}" for status in STATUSES)
     found = [row.layouts for row in convolution_weights(audit.rows)]
     both = "both (1x1 or one channel)"
     words = Counter(both if len(names) > 1 else "".join(names) or "neither" for names in found)

@@ -122,7 +122,7 @@ def conclusions(summary: Summary, ranking: Ranking) -> Iterator[str]:
         yield f"speed unclear, as other runs used the same cores: {numbered(shared)}"
     busy = {r.number: b for r in timed if not r.shared and (b := r.figures.get("busy"))}
     if busy:
-        yield f"{next(iter(busy.values()))} at {numbered(sorted(busy))}; repeat these later"
+        yield f"{next(iter(busy.values())).partition(';')[0]} at {numbered(sorted(busy))}; repeat these later"
 
 
 def own_choices(row: SweepRow, keys: Iterable[str], about: str = "") -> str:
@@ -163,13 +163,14 @@ def _followed(key: str, text: Callable[[Any], str] = str) -> Callable[[SweepRow]
     return lambda row: _figure(key, text)(row) if row.figures.get("flow") == "ok" else ""
 
 
-def write_summary(summary: Summary, folder: Path) -> None:
-    """Write `summary.json` and `summary.csv` into the folder of the sweep."""
+def write_summary(summary: Summary, folder: Path) -> list[dict[str, Any]]:
+    """Write `summary.json` and `summary.csv` into the folder of the sweep, and return the rows."""
     ranking = rank(summary)
     rows = [asdict(row) | {"best": row.number in ranking.best} for row in summary.rows]
     data = {"format": "prepare.summary", "version": 1, "rows": rows}
     json_records.write_json(folder / "summary.json", data)
     files.write_text(folder / "summary.csv", csv_text(_csv(summary, ranking)))
+    return rows
 
 
 def _csv(summary: Summary, ranking: Ranking) -> Iterator[list[Any]]:

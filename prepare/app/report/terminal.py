@@ -20,7 +20,7 @@ from prepare.app.report.answers import advice, one_line, stage_documents
 from prepare.app.report.sweep_table import columns, conclusions, in_words, numbered, reasons
 from prepare.app.sweep.ranking import rank
 from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Answer, Document, Facts, Table, Text
-from prepare.core.utils.text import first_line, line, output, plural, printable
+from prepare.core.utils.text import first_line, line, plural, printable
 
 if TYPE_CHECKING:
     from prepare.app.job.execute import Outcome
@@ -42,7 +42,7 @@ _JOINED = ("or", "and", "as", "in", "with", "without", "best")
 
 def console(*, errors: bool = False) -> Console:
     """Return a console that prints `[red]` in a name as text, not as a colour."""
-    file = sys.stderr if errors else output()
+    file = sys.stderr if errors else sys.stdout
     width = None if has_width(file) else 100
     return Console(file=file, markup=False, highlight=False, emoji=False, width=width)
 
@@ -142,13 +142,12 @@ class RunOutput:
         line(f"  {'details'.ljust(_LABEL)}  {self._folder}{os.sep}report.html")
 
 
-def show_report(run: Results) -> None:
-    """Print a report on a model as a run is: a title, its answers, what to do, and the first note."""
+def report_lines(run: Results) -> list[str]:
+    """Return a report on a model as a run is: a title, its answers, what to do, and the first note."""
     documents = stage_documents(run)
-    line(printable(_title(run)))
     notes = [note for each in documents for note in each.notes]
     rows = [*answer_rows(documents, ended=True), (NEXT.lower(), _advised(run, documents))]
-    _show_rows([*rows, *([("note", _first(notes))] if notes else [])])
+    return [printable(_title(run)), *_lines([*rows, *([("note", _first(notes))] if notes else [])])]
 
 
 def answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
@@ -219,7 +218,7 @@ def _lines(rows: Sequence[Row]) -> list[str]:
     """Return rows of label and text as lines; in a pipe these end at a space only, as calls are copied."""
     width = max([_LABEL, *(len(label) for label, _ in rows)])
     room = max(console().width - width - 4, 20)
-    long, found = has_width(output()), []
+    long, found = has_width(sys.stdout), []
     for label, text in rows:
         options: Any = {"break_long_words": long, "break_on_hyphens": False}
         for at, part in enumerate(textwrap.wrap(printable(text), room, **options) or [""]):
@@ -227,12 +226,11 @@ def _lines(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def show_document(document: Document) -> None:
-    """Print the sentence of a document, and below it its parts."""
-    line(printable(f"{document.head}: {document.line}" if document.head else document.line))
+def document_lines(document: Document) -> Iterator[str]:
+    """Yield the sentence of a document, and below it its parts."""
+    yield printable(f"{document.head}: {document.line}" if document.head else document.line)
     for part in document.shown("terminal"):
-        for text in part_lines(part):
-            line(text)
+        yield from part_lines(part)
 
 
 def part_lines(part: Part) -> Iterator[str]:
@@ -296,7 +294,7 @@ def _show_columns(available: Sequence[Column], rows: Sequence[SweepRow]) -> None
     cells = {column: [printable(column.text(row)) or "-" for row in rows] for column in available}
     widths = {c: max(map(len, (c.title, *cells[c]))) + _GAP for c in available}
     shown = list(available)
-    width = console().width if has_width(output()) else sum(widths.values())
+    width = console().width if has_width(sys.stdout) else sum(widths.values())
     while sum(widths[column] for column in shown) - _GAP > width:
         least = max(shown, key=lambda column: column.spare)
         if not least.spare:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from prepare.app.job.model_target import targets_in
 from prepare.core.utils.json_records import JsonRecord, Kind
 from prepare.core.utils.packages import version_of
-from prepare.errors import FileError
 
 if TYPE_CHECKING:
     from prepare.app.job.record import Job
@@ -39,9 +38,7 @@ class SweepManifest(JsonRecord):
         host: the machine of the command that leads it; empty where nobody can see whether it still does.
     """
 
-    KIND: ClassVar[Kind] = Kind(
-        "prepare.sweep", 1, "a list of the rows of a sweep", "the sweep.json of a sweep", FileError
-    )
+    KIND: ClassVar[Kind] = Kind("prepare.sweep", "a sweep", "the sweep.json of a sweep")
     sweep: str
     rows: list[list[str]]
     identities: list[str]

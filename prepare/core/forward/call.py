@@ -8,18 +8,18 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
-from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from prepare.core.model.module_kinds import make_class
+from prepare.core.model.tensors import name_of
 from prepare.core.utils.suggest import choose
 from prepare.errors import ConfigError
 
-NUMBERS = (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)
-LEAVES = (str, bytes, *NUMBERS, complex, type(None))
+_NUMBERS = (int, float, complex, torch.SymBool, torch.SymInt, torch.SymFloat)
+_LEAVES = (str, bytes, *_NUMBERS, type(None))
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,7 @@ def arguments(batch: Any) -> tuple[tuple, dict[str, Any]]:
 
 def describe(value: Any) -> str:
     """Describe the tensors in `value`, separated by commas: `[2, 1, 32, 32] float32`."""
-    described = [
-        f"{list(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in tensors_in(value)
-    ]
+    described = [f"{list(each.shape)} {name_of(each.dtype)}" for each in tensors_in(value)]
     more = f", and {len(described) - 3} more" if len(described) > 3 else ""
     return ", ".join(described[:3]) + more or type(value).__name__
 
@@ -81,42 +79,34 @@ def placed(value: Any, place: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from placed(item, f"{place}.{key}" if place else str(key))
 
 
-def map_tensors(
-    change: Callable[[Any], Any], value: Any, kinds: tuple[type, ...] = (Tensor,)
-) -> Any:
+def map_tensors(change: Callable[[Tensor], Any], value: Any) -> Any:
     """Return `value` with `change` applied to every tensor in it; the same object if nothing changed.
 
     Visits mappings, lists, tuples, NamedTuples and dataclasses, and keeps their types. torch's
     pytree does not visit a dataclass, a UserDict or a subclass of dict that is not registered with it.
-    Give `kinds` to change values of other classes.
     """
-    return map_named(lambda tensor, _: change(tensor), value, "", kinds)
+    return map_named(lambda tensor, _: change(tensor), value)
 
 
-def map_named(
-    change: Callable[[Any, str], Any],
-    value: Any,
-    name: str = "",
-    kinds: tuple[type, ...] = (Tensor,),
-) -> Any:
+def map_named(change: Callable[[Tensor, str], Any], value: Any, name: str = "") -> Any:
     """Return what `map_tensors` returns; `change` gets the name of each tensor too: `targets.0.boxes`."""
-    if isinstance(value, kinds):
+    if isinstance(value, Tensor):
         return change(value, name)
-    if isinstance(value, LEAVES):
+    if isinstance(value, _LEAVES):
         return value
     start = f"{name}." if name else ""
     if torch.compiler.is_compiling():  # which cannot trace a comparison of containers
         if type(value) is dict:
-            return {k: map_named(change, v, f"{start}{k}", kinds) for k, v in value.items()}
+            return {k: map_named(change, v, f"{start}{k}") for k, v in value.items()}
         if type(value) in (list, tuple):
-            items = [map_named(change, v, f"{start}{i}", kinds) for i, v in enumerate(value)]
+            items = [map_named(change, v, f"{start}{i}") for i, v in enumerate(value)]
             return type(value)(items)
     before = dict(items_of(value))
-    after = {key: map_named(change, v, f"{start}{key}", kinds) for key, v in before.items()}
+    after = {key: map_named(change, v, f"{start}{key}") for key, v in before.items()}
     changed = {key: item for key, item in after.items() if item is not before[key]}
     if not before:
         _report_unknown(value)
-    return replace_items(value, after, changed) if changed else value
+    return _replaced(value, after, changed) if changed else value
 
 
 def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
@@ -131,7 +121,7 @@ def items_of(value: Any) -> Iterable[tuple[Any, Any]]:
     return ()
 
 
-def replace_items(value: Any, items: dict[Any, Any], changed: dict[Any, Any]) -> Any:
+def _replaced(value: Any, items: dict[Any, Any], changed: dict[Any, Any]) -> Any:
     """Return a container like `value` that holds `items`, of which only some have `changed`."""
     kind: Any = type(value)
     if isinstance(value, tuple):
@@ -140,16 +130,11 @@ def replace_items(value: Any, items: dict[Any, Any], changed: dict[Any, Any]) ->
         return kind(items)
     fresh = copy.copy(value)
     for key, item in changed.items():
-        set_item(fresh, key, item)
+        if isinstance(fresh, list | MutableMapping):
+            fresh[key] = item
+        else:  # not dataclasses.replace: it runs __init__ again, and cannot set every field
+            object.__setattr__(fresh, key, item)
     return fresh
-
-
-def set_item(container: Any, key: Any, item: Any) -> None:
-    """Set the item of a list, a mapping or a dataclass, also of a frozen one."""
-    if isinstance(container, list | MutableMapping):
-        container[key] = item
-    else:  # not dataclasses.replace: it runs __init__ again, and cannot set every field
-        object.__setattr__(container, key, item)
 
 
 def _report_unknown(value: Any) -> None:
@@ -164,18 +149,22 @@ def _report_unknown(value: Any) -> None:
 def calling(model: nn.Module, method: str) -> nn.Module:
     """Return a view of `model` whose call runs `method`: `calling(vae, "decode")(latents)`.
 
-    It shares everything with the model (modules, tensors, hooks, mode), and every name in it is the
-    model's. Prepare the model itself; then predict, verify, time or export a view of it.
+    It shares everything with the model (modules, tensors, hooks), and every name in it is the model's.
+    Prepare the model itself; then predict, verify, time or export a view of it.
 
     Raises:
         ConfigError: the model's class has no such method; the error names the nearest ones.
     """
-    view: nn.Module = object.__new__(class_calling(type(model), method))
-    object.__setattr__(view, "__dict__", vars(model))
+    kind: Any = type(model)  # a class is hashable, which mypy denies
+    view: nn.Module = object.__new__(class_calling(kind, method))
+    # What steps have put there for forward.
+    own = ("forward", "_compiled_call_impl")
+    vars(view).update((key, value) for key, value in vars(model).items() if key not in own)
     return view
 
 
-def class_calling(cls: type[nn.Module], method: str) -> type[nn.Module]:
+@cache
+def class_calling(cls: Any, method: str) -> Any:
     """Return a subclass of `cls` with its name, whose `forward` is `method`; the same class each time.
 
     Raises:
@@ -188,34 +177,12 @@ def class_calling(cls: type[nn.Module], method: str) -> type[nn.Module]:
         methods = [n for n in names if n[0] != "_" and inspect.isfunction(getattr(cls, n))]
         wrong = f"{cls.__name__} has no method {str(method)!r}"
         raise ConfigError("model.method", wrong, choose(method, methods, noun="methods"))
-    made_of: Any = cls  # a class is hashable, which mypy denies
-    return _subclass(made_of, method)
 
-
-@cache
-def _subclass(cls: Any, method: str) -> Any:
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self, method)(
-            *args, **kwargs
-        )  # looked up by its name: a step may replace the method
+        # Looked up by its name: a step may replace the method.
+        return getattr(self, method)(*args, **kwargs)
 
     forward.__signature__ = inspect.signature(getattr(cls, method))  # type: ignore[attr-defined]
-    members = {"forward": _First(forward), "__module__": cls.__module__, "__doc__": cls.__doc__}
+    members = {"forward": forward, "__module__": cls.__module__, "__doc__": cls.__doc__}
     members["__qualname__"] = cls.__qualname__
     return make_class(cls.__name__, (cls,), members, class_calling, cls, method)
-
-
-class _First:
-    """A function of a class that comes before what a step has put on the module under this name."""
-
-    def __init__(self, function: Any) -> None:
-        self._function = function
-
-    def __get__(self, module: Any, _: Any = None) -> Any:
-        return self._function if module is None else MethodType(self._function, module)
-
-    def __set__(self, module: Any, value: Any) -> None:
-        vars(module)["forward"] = value
-
-    def __delete__(self, module: Any) -> None:
-        del vars(module)["forward"]

@@ -1,28 +1,21 @@
-"""Find out whether a model is compiled, run it without its compiler, and keep what the compiler makes."""
+"""Find out whether a model is compiled, and run it without its compiler."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prepare.core.utils.files import printable_path
 from prepare.core.utils.process_state import PROCESS_STATE
-from prepare.errors import FileError
 
 if TYPE_CHECKING:
     from torch import nn
 
-_FOLDER = "TORCHINDUCTOR_CACHE_DIR"
-
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether calls of this module itself are compiled."""
-    return getattr(module, "_compiled_call_impl", None) is not None or (
-        type(module).__name__ == "OptimizedModule"
-    )
+    is_wrapped = type(module).__name__ == "OptimizedModule"
+    return is_wrapped or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def contains_compiled(model: nn.Module) -> bool:
@@ -44,30 +37,6 @@ def eager_if_compiled(model: nn.Module) -> Iterator[None]:
     set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
     with PROCESS_STATE, set_stance("force_eager") if set_stance else _calls_removed(model):
         yield
-
-
-@contextmanager
-def compile_cache(folder: str | Path) -> Iterator[None]:
-    """Compile into `folder`, and read from it what is there; make the first calls of a model inside.
-
-    Raises:
-        FileError: the folder cannot be made.
-    """
-    path = Path(folder).absolute()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        wrong = f"cannot be made: {error.strerror}"
-        raise FileError(printable_path(path), wrong, "choose another folder") from error
-    before = os.environ.get(_FOLDER)
-    os.environ[_FOLDER] = str(path)
-    try:
-        yield
-    finally:
-        if before is None:
-            os.environ.pop(_FOLDER, None)
-        else:
-            os.environ[_FOLDER] = before
 
 
 @contextmanager

@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.fx import Proxy
 from torch.fx.proxy import TraceError
 
-from prepare.core.forward.call import items_of, map_named, map_tensors, placed
+from prepare.core.forward.call import map_named, map_tensors, placed, tensors_in
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.model.memory_format import canonical_stride
 from prepare.core.model.module_kinds import NotScriptable, is_transformed, rows_copied
 from prepare.core.model.module_tree import remove_hooks
+from prepare.core.model.tensors import name_of
 from prepare.core.utils.process_state import interruptible
 from prepare.core.utils.text import list_option
 
@@ -60,16 +61,7 @@ class Formatter:
 
         `name_of` is given the place of a tensor in the batch, and returns the name that patterns match.
         """
-        done: dict[int, tuple[Tensor, Tensor]] = {}  # with the tensor, so that its id stays its own
-
-        def change(tensor: Tensor, place: str) -> Tensor:
-            if torch.compiler.is_compiling():
-                return self.tensor(tensor, name_of(place))
-            if id(tensor) not in done:
-                done[id(tensor)] = tensor, self.tensor(tensor, name_of(place))
-            return done[id(tensor)][1]
-
-        return map_named(change, batch)
+        return map_named(lambda tensor, place: self.tensor(tensor, name_of(place)), batch)
 
     def tensor(self, tensor: Tensor, name: str = "0") -> Tensor:
         """Return the formatted tensor; the same object if nothing changes. Differentiable."""
@@ -81,17 +73,17 @@ class Formatter:
         if (device, dtype) == (tensor.device, tensor.dtype) and stride in (None, tensor.stride()):
             return tensor
         if (fits := _within_range(tensor, dtype)) is None:
-            wrong = f"{name} holds numbers beyond {_name(dtype)}, and stays {_name(tensor.dtype)}"
+            wrong = (
+                f"{name} holds numbers beyond {name_of(dtype)}, and stays {name_of(tensor.dtype)}"
+            )
             remedy = list_option(_STEP, "exclude", [name])
             warnings.warn(f"{wrong}; scale them, or say so: {remedy}", stacklevel=2)
             dtype = tensor.dtype
         tensor = tensor if fits is None else fits
         if stride is None:
             return tensor.to(device, dtype, non_blocking=_may_run_on(tensor, device))
-        if torch.jit.is_tracing():  # a trace loses the copy into new memory, and reads garbage
-            to = "contiguous_format" if memory_format == "contiguous" else memory_format
-            return tensor.to(device, dtype).contiguous(memory_format=getattr(torch, str(to)))
-        if is_transformed():
+        # A trace loses the copy into new memory, and reads garbage.
+        if torch.jit.is_tracing() or is_transformed():
             moved = tensor.to(device, dtype)
             return moved.contiguous() if memory_format == "contiguous" else rows_copied(moved)
         # `.contiguous(memory_format=...)` would keep strides that satisfy the format, canonical or not.
@@ -138,7 +130,9 @@ class FormatHook(NotScriptable):
         if torch.compiler.is_compiling() or torch.jit.is_tracing() or is_transformed():
             return new_args, new_kwargs
         given = _Arguments(new_args)
-        given.made = [(m, _content(m)) for m in _made((args, kwargs), (new_args, new_kwargs))]
+        own = set(map(id, tensors_in((args, kwargs))))
+        new = [each for each in tensors_in((new_args, new_kwargs)) if id(each) not in own]
+        given.copies = [(each, each._version) for each in new if not each.is_inference()]
         return given, new_kwargs
 
     @classmethod
@@ -156,10 +150,6 @@ class FormatHook(NotScriptable):
         if kind == "0" and int(first) < len(self.names):
             first = self.names[int(first)]
         return ".".join((first, *rest))
-
-    def is_on(self, model: nn.Module) -> bool:
-        """Return whether `model` has a hook equal to this one."""
-        return self in model._forward_pre_hooks.values()
 
     def install(self, model: nn.Module) -> None:
         """Register the hook before all others, and remove any other formatting hook."""
@@ -190,7 +180,7 @@ class WarnHook(NotScriptable):
         error = sys.exception() if output is None else None
         if error and (note := note_of(module, error, args, kwargs)):
             error.add_note(note)
-        if any(_content(copy) != before for copy, before in getattr(args, "made", ())):
+        if any(copy._version != before for copy, before in getattr(args, "copies", ())):
             warnings.warn(
                 f"{type(module).__name__}.forward wrote into an argument that input_format had copied; the "
                 "caller's is as it was: drop attach, and give the model pipeline.format(batch)",
@@ -199,24 +189,9 @@ class WarnHook(NotScriptable):
 
 
 class _Arguments(tuple[Any, ...]):  # noqa: SLOT001  torch hands it on to the hook after forward
-    """The arguments of a call, with the copies in them and the content of each."""
+    """The arguments of a call, with the copies in them and the version of each."""
 
-    made: list[tuple[Any, Any]]
-
-
-def _made(before: Any, after: Any) -> Iterator[Any]:
-    """Yield the tensors and containers in `after` that are not the caller's own."""
-    if after is not before:
-        yield after
-        for (_, old), (_, new) in zip(items_of(before), items_of(after), strict=True):
-            yield from _made(old, new)
-
-
-def _content(made: Any) -> Any:
-    """Return what is another value once a tensor or a container is written to."""
-    if isinstance(made, Tensor):
-        return None if made.is_inference() else made._version
-    return [(key, id(item)) for key, item in items_of(made)]
+    copies: list[tuple[Tensor, int]]
 
 
 def _channels_are_last(shape: torch.Size) -> bool:
@@ -253,7 +228,7 @@ def note_of(model: nn.Module, error: BaseException, args: Any, kwargs: Any) -> s
     hooked = next((h for h in model._forward_pre_hooks.values() if isinstance(h, FormatHook)), None)
     wanted, devices = hooked and hooked.formatter, {each.device.type for each in model.parameters()}
     if wanted and wanted.dtype and dtypes and dtypes.isdisjoint({wanted.dtype}):
-        return _MOVED.format(_name(wanted.dtype))
+        return _MOVED.format(name_of(wanted.dtype))
     if wanted and wanted.device and devices and devices.isdisjoint({wanted.device.type}):
         return _MOVED.format(wanted.device)
     if not dtypes or not re.search(DTYPE_ERROR, str(error)):
@@ -264,10 +239,9 @@ def note_of(model: nn.Module, error: BaseException, args: Any, kwargs: Any) -> s
     for key, is_cast in (("include", False), ("exclude", True)):
         names = [hook.name_of(place) for place, t in floats if (t.dtype == dtype) is is_cast]
         if names:
-            is_in = f"in {_name(dtype)}" if is_cast else f"not in {_name(dtype)}"
-            told.append(
-                f"{', '.join(names)}: {is_in}; to change that: {list_option(_STEP, key, names)}"
-            )
+            is_in = f"in {name_of(dtype)}" if is_cast else f"not in {name_of(dtype)}"
+            option = list_option(_STEP, key, names)
+            told.append(f"{', '.join(names)}: {is_in}; to change that: {option}")
     return "; ".join(told)
 
 
@@ -338,10 +312,6 @@ def _may_look(tensor: Tensor, limit: float) -> bool:
     )
 
 
-def _name(dtype: Any) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _may_run_on(tensor: Tensor, device: torch.device) -> bool:
     """Return whether the copy to `device` may still run when the forward begins.
 
@@ -369,10 +339,8 @@ class CastArguments(NotScriptable):
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Any, Any]:
         if args and isinstance(args[0], Proxy):
-            text = (
-                f"torch.fx.symbolic_trace cannot trace {type(module).__name__}, which half keeps in"
-            )
-            raise TraceError(f"{text} {self.dtype}: {_REMEDY}")
+            kept = f"half keeps {type(module).__name__} in {self.dtype}"
+            raise TraceError(f"torch.fx.symbolic_trace: {kept}; {_REMEDY}")
         return map_tensors(self._cast, args), map_tensors(self._cast, kwargs)
 
     def _cast(self, tensor: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,13 +15,11 @@ from prepare.core.forward.call import describe
 from prepare.core.forward.input_formatter import keep_option, note_of
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged, without_gradients
-from prepare.core.utils.packages import described, install_remedy, missing_module
+from prepare.core.utils.packages import described, remedy_of_missing
 from prepare.core.utils.process_state import interruptible
 from prepare.errors import ModelError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from prepare.core.forward.example_input import Example
 
 
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
 _OF_DTYPE = (
     r"\bdtype|[Ss]calar ?[Tt]ype|same type|type .*should be the same|BFloat16|Half|or double"
 )
-# Characters of an error: the time of the search grows with their square.
-_MOST_SEARCHED = 5_000
-
 
 # The remedy for each pattern of a message of torch.
 _HINTS = {
@@ -64,11 +60,11 @@ def explained(model: nn.Module, error: Exception, example: Any = None) -> ModelE
     lines = str(error).strip().split("\n")
     # The first line of a compiler's error names its backend, the next line the error of the backend.
     message = " ".join(lines[: 2 if lines[0].endswith("raised:") else 1])
-    text = str(error)[:_MOST_SEARCHED]
+    text = str(error)[:5_000]  # the time of the search grows with the square of its length
     hints = [hint for pattern, hint in _HINTS.items() if re.search(pattern, text)]
-    if missing := missing_module(str(error)):
-        hints = [install_remedy(missing)]
-    name = _innermost(model, error.__traceback__)
+    if missing := remedy_of_missing(str(error)):
+        hints = [missing]
+    name = _innermost(model, error)
     kind = type(model.get_submodule(name)).__name__
     if any(each.dtype.itemsize == 2 for each in model.parameters()) and re.search(_OF_DTYPE, text):
         hints = [_instead_of_cast(name), *hints]
@@ -84,15 +80,14 @@ def _instead_of_cast(name: str) -> str:
     return f"keep this module in float32: {keep_option(name)}; or {autocast}" if name else autocast
 
 
-def _innermost(model: nn.Module, trace: TracebackType | None) -> str:
+def _innermost(model: nn.Module, error: Exception) -> str:
     """Return the dotted name of the module whose code was running; empty for the model itself."""
     names = {id(module): name for name, module in model.named_modules()}
     innermost = ""
-    while trace is not None:
-        module = trace.tb_frame.f_locals.get("self")
+    for frame, _ in walk_tb(error.__traceback__):
+        module = frame.f_locals.get("self")
         if isinstance(module, nn.Module) and names.get(id(module)):
             innermost = names[id(module)]
-        trace = trace.tb_next
     return innermost
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
+import numpy as np
 import torch
 
 from prepare.core.utils.process_state import PROCESS_STATE
@@ -20,7 +21,6 @@ from prepare.errors import RefusedError
 if TYPE_CHECKING:
     from torch import nn
 
-_NHWC = "PYTORCH_MIOPEN_SUGGEST_NHWC"
 # A value that torch refuses to read: its older and newer switches were set to different things.
 MIXED = "mixed"
 
@@ -97,28 +97,6 @@ def _fields() -> list[_Setting]:
     ]
 
 
-def _nhwc() -> bool | None:
-    value = os.environ.get(_NHWC)
-    return None if value is None else value not in ("", "0")
-
-
-def _set_nhwc(value: bool | None) -> None:  # noqa: FBT001
-    if value is None:
-        os.environ.pop(_NHWC, None)
-    else:
-        os.environ[_NHWC] = str(int(value))
-
-
-def _numpy_state() -> bytes | None:
-    numpy = sys.modules.get("numpy")
-    return None if numpy is None else pickle.dumps(numpy.random.get_state())
-
-
-def _set_numpy_state(state: bytes | None) -> None:
-    if state is not None:
-        sys.modules["numpy"].random.set_state(pickle.loads(state))  # noqa: S301  this process wrote it
-
-
 def _device_states() -> torch.Tensor | None:
     return torch.stack(torch.cuda.get_rng_state_all()) if torch.cuda.is_initialized() else None
 
@@ -137,7 +115,6 @@ SWITCHES = {
     ),
     # Not the field of each operation: torch then refuses to read the older switch, which others do.
     "cudnn_tf32": _attribute(torch.backends.cudnn, "allow_tf32"),
-    "miopen_nhwc": _Setting(_nhwc, _set_nhwc),
 }
 _SETTINGS = (
     _Setting(torch.get_default_dtype, torch.set_default_dtype),
@@ -148,7 +125,10 @@ _SETTINGS = (
     _Setting(torch.get_rng_state, torch.set_rng_state),
     _Setting(_device_states, _set_device_states),
     _Setting(random.getstate, random.setstate),
-    _Setting(_numpy_state, _set_numpy_state),
+    _Setting(
+        lambda: pickle.dumps(np.random.get_state()),  # noqa: NPY002
+        lambda state: np.random.set_state(pickle.loads(state)),  # noqa: NPY002, S301
+    ),
 )
 
 

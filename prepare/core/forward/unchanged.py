@@ -12,21 +12,21 @@ import gc
 import random
 import re
 import sys
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
-from operator import is_
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.torch_state import isolated
 from prepare.core.model.devices import free_memory
-from prepare.core.model.tensors import is_expanded, is_plain, stored_values
+from prepare.core.model.module_tree import CONTAINERS, content_of, refill, same
+from prepare.core.model.tensors import is_expanded, is_plain, leaves_of, stored_values
 from prepare.core.utils.process_state import held_interrupts
 from prepare.errors import RefusedError
 
@@ -38,8 +38,6 @@ _IN_ATTRIBUTE, _AT_HOOK, _IN_ARGUMENT = 1, 2, 6
 _PART = 0.5
 # A tensor in a mapped file is copied if it has fewer bytes, as the statistics of a norm.
 _LARGE = 2**24
-# An OrderedDict has an order of its own, which the methods of dict do not keep.
-_CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 _SIMPLE = frozenset({bool, int, float, complex, str, bytes, type(None), range, torch.Size})
 _SIMPLE |= {torch.dtype, torch.device, torch.layout, torch.memory_format}
 _FOREIGN = {"torch", "numpy", "prepare", *sys.stdlib_module_names} - {"types"}  # SimpleNamespace
@@ -70,7 +68,7 @@ def unchanged(
         stand_in: each tensor of the model is replaced by what this returns, wherever the model holds it.
             Memory that no stand-in shares is not copied.
     """
-    with held_interrupts(may_hang=True), isolated():
+    with held_interrupts(), isolated():
         state = ModelState(model, inputs)
         try:
             state.begin(stand_in)
@@ -90,8 +88,6 @@ def without_gradients(run: Callable[[], _T]) -> _T:
     try:
         with torch.no_grad():
             return run()
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
     except Exception as error:
         try:
             with torch.enable_grad():
@@ -131,10 +127,8 @@ class ModelState:
     def __init__(self, model: nn.Module, inputs: Any = ()) -> None:
         self.stand_ins: dict[int, Tensor] = {}
         self._seen: dict[int, Any] = {}  # with the object, which keeps its id from being used again
-        self._fixed: set[int] = set()  # tensors of scripted modules, which cannot be replaced
-        # A container or the attributes of an object, its keys, and its values.
-        self._held: list[tuple[Any, list[Any], list[Any]]] = []
-        self._empty: list[dict[Any, Any]] = []  # the tables of hooks: most of what a module has
+        # A container or the attributes of an object, and its content.
+        self._held: list[tuple[Any, dict[Any, Any]]] = []
         # A tensor, whether it requires a gradient, that gradient, and an alias of its memory.
         self._tensors: list[tuple[Tensor, bool, Tensor | None, Tensor | None]] = []
         self._resets: list[Callable[[], object]] = []
@@ -142,6 +136,8 @@ class ModelState:
         self._not_copied: list[tuple[Tensor, int]] = []
         self._visit_modules(model)
         self._of_model = len(self._held), len(self._tensors)
+        # Those of scripted modules, which cannot be replaced.
+        self._visit((*model.parameters(), *model.buffers()), 0)
         self._visit(inputs, _IN_ARGUMENT)
 
     def begin(self, stand_in: Callable[[Tensor], Tensor] | None) -> None:
@@ -152,12 +148,9 @@ class ModelState:
                 tensor.grad = None
         if stand_in is not None:
             for tensor, *_ in self._tensors[:tensors]:
-                if id(tensor) not in self._fixed:
-                    self.stand_ins[id(tensor)] = stand_in(tensor)
-            for owner, keys, before in self._held[:held]:
-                after = [v if type(v) in _SIMPLE else self._swapped(v) for v in before]
-                if not _same(before, after):
-                    _fill(owner, keys, after)
+                self.stand_ins[id(tensor)] = stand_in(tensor)
+            for owner, before in self._held[:held]:
+                refill(owner, {key: self._swapped(value) for key, value in before.items()})
         self._copy_memory()
 
     def restore(self) -> None:
@@ -166,22 +159,15 @@ class ModelState:
         Raises:
             RefusedError: the call wrote into a parameter of which there is no copy.
         """
-        for owner, keys, values in self._held:
-            now = _content(owner)
-            if not (_same(now[0], keys) and _same(now[1], values)):
-                _fill(owner, keys, values)
-        for hooks in filter(None, self._empty):
-            hooks.clear()
+        for owner, before in self._held:
+            refill(owner, before)
         for reset in self._resets:
             reset()
         self._restore_tensors()
-        written = [tensor for tensor, version in self._not_copied if tensor._version != version]
-        if written:
-            shape = list(written[0].shape)
-            wrong = (
-                f"writes into a tensor of shape {shape}, a mapped file or too large to be copied"
-            )
-            raise RefusedError("forward", wrong, "build the model again, where more memory is free")
+        for tensor, version in self._not_copied:
+            if tensor._version != version:
+                wrong = f"writes into {list(tensor.shape)}, a mapped file or too large to be copied"
+                raise RefusedError("forward", wrong, "build the model where more memory is free")
 
     def _restore_tensors(self) -> None:
         with torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
@@ -204,7 +190,7 @@ class ModelState:
             return self.stand_ins.get(id(value), value)
         if isinstance(value, tuple):
             items = list(map(self._swapped, value))
-            if not _same(items, value):
+            if not same(items, value):
                 return type(value)._make(items) if hasattr(value, "_make") else type(value)(items)
         return value
 
@@ -214,22 +200,12 @@ class ModelState:
         modules = [module for module in root.modules() if id(module) not in self._seen]
         self._seen |= {id(module): module for module in modules}
         for module in modules:
-            self._visit_module(module)
-
-    def _visit_module(self, module: nn.Module) -> None:
-        self._hold(vars(module))
-        for key, value in list(vars(module).items()):
-            if key in _HOOKS and not value and type(value) in (dict, OrderedDict):
-                self._empty.append(value)
-            elif key in _HOOKS and isinstance(value, dict):
-                for hook in self._hold(value):
-                    self._visit_hook(hook)
-            else:
-                self._visit(value, _IN_ATTRIBUTE)
-        if isinstance(module, torch.jit.ScriptModule):
-            for tensor in (*module.parameters(recurse=False), *module.buffers(recurse=False)):
-                self._fixed.add(id(tensor))
-                self._visit(tensor, 0)
+            for key, value in self._hold(vars(module)).items():
+                if key in _HOOKS and isinstance(value, dict):
+                    for hook in self._hold(value).values():
+                        self._visit_hook(hook)
+                else:
+                    self._visit(value, _IN_ATTRIBUTE)
 
     def _visit(self, value: Any, depth: int) -> None:
         """Visit a value; enter so many containers and objects in it."""
@@ -247,10 +223,11 @@ class ModelState:
             self._tensors.append((value, value.requires_grad, gradient, alias))
         elif (reset := _reset_of(value)) is not None:
             self._resets.append(reset)
-        elif depth and (isinstance(value, _CONTAINERS) or _is_entered(type(value))):  # type: ignore[arg-type]
+        elif depth and (isinstance(value, CONTAINERS) or _is_entered(type(value))):  # type: ignore[arg-type]
             self._seen[id(value)] = value
-            own = isinstance(value, _CONTAINERS)
-            for each in self._hold(value if own else object.__getattribute__(value, "__dict__")):
+            own = isinstance(value, CONTAINERS)
+            held = self._hold(value if own else object.__getattribute__(value, "__dict__"))
+            for each in held.values():
                 self._visit(each, depth - 1)
 
     def _visit_hook(self, hook: Any) -> None:
@@ -263,13 +240,12 @@ class ModelState:
         elif not _is_foreign(hook.__module__):
             named = [hook.__globals__.get(name) for name in hook.__code__.co_names]
             for each in (*named, *gc.get_referents(*(hook.__closure__ or ()))):
-                if isinstance(each, _CONTAINERS):
+                if isinstance(each, CONTAINERS):
                     self._visit(each, _IN_ATTRIBUTE)
 
-    def _hold(self, container: Any) -> list[Any]:
-        keys, values = _content(container)
-        self._held.append((container, keys, values))
-        return values
+    def _hold(self, container: Any) -> dict[Any, Any]:
+        self._held.append((container, content_of(container)))
+        return self._held[-1][1]
 
     # -------------------------------------------------------------------------------------- values
 
@@ -305,32 +281,6 @@ def _mapped_files() -> list[tuple[int, int]]:
 
 
 @cache
-def _base(kind: Any) -> Any:
-    """Return the class whose methods read and write a container; a subclass may refuse changes."""
-    return next(base for base in _CONTAINERS if issubclass(kind, base))
-
-
-def _content(container: Any) -> tuple[list[Any], list[Any]]:
-    base = _base(type(container))  # type: ignore[arg-type]
-    keys = list(base.__iter__(container))
-    return (keys, list(base.values(container))) if issubclass(base, dict) else ([], keys)
-
-
-def _same(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    return len(first) == len(second) and all(map(is_, first, second))
-
-
-def _fill(container: Any, keys: list[Any], values: list[Any]) -> None:
-    base = _base(type(container))  # type: ignore[arg-type]
-    base.clear(container)
-    if issubclass(base, dict):
-        for key, value in zip(keys, values, strict=True):
-            base.__setitem__(container, key, value)
-    else:
-        (base.update if base is set else base.extend)(container, values)
-
-
-@cache
 def _is_foreign(module: str | None) -> bool:
     return str(module).partition(".")[0] in _FOREIGN
 
@@ -343,15 +293,12 @@ def _is_entered(kind: Any) -> bool:
 
 def _reset_of(value: Any) -> Callable[[], object] | None:
     """Return a function that sets a random generator back; None for anything else."""
-    if isinstance(value, torch.Generator):
+    with_state: Any = (torch.Generator, np.random.RandomState)
+    if isinstance(value, with_state):
         return partial(value.set_state, value.get_state())
     if isinstance(value, random.Random):
         return partial(value.setstate, value.getstate())
-    if (numpy := sys.modules.get("numpy")) is None:
-        return None
-    if isinstance(value, numpy.random.RandomState):
-        return partial(value.set_state, value.get_state())
-    if isinstance(value, numpy.random.Generator):
+    if isinstance(value, np.random.Generator):
         return partial(setattr, value.bit_generator, "state", value.bit_generator.state)
     return None
 
@@ -363,15 +310,12 @@ def _memory_of(tensor: Tensor) -> tuple[object, ...]:
 
 def _storages(tensor: Tensor) -> Iterator[Any]:
     """Yield the memory of a tensor, or of the tensors that it consists of."""
-    if hasattr(tensor, "__tensor_flatten__"):
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _storages(getattr(tensor, name))
-        return
     # Some layouts have no storage; on the meta device it has no memory.
     with suppress(NotImplementedError, RuntimeError), torch._C.DisableTorchFunctionSubclass():
-        storage = stored_values(tensor).untyped_storage()
-        if storage.device.type != "meta":
-            yield storage
+        for each in leaves_of(tensor):
+            storage = stored_values(each).untyped_storage()
+            if storage.device.type != "meta":
+                yield storage
 
 
 def _bits_of(storage: Any) -> Tensor:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -35,33 +33,13 @@ def wait_for(devices: Iterable[torch.device]) -> None:
 
 @contextmanager
 def with_threads(count: int) -> Iterator[None]:
-    """Run torch's operators in `count` threads; for the calling thread alone, if the system allows that."""
+    """Run torch's operators in `count` threads."""
     before = torch.get_num_threads()
     if count == before:
         yield
         return
-    set_threads = _set_threads()
-    set_threads(count)
+    torch.set_num_threads(count)
     try:
         yield
     finally:
-        set_threads(before)
-
-
-@cache
-def _set_threads() -> Callable[[int], object]:
-    """Return a function that sets the number of threads of the calling thread.
-
-    `torch.set_num_threads` also sets it for threads that start later, so OpenMP's own function is better
-    where it can be found.
-    """
-    count = torch.get_num_threads()
-    try:
-        omp_set_num_threads = ctypes.CDLL(None).omp_set_num_threads
-    except (OSError, AttributeError, TypeError):  # Windows, or another library of threads
-        return torch.set_num_threads
-    other = 1 if count > 1 else 2
-    omp_set_num_threads(other)
-    works = torch.get_num_threads() == other
-    omp_set_num_threads(count)
-    return omp_set_num_threads if works else torch.set_num_threads
+        torch.set_num_threads(before)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import gc
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterator
+from functools import cache, partial
+from operator import is_
 from types import FunctionType, MethodType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,8 +19,9 @@ from prepare.core.model.module_kinds import replaced_methods
 from prepare.core.model.tensors import is_plain, named_tensors
 from prepare.core.utils.text import first_line
 
-# A subclass may not allow changes or copies (diffusers' configurations are frozen dictionaries).
-_REFILLED = (dict, OrderedDict, list, set)
+# The classes whose methods read and write a container: a subclass may refuse changes, as diffusers' frozen
+# configurations do. An OrderedDict has an order of its own, which the methods of dict do not keep.
+CONTAINERS: tuple[Any, ...] = (OrderedDict, dict, list, set, deque)
 _COPIED_FROM: WeakKeyDictionary[nn.Module, nn.Module] = WeakKeyDictionary()
 
 
@@ -40,7 +42,7 @@ def copy_tree(
         return copied[id(module)]
     copied[id(module)] = clone = object.__new__(type(module))
     clone.__dict__.update(
-        (key, value.copy() if type(value) in _REFILLED else value)
+        (key, value.copy() if type(value) in CONTAINERS else value)
         for key, value in vars(module).items()
     )
     tables: tuple[dict[str, Any], ...] = (clone._parameters, clone._buffers)
@@ -118,33 +120,49 @@ class Snapshot:
     """The class, attributes, children and hooks of every module of a model; not the values of tensors."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._modules = [(module, type(module), _attributes(module)) for module in model.modules()]
+        self._classes = [(module, type(module)) for module in model.modules()]
+        tables = [vars(module) for module, _ in self._classes]
+        inner = [v for table in tables for v in table.values() if type(v) in CONTAINERS]
+        self._contents = [(each, content_of(each)) for each in (*tables, *inner)]
 
     def restore(self) -> None:
         """Restore every recorded module, and keep the identity of its tables of hooks."""
-        for module, cls, attributes in self._modules:
+        for module, cls in self._classes:
             if type(module) is not cls:
                 module.__class__ = cls
-            vars(module).clear()
-            for key, (value, content) in attributes.items():
-                if content is not None:
-                    _refill(value, content)
-                vars(module)[key] = value
+        for container, content in self._contents:
+            refill(container, content)
 
 
-def _attributes(module: nn.Module) -> dict[str, tuple[Any, Any]]:
-    return {
-        key: (value, value.copy() if type(value) in _REFILLED else None)
-        for key, value in vars(module).items()
-    }
+def content_of(container: Any) -> dict[Any, Any]:
+    """Return what a container of one of CONTAINERS holds, by its keys or positions."""
+    base = _base(type(container))  # type: ignore[arg-type]
+    is_dict = issubclass(base, dict)
+    return dict(base.items(container) if is_dict else enumerate(base.__iter__(container)))
 
 
-def _refill(container: Any, content: Any) -> None:
-    container.clear()
-    if isinstance(container, list):
-        container.extend(content)
+def refill(container: Any, content: dict[Any, Any]) -> None:
+    """Put `content` back into a container, unless it holds just these objects."""
+    now = content_of(container)
+    if same(now, content) and same(now.values(), content.values()):
+        return
+    base = _base(type(container))  # type: ignore[arg-type]
+    base.clear(container)
+    if issubclass(base, dict):
+        for key, value in content.items():
+            base.__setitem__(container, key, value)
     else:
-        container.update(content)
+        (base.update if base is set else base.extend)(container, content.values())
+
+
+def same(first: Collection[Any], second: Collection[Any]) -> bool:
+    """Return whether two collections hold the same objects in the same order."""
+    return len(first) == len(second) and all(map(is_, first, second))
+
+
+@cache
+def _base(kind: Any) -> Any:
+    return next(base for base in CONTAINERS if issubclass(kind, base))
 
 
 class CopyError(Exception):

@@ -189,7 +189,7 @@ def inner_data(tensor: Tensor) -> list[Tensor]:
 
     So does a weight that torchao quantized. Empty for any other tensor.
     """
-    data = _leaves(tensor)
+    data = leaves_of(tensor)
     largest = max(data, key=lambda each: each.nbytes if is_strided(each) else 0, default=tensor)
     return data if largest.dtype != tensor.dtype else []
 
@@ -246,12 +246,13 @@ def stored_values(tensor: Tensor) -> Tensor:
     return tensor.detach().values() if tensor.layout in _COMPRESSED else tensor
 
 
-def _leaves(tensor: Tensor) -> list[Tensor]:
+def leaves_of(tensor: Tensor) -> list[Tensor]:
+    """Return the plain tensors that a wrapper consists of; any other tensor alone."""
     if not is_wrapper(tensor) or not is_traceable_wrapper_subclass(tensor):
         return [tensor]
     names, _ = tensor.__tensor_flatten__()
     held = (getattr(tensor, name) for name in names)  # a DTensor names its mesh, too
-    return [leaf for each in held if isinstance(each, Tensor) for leaf in _leaves(each)]
+    return [leaf for each in held if isinstance(each, Tensor) for leaf in leaves_of(each)]
 
 
 def _parametrized(module: nn.Module) -> bool:

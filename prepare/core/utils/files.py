@@ -16,18 +16,12 @@ import re
 import secrets
 import stat
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import chain, count
 from pathlib import Path
 from typing import IO, Any
 
 from prepare.core.utils.suggest import meant, nearest
-from prepare.core.utils.text import printable
 from prepare.errors import FileError
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]  # typeshed has no None for a missing module
 
 TEMPORARY = ".prepare-tmp"
 _DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -119,9 +113,8 @@ def missing_remedy(path: str | os.PathLike) -> str:
     """Return what to do about a path that does not exist: the folder that is missing, or a similar name."""
     folder, name = os.path.split(os.fsdecode(path))
     try:
-        with os.scandir(folder or os.curdir) as entries:
-            # The search for a close match takes time for each name.
-            close = nearest(name, [entry.name for entry in islice(entries, 1000)])
+        # The search for a close match takes time for each name.
+        close = nearest(name, os.listdir(folder or os.curdir)[:1000])
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return f"there is no folder {printable_path(folder)}"
     except OSError:
@@ -141,13 +134,9 @@ def _mode(target: str) -> int | None:
         mode = os.stat(target).st_mode
     except FileNotFoundError:
         return None
-    if stat.S_ISDIR(mode):
-        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
     # Replacing a device (/dev/null) or a pipe by a file would break it for other programs.
     if not stat.S_ISREG(mode):
         raise OSError(errno.EINVAL, "Not a regular file")
-    if os.path.islink(target):
-        return None
     # rename checks only the folder; a write-protected file must stay.
     if not os.access(target, os.W_OK):
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
@@ -164,15 +153,11 @@ def _file_error(path: str | os.PathLike, done: str, error: OSError | ValueError)
 class LogFile(logging.FileHandler):
     """The log of a run, for Hydra's `job_logging`: its first message makes it.
 
-    It is left out if it cannot be written. Its lines hold no control characters, for a terminal.
+    It is left out if it cannot be written.
     """
 
     def __init__(self, filename: str | os.PathLike[str]) -> None:
         super().__init__(filename, delay=True, encoding="utf-8", errors="backslashreplace")
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Return the message with control characters escaped, line by line."""
-        return "\n".join(map(printable, super().format(record).splitlines()))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Append a message; a full disk stops neither the run nor its output."""
@@ -208,15 +193,12 @@ def run_name(model: str | None, overrides: Iterable[str]) -> str:
 
 def new_folder(base: Path) -> Path:
     """Make a folder, by one process only; one that is there already gets a number behind its name."""
-    folder, number = base, 1
-    while True:
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-            folder = base.with_name(f"{base.name}-{number}")
-        else:
-            return folder
+    names = (f"{base.name}-{number}" for number in count(2))
+    for name in chain([base.name], names):
+        with contextlib.suppress(FileExistsError):
+            base.with_name(name).mkdir(parents=True)
+            break
+    return base.with_name(name)
 
 
 @contextlib.contextmanager
@@ -227,12 +209,12 @@ def hold_folder(folder: Path) -> Iterator[bool]:
     """
     with contextlib.ExitStack() as stack:
         held = True
-        with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(OSError):  # Windows opens no folder
             handle = stack.enter_context(_opened(folder))
+            import fcntl
+
             try:
-                if fcntl is not None:
-                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 held = False
         yield held

@@ -19,15 +19,13 @@ from typing import Any
 from prepare.core.utils.packages import version_of
 
 _PACKAGES = ("torch-prepare", "hydra-core", "omegaconf", "numpy")
-# Every key of the identity of an accelerator.
-NAMES = ("backend", "cuda", "cudnn", "architectures", "hip")
 _CPU, _STAT = Path("/proc/cpuinfo"), Path("/proc/stat")
 # A machine is busy if other programs use this part of a core for each of our threads.
 _BUSY = 0.2
 # A busy machine is worth a word if the noise reaches this factor: more than most recipes win.
 _LOUD = 1.05
 # The columns of /proc/stat in which a processor works.
-_WORKING = (0, 1, 2, 5, 6)
+_WORKING = (1, 2, 3, 6, 7)
 # The setting of GNU OpenMP, which the wheels of torch bring; Intel's and LLVM's threads sleep by themselves.
 _SPIN_COUNT = "GOMP_SPINCOUNT"
 _VARIABLES = ("OMP_WAIT_POLICY", _SPIN_COUNT)
@@ -40,9 +38,7 @@ def environment() -> dict[str, Any]:
     """Return the environment as plain data; None for anything unknown."""
     import torch
 
-    devices = ["mps"] if torch.backends.mps.is_available() else []
-    if torch.cuda.is_available():
-        devices = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
+    devices = [torch.cuda.get_device_name(n) for n in range(torch.cuda.device_count())]
     return {
         "format": "prepare.environment",
         "version": 1,
@@ -52,13 +48,13 @@ def environment() -> dict[str, Any]:
         "packages": {name: version_of(name) for name in _PACKAGES},
         "platform": platform.platform(),
         "torch": torch.__version__,
-        "cpu": _found_in(_CPU, r"^model name\s*: (.+)$") or platform.processor() or None,
+        "cpu": _processor() or platform.processor() or None,
         # A change of any of these may change the fastest kernel, or make it wrong.
         "accelerator": accelerator(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "waiting": how_threads_wait(),
-        "devices": devices,
+        "devices": devices or ["mps"] * torch.backends.mps.is_available(),
         "git_commit": _commit(Path.cwd()),
     }
 
@@ -84,24 +80,26 @@ def accelerator() -> dict[str, Any]:
     """
     import torch
 
-    known: dict[str, Any] = {"backend": _backend(), "architectures": []}
-    known |= {"cuda": torch.version.cuda, "hip": torch.version.hip}
+    known: dict[str, Any] = {"backend": _backend(), "cuda": torch.version.cuda, "cudnn": None}
+    known |= {"architectures": [], "hip": torch.version.hip}
     if known["backend"] in ("cuda", "rocm"):
         devices = [torch.cuda.get_device_properties(n) for n in range(torch.cuda.device_count())]
-        is_rocm = known["backend"] == "rocm"
-        names = {each.gcnArchName.partition(":")[0] for each in devices} if is_rocm else set()
-        names |= set() if is_rocm else {f"sm_{each.major}{each.minor}" for each in devices}
+        if known["backend"] == "rocm":
+            names = {each.gcnArchName.partition(":")[0] for each in devices}
+        else:
+            names = {f"sm_{each.major}{each.minor}" for each in devices}
+            if number := torch.backends.cudnn.version():  # from 9 on 91002 is 9.10.2
+                known["cudnn"] = f"{number // 10000}.{number % 10000 // 100}.{number % 100}"
         known["architectures"] = sorted(names)
-        known["cudnn"] = None if is_rocm else _dotted_cudnn(torch.backends.cudnn.version())
-    return {key: known.get(key) for key in NAMES}
+    return known
 
 
-def _found_in(path: Path, pattern: str) -> str | None:
-    """Return what the group of a pattern matches in a file of the kernel, or None."""
+def _processor() -> str:
     with suppress(OSError):
-        if match := re.search(pattern, path.read_text(errors="replace"), re.MULTILINE):
-            return match[1].strip()
-    return None
+        return next(
+            iter(re.findall(r"\nmodel name\s*: (.+)", _CPU.read_text(errors="replace"))), ""
+        )
+    return ""
 
 
 def _backend() -> str:
@@ -112,11 +110,6 @@ def _backend() -> str:
     if torch.backends.mps.is_available():
         return "mps"
     return "xpu" if torch.xpu.is_available() else "cpu"
-
-
-def _dotted_cudnn(number: int | None) -> str | None:
-    """Return torch's number of a cuDNN version, from 9 on, with dots: `9.10.2` for 91002."""
-    return f"{number // 10000}.{number % 10000 // 100}.{number % 100}" if number else None
 
 
 # Once a process: a verification names the environment, and takes 10 ms itself.
@@ -134,19 +127,17 @@ class MachineWatch:
 
     def __init__(self) -> None:
         self._clock, self._others = time.perf_counter(), _others()
-        self._load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
     def conditions(self) -> dict[str, Any]:
         """Return how the machine was since the start; None for anything unknown.
 
-        `load_before` is the load average of the last minute, this process included; `others` are the
-        cores that other programs used.
+        `others` are the cores that other programs used.
         """
         cores, before, now = len(usable_cores()), self._others, _others()
         passed, others = max(time.perf_counter() - self._clock, 1e-3), None
         if before is not None and now is not None:
             others = round(min(max(0.0, now - before) / passed, cores), 2)
-        return {"cores_available": cores, "load_before": self._load, "others": others}
+        return {"cores_available": cores, "others": others}
 
 
 def disturbance(conditions: Mapping[str, Any]) -> str:
@@ -154,28 +145,19 @@ def disturbance(conditions: Mapping[str, Any]) -> str:
 
     Conditions are those of `MachineWatch`, with the number of `threads`.
     """
-    cores, load_before = conditions.get("cores_available"), conditions.get("load_before")
-    others, threads = conditions.get("others"), conditions.get("threads") or 1
-    if not cores:
-        return ""
-    if others is not None and others >= _BUSY * threads and cores - others < threads:
+    cores, others = conditions.get("cores_available"), conditions.get("others")
+    threads = conditions.get("threads") or 1
+    if cores and others and others >= _BUSY * threads and cores - others < threads:
         return f"this machine is busy (other programs use {others:.1f} of {cores} cores)"
-    if others is None and load_before is not None and load_before >= cores:
-        return f"this machine is busy (load {load_before:.1f} on {cores} cores)"
     return ""
 
 
-def disturbed_times(conditions: Mapping[str, Any], noise: float | None) -> str:
-    """Return what disturbed times; empty if a model that was timed against itself hardly differed.
+def busy_sentence(conditions: Mapping[str, Any], noise: float | None) -> str:
+    """Return a sentence on what disturbed times; empty if a model timed against itself hardly differed.
 
     `noise` is that difference as a factor, None if it is not known.
     """
-    return disturbance(conditions) if noise is None or noise > _LOUD else ""
-
-
-def busy_sentence(conditions: Mapping[str, Any], noise: float | None) -> str:
-    """Return a sentence on what disturbed times, as in `disturbed_times`; empty if nothing did."""
-    disturbed = disturbed_times(conditions, noise)
+    disturbed = disturbance(conditions) if noise is None or noise > _LOUD else ""
     return f"{disturbed}; repeat it later for a firm figure" if disturbed else ""
 
 
@@ -190,13 +172,9 @@ def _others() -> float | None:
     own = os.times()
     with suppress(OSError, ValueError, IndexError):
         tick, usable = os.sysconf("SC_CLK_TCK"), {f"cpu{core}" for core in usable_cores()}
-        lines = [line.split() for line in _STAT.read_text().splitlines()]
-        rows = [
-            [int(word) for word in words[1:]] for words in lines if words and words[0] in usable
-        ]
-        if any(map(sum, rows)):
-            working = sum(row[column] for row in rows for column in _WORKING)
-            return working / tick - own.user - own.system
+        rows = [line.split() for line in _STAT.read_text().splitlines() if line.startswith("cpu")]
+        worked = sum(int(row[n]) for row in rows if row[0] in usable for n in _WORKING)
+        return worked / tick - own.user - own.system if worked else None
     return None
 
 
@@ -207,11 +185,6 @@ def limit_spinning() -> None:
     """
     if "torch" not in sys.modules and not any(name in os.environ for name in _VARIABLES):
         os.environ[_SPIN_COUNT] = _SPINS
-
-
-def how_threads_waited(environment: Mapping[str, Any]) -> str:
-    """Return the variables with which an environment made its times; empty where a single thread computed."""
-    return str(environment.get("waiting") or "") if (environment.get("threads") or 1) > 1 else ""
 
 
 def how_threads_wait() -> str:

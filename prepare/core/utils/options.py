@@ -1,10 +1,13 @@
-"""Convert the plain values of a configuration to the fields of a dataclass, and report every mistake."""
+"""Convert plain values, as of a configuration or a record, to the types of fields, and report mistakes."""
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 from typing import Annotated, Any, Literal, NamedTuple, Union
 
 from prepare.core.utils.suggest import choose, meant
@@ -12,8 +15,6 @@ from prepare.errors import ConfigError, Problem
 
 # The most characters of a value in a message.
 _LONGEST = 300
-# Levels of a value; a recipe has no more.
-_MOST_LEVELS = 32
 _INTEGERS = range(-(1 << 63), 1 << 64)
 _UNIONS = (Union, types.UnionType)
 _WORDS = {
@@ -41,15 +42,14 @@ def is_for_recipes(value: Any, hint: Any) -> bool:
 
     Any other text may name a file, an address, a program or code. The mark `ForRecipes` decides for its type.
     """
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args = _parts(hint)
     if origin is Annotated:
-        mark = next((each for each in args[1:] if isinstance(each, ForRecipes)), None)
-        if mark is None:
+        marks = [each for each in args[1:] if isinstance(each, ForRecipes)]
+        if not marks:
             return is_for_recipes(value, args[0])
-        try:
-            return bool(convert(plain(value), hint) == value and mark.allows(value))
-        except ValueError:
-            return False
+        with suppress(ValueError):
+            return bool(convert(plain(value), hint) == value and marks[0].allows(value))
+        return False
     if value is None or type(value) in (bool, int, float):
         return True
     if origin in _UNIONS:
@@ -59,20 +59,13 @@ def is_for_recipes(value: Any, hint: Any) -> bool:
     return origin is Literal and value in args
 
 
-def plain(value: Any, *, levels: int = _MOST_LEVELS) -> Any:
-    """Return `value` as dicts, lists and scalars; torch's dtypes, devices and formats as their names.
-
-    Raises:
-        ValueError: it has more `levels`, or holds itself.
-    """
+def plain(value: Any) -> Any:
+    """Return `value` as dicts, lists and scalars; torch's dtypes, devices and formats as their names."""
     if isinstance(value, str | bytes) or not isinstance(value, Mapping | Sequence):
-        is_torchs = type(value).__module__ == "torch"
-        return str(value).removeprefix("torch.") if is_torchs else value
-    if not levels:
-        raise ValueError(f"is more than {_MOST_LEVELS} levels deep: nest less")
+        return str(value).removeprefix("torch.") if type(value).__module__ == "torch" else value
     if isinstance(value, Mapping):
-        return {str(key): plain(item, levels=levels - 1) for key, item in value.items()}
-    return [plain(item, levels=levels - 1) for item in value]
+        return {str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value]
 
 
 def read_options(
@@ -105,26 +98,64 @@ def read_options(
     return read
 
 
-def convert(value: Any, hint: Any) -> Any:
+def convert(value: Any, hint: Any) -> Any:  # noqa: PLR0912  a branch for each kind of type
     """Convert `value` to the type `hint`; raise ValueError(problem, remedy) if that is not possible."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin is Annotated:
-        return _convert_checked(value, hint)
-    if origin in _UNIONS:
-        return _convert_union(value, hint)
-    if origin is Literal:
-        return _convert_literal(value, args)
-    if origin is tuple and isinstance(value, (str, list)):
-        return tuple(convert(x, args[0]) for x in ([value] if isinstance(value, str) else value))
-    if hint is Any or (origin in (dict, Mapping) and isinstance(value, dict)):
+    if type(value) is hint and hint in (str, bool):
         return value
+    origin, args = _parts(hint)
+    if origin is Annotated:
+        try:
+            result = convert(value, args[0])
+        except ValueError:
+            # The description in the annotation says more than that of the type.
+            raise _misfit(value, hint) from None
+        for check in filter(callable, args[1:]):
+            known = check(result)  # another name of the value, if it returns one
+            result = result if known is None else known
+        return result
+    if origin in _UNIONS:
+        kinds = [arg for arg in args if arg is not type(None) or value is None]
+        if len(kinds) == 1:
+            return convert(value, kinds[0])
+        for kind in kinds:
+            with suppress(_MisfitError):
+                return convert(value, kind)
+        raise _misfit(value, hint)
+    if origin is Literal:
+        word = value if isinstance(value, str) else ""
+        if (known := meant(word, args)) is not None:
+            return known
+        raise _MisfitError(f"{as_written(value)} is not allowed", choose(word, args))
+    if origin in (tuple, list) and isinstance(value, (str, list)):
+        items = [value] if isinstance(value, str) else value
+        if args[-1] is not Ellipsis and len(args) > 1:
+            return tuple(convert(*pair) for pair in zip(items, args, strict=True))
+        return origin(convert(item, args[0]) for item in items)
+    if origin in (dict, Mapping) and isinstance(value, dict):
+        return {args[0](key): convert(item, args[1]) for key, item in value.items()}
+    if isinstance(value, dict) and (dataclasses.is_dataclass(hint) or hasattr(hint, "_fields")):
+        return make(hint, value)
     if type(value) is int and value not in _INTEGERS:
         raise ValueError("has more than 64 bits", f"give {describe(hint)}")
-    if hint is float and type(value) in (int, float):
+    if hint is float and type(value) in (int, float) and math.isfinite(value):
         return float(value)
-    if type(value) is hint or (value is None and hint is type(None)):
+    if hint is Any or type(value) is hint is not float or (value is None and hint is type(None)):
         return value
     raise _misfit(value, hint)
+
+
+@cache
+def _parts(hint: Any) -> tuple[Any, tuple[Any, ...]]:
+    return typing.get_origin(hint), typing.get_args(hint)
+
+
+def make(cls: type, values: Mapping[str, Any]) -> Any:
+    """Return a dataclass or NamedTuple of `values`; raise ValueError, KeyError or TypeError for others."""
+    hints = _hints(cls)
+    return cls(**{key: convert(value, hints[key]) for key, value in values.items()})
+
+
+_hints = cache(typing.get_type_hints)
 
 
 def no_options(name: str, value: Any) -> Problem:
@@ -135,7 +166,7 @@ def no_options(name: str, value: Any) -> Problem:
 
 def describe(hint: Any) -> str:
     """Describe a type in words: `a whole number`."""
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
+    origin, args = _parts(hint)
     if origin is Annotated:
         # A string among the annotations describes the value.
         return next((word for word in args[1:] if isinstance(word, str)), describe(args[0]))
@@ -161,36 +192,3 @@ def as_written(value: Any) -> str:
 
 def _misfit(value: Any, hint: Any) -> _MisfitError:
     return _MisfitError(f"{as_written(value)} is not allowed", f"give {describe(hint)}")
-
-
-def _convert_checked(value: Any, hint: Any) -> Any:
-    inner, *checks = typing.get_args(hint)
-    try:
-        result = convert(value, inner)
-    except ValueError:
-        # The description in the annotation says more than that of the type.
-        raise _misfit(value, hint) from None
-    for check in filter(callable, checks):
-        known = check(result)  # another name of the value, if it returns one
-        result = result if known is None else known
-    return result
-
-
-def _convert_union(value: Any, hint: Any) -> Any:
-    kinds = [arg for arg in typing.get_args(hint) if arg is not type(None) or value is None]
-    for kind in kinds:
-        try:
-            return convert(value, kind)
-        except _MisfitError:
-            if len(kinds) == 1:
-                raise
-    raise _misfit(value, hint)
-
-
-def _convert_literal(value: Any, allowed: tuple[Any, ...]) -> Any:
-    if any(value == choice and type(value) is type(choice) for choice in allowed):
-        return value
-    word = value if isinstance(value, str) else ""
-    if word and (known := meant(word, allowed)) is not None:
-        return known
-    raise _MisfitError(f"{as_written(value)} is not allowed", choose(word, map(str, allowed)))

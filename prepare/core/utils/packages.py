@@ -9,7 +9,7 @@ import sys
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,9 @@ def lazy_names(package: str, **modules: tuple[str, ...]) -> Callable[[str], Any]
 
 def version_of(package: str) -> str | None:
     """Return the version of an installed package, or None; the package is not imported."""
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 @contextmanager
@@ -68,10 +67,10 @@ def install_remedy(module: str) -> str:
     return "install it, or start in the folder that holds it"
 
 
-def missing_module(text: str) -> str | None:
-    """Return the module that an error message says is missing, as in `No module named 'einops'`."""
+def remedy_of_missing(text: str) -> str:
+    """Return how to get the module that an error message says is missing: `No module named 'einops'`."""
     match = _NO_MODULE.search(text)
-    return match and match[1]
+    return install_remedy(match[1]) if match else ""
 
 
 def switch_off_telemetry() -> None:
@@ -165,10 +164,8 @@ def _shown(filename: str) -> str:
     path = Path(filename)
     installed = [folder for folder in path.parents if folder.name in _INSTALLED]
     imported = map(Path, sorted(filter(None, sys.path), key=len, reverse=True))
-    for folder in (*installed, Path.cwd(), *imported):
-        if path.is_relative_to(folder):
-            return str(path.relative_to(folder))
-    return filename
+    roots = (*installed, Path.cwd(), *imported)
+    return next((str(path.relative_to(r)) for r in roots if path.is_relative_to(r)), filename)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

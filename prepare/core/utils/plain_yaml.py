@@ -9,7 +9,6 @@ document has at most 1 MiB and 32 levels.
 
 import math
 import re
-import sys
 from typing import Any, NoReturn
 
 import yaml
@@ -22,11 +21,6 @@ _INTEGERS = range(-(1 << 63), 1 << 64)
 
 # Only the events of this loader are used; its constructors never run.
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# Line breaks of YAML 1.1 only (U+0085, U+2028, U+2029) count as unprintable.
-_UNPRINTABLE = re.compile(
-    "[^\t\n\r\x20-\x7e\xa0-\u2027\u202a-\ud7ff\ue000-\ufefe\uff00-\ufffd\U00010000-\U0010ffff]"
-)
-
 _WORDS: dict[str, bool | None] = {"": None, "~": None, "null": None, "Null": None, "NULL": None}
 _WORDS |= {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 _INTEGER = re.compile(r"[-+]?(?:0|[1-9][0-9]*)")
@@ -51,24 +45,23 @@ def read(text: str | bytes, where: str, *, remedy: str) -> "YamlDocument":
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise RecipeError(f"{where}:{line}", "is not UTF-8", "save it as UTF-8") from error
-    if bad := _UNPRINTABLE.search(text):
-        place = f"{where}:{text.count(chr(10), 0, bad.start()) + 1}"
-        remedy = "remove it, or escape it in double quotes"
-        raise RecipeError(place, f"holds the character U+{ord(bad[0]):04X}", remedy)
     return YamlDocument(text, where, remedy)
 
 
 def write(value: object, where: str) -> str:
     """Return `value` in block style, so that `read` returns exactly `value`; raise RecipeError.
 
-    The error names the path of a value that is not plain data (`steps.half.keep[1]`), or `where` if the
-    text is beyond the limits.
+    The error names the path of a value that `read` refuses (`steps.half.keep[1]`), or `where`.
     """
-    _refuse_unfit(value, ())
     # The Python emitter of PyYAML: libyaml's writes other bytes.
-    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=sys.maxsize)
+    try:
+        text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        text = ""
     _check_size(text.encode(), where)
-    YamlDocument(text, "", "")
+    if not text or YamlDocument(text, "", "").value != value:
+        remedy = "use null, true, false, finite numbers, strings, lists and dicts"
+        raise RecipeError(where, "holds what is not plain data", remedy)
     return text
 
 
@@ -109,18 +102,23 @@ class YamlDocument:
 
     def __init__(self, text: str, where: str, remedy: str) -> None:
         self._where, self._lines = where, dict[tuple, int]()
+        self._events = yaml.parse(text, Loader=_LOADER)
         try:
-            self._check_structure(text)
-            root = yaml.compose(text, Loader=_LOADER)
+            next(self._events)  # the beginning of the stream
+            if isinstance(start := next(self._events), yaml.StreamEndEvent):
+                raise RecipeError(where, "is empty", remedy)
+            if start.version or start.tags:
+                self._refuse(start, "holds a directive (%)", "remove it")
+            self.value = self._read(next(self._events), ())
+            next(self._events)  # the end of the document
+            if not isinstance(more := next(self._events), yaml.StreamEndEvent):
+                self._refuse(more, "holds a second document", "give each recipe a file of its own")
         # PyYAML's own parser lets chr() and int() raise for escapes and versions out of range.
         except (yaml.YAMLError, ValueError, OverflowError) as error:
             mark = getattr(error, "problem_mark", None)
             place = f"{where}:{mark.line + 1}" if mark and where else where
             problem = " ".join(str(getattr(error, "problem", None) or error).split())
             raise RecipeError(place, f"is not YAML: {problem}", "correct it there") from error
-        if root is None:
-            raise RecipeError(where, "is empty", remedy)
-        self.value = self._read(root, ())
 
     def at(self, keys: tuple) -> str:
         """Return `file:line` of a key at the top level or one below; the file alone for others."""
@@ -130,61 +128,55 @@ class YamlDocument:
         line = f"{self._where}:{found.start_mark.line + 1}"
         raise RecipeError(line if self._where else dotted(path), wrong, remedy)
 
-    def _check_structure(self, text: str) -> None:
-        """Raise RecipeError for aliases, anchors, tags, directives, depth and a second document."""
-        depth = documents = 0
-        for event in yaml.parse(text, Loader=_LOADER):
-            if isinstance(event, yaml.AliasEvent):
-                alias = short_repr("*" + event.anchor)
-                self._refuse(event, f"holds the alias {alias}", "repeat the value")
-            if anchor := getattr(event, "anchor", None):
-                self._refuse(event, f"holds the anchor {short_repr('&' + anchor)}", "remove it")
-            if tag := getattr(event, "tag", None):
-                self._refuse(event, f"holds the tag {short_repr(tag)}", "write plain data")
-            if getattr(event, "version", None) or getattr(event, "tags", None):
-                self._refuse(event, "holds a directive (%)", "remove it")
-            documents += isinstance(event, yaml.DocumentStartEvent)
-            if documents > 1:
-                self._refuse(event, "holds a second document", "give each recipe a file of its own")
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > MAX_DEPTH:
-                self._refuse(event, f"is more than {MAX_DEPTH} levels deep", "nest less")
+    def _read(self, event: Any, path: tuple) -> object:
+        """Return the value that begins with this event."""
+        if event.anchor:
+            kind, sign = ("alias", "*") if isinstance(event, yaml.AliasEvent) else ("anchor", "&")
+            wrong = f"holds the {kind} {short_repr(sign + event.anchor)}"
+            self._refuse(event, wrong, "write the value itself", path)
+        if event.tag:
+            self._refuse(event, f"holds the tag {short_repr(event.tag)}", "write plain data")
+        if isinstance(event, yaml.ScalarEvent):
+            return self._scalar(event, path)
+        if len(path) >= MAX_DEPTH:
+            self._refuse(event, f"is more than {MAX_DEPTH} levels deep", "nest less", path)
+        if isinstance(event, yaml.SequenceStartEvent):
+            items = list[object]()
+            while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
+                items.append(self._read(item, (*path, len(items))))
+            return items
+        result, lines = dict[str, object](), dict[str, int]()
+        while not isinstance(item := next(self._events), yaml.MappingEndEvent):
+            key = self._key(item, path, lines)
+            result[key] = self._read(next(self._events), (*path, key))
+        return result
 
-    def _read(self, node: Any, path: tuple) -> object:
-        if isinstance(node, yaml.SequenceNode):
-            return [self._read(item, (*path, index)) for index, item in enumerate(node.value)]
-        if isinstance(node, yaml.MappingNode):
-            result, lines = dict[str, object](), dict[str, int]()
-            for key_node, item in node.value:
-                key = self._key(key_node, path, lines)
-                result[key] = self._read(item, (*path, key))
-            return result
-        shown = short_repr(node.value)
-        if "${" in node.value:
-            self._refuse(node, f"holds '${{' in {shown}", "write the value itself", path)
+    def _scalar(self, event: Any, path: tuple) -> object:
+        shown = short_repr(event.value)
+        if "${" in event.value:
+            self._refuse(event, f"holds '${{' in {shown}", "write the value itself", path)
         try:
-            return node.value if node.style else _scalar(node.value)
+            return event.value if event.style else _plain_value(event.value)
         except ValueError as error:
             remedy = "write it another way, or in quotes if it is text"
-            self._refuse(node, f"holds {shown}, which {error}", remedy, path)
+            self._refuse(event, f"holds {shown}, which {error}", remedy, path)
 
-    def _key(self, node: Any, path: tuple, lines: dict[str, int]) -> str:
-        if not isinstance(node, yaml.ScalarNode):
+    def _key(self, event: Any, path: tuple, lines: dict[str, int]) -> str:
+        if isinstance(event, yaml.CollectionStartEvent):
             wrong = "holds a key that is a list or a mapping"
-            self._refuse(node, wrong, "use a string as the key", path)
-        key = self._read(node, path)
-        wrong = f"holds the key {short_repr(node.value)}"
+            self._refuse(event, wrong, "use a string as the key", path)
+        key = self._read(event, path)
+        wrong = f"holds the key {short_repr(event.value)}"
         if not isinstance(key, str):
-            self._refuse(node, f"{wrong}, which is {kind_of(key)}", "put quotes around it", path)
+            self._refuse(event, f"{wrong}, which is {kind_of(key)}", "put quotes around it", path)
         # Hydra or another YAML reader acts on such keys.
         if key == "<<" or key.startswith("_"):
-            wrong += ": a merge key, or one that begins with '_', is not data"
-            self._refuse(node, wrong, "remove it", path)
+            wrong += ", which is a merge key or begins with '_'"
+            self._refuse(event, wrong, "remove it", path)
         if key in lines:
             wrong += f" again, first in line {lines[key]}"
-            self._refuse(node, wrong, "keep one of them", path)
-        lines[key] = node.start_mark.line + 1
+            self._refuse(event, wrong, "keep one of them", path)
+        lines[key] = event.start_mark.line + 1
         if len(path) < 2:
             self._lines[(*path, key)] = lines[key]
         return key
@@ -208,23 +200,7 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
 _Dumper.add_representer(str, _represent_text)
 
 
-def _refuse_unfit(value: object, path: tuple) -> None:
-    """Raise RecipeError with its path for a value that YAML cannot hold as plain data."""
-    wrong = "" if value is None or type(value) in _KINDS or type(value) is bool else kind_of(value)
-    if type(value) is dict or type(value) is list:
-        wrong = f"more than {MAX_DEPTH} levels deep" if len(path) >= MAX_DEPTH else ""
-        items = value.items() if type(value) is dict else enumerate(value)
-        for key, item in () if wrong else items:
-            _refuse_unfit(key, path)
-            _refuse_unfit(item, (*path, key))
-    elif type(value) is int and value not in _INTEGERS:
-        wrong = "a number of more than 64 bits"
-    if wrong:
-        remedy = "use null, true, false, finite numbers, strings, lists and dicts"
-        raise RecipeError(dotted(path), f"is {wrong}", remedy)
-
-
-def _scalar(text: str) -> object:
+def _plain_value(text: str) -> object:
     """Return the value of an unquoted scalar; raise ValueError if its meaning is ambiguous."""
     if text in _WORDS:
         return _WORDS[text]

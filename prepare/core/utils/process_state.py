@@ -17,10 +17,6 @@ from contextlib import contextmanager
 from typing import Any, ParamSpec, TypeVar
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# After so many signals the step that runs seems to hang.
-_PATIENCE = 3
-# Seconds after which a thread that waits for a lock looks for a signal.
-_PAUSE = 0.1
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -37,9 +33,6 @@ def stopped_by_sigterm() -> Iterator[None]:
     def stop(*_: Any) -> None:
         raise Stopped("stopped by SIGTERM")
 
-    if not _in_main_thread():
-        yield
-        return
     before = signal.signal(signal.SIGTERM, stop)
     try:
         yield
@@ -48,142 +41,95 @@ def stopped_by_sigterm() -> Iterator[None]:
 
 
 @contextmanager
-def held_interrupts(*, may_hang: bool = False) -> Iterator[None]:
+def held_interrupts() -> Iterator[None]:
     """Defer the Python handlers of SIGINT and SIGTERM until the block ends; blocks may be nested.
 
-    Only the main thread runs them. With `may_hang` the third signal acts at once, outside of inner blocks.
+    Only the main thread runs them. What may hang is called by `interruptible`.
     """
-    if not _in_main_thread():
+    if _replaced or not _in_main_thread():
         yield
         return
-    if (outer := _held) is not None:
-        before, outer.may_hang = outer.may_hang, False
-        try:
-            yield
-        finally:
-            outer.may_hang = before
-        return
-    hold = _Hold(may_hang=may_hang)
     try:
-        hold.install()
+        _hold()
         yield
     finally:
-        hold.release()
+        _release()
 
 
 def act_on_interrupts() -> None:
     """Run the handlers of deferred signals now, where they may raise: the work so far can be undone."""
-    if _held is not None and _in_main_thread():
-        _held.act()
+    while _received and _in_main_thread():
+        number = _received.pop(0)
+        _replaced[number](number, sys._getframe())
 
 
 def interruptible(call: Callable[_P, _R], *args: _P.args, **kwargs: _P.kwargs) -> _R:
     """Return `call(...)`, in which signals are not deferred; before and after it they are."""
-    hold = _held
-    if hold is None or not _in_main_thread():
+    if not _replaced or not _in_main_thread():
         return call(*args, **kwargs)
     try:
-        hold.release()
+        _release()
         result = call(*args, **kwargs)
-        hold.install()  # in the `try`: an interrupt before it belongs to the call
+        _hold()  # in the `try`: an interrupt before it belongs to the call
         return result
     finally:
-        hold.install()
+        _hold()
 
 
-class _Hold:
-    """The handlers that are replaced, and the signals that arrived meanwhile."""
-
-    def __init__(self, *, may_hang: bool) -> None:
-        self.may_hang, self.received, self._count = may_hang, list[int](), 0
-        self._replaced: dict[int, Callable[..., Any]] = {}
-
-    def install(self) -> None:
-        """Replace each handler that is a Python function, unless it is replaced already."""
-        global _held  # noqa: PLW0603
-        for number in _SIGNALS:
-            handler = signal.getsignal(number)
-            if number not in self._replaced and callable(handler):
-                # Stored first: an interrupt may come between any two lines until it is replaced.
-                self._replaced[number] = handler
-                signal.signal(number, self._receive)
-        _held = self
-
-    def release(self) -> None:
-        """Restore the handlers, and send the signals again that were deferred."""
-        global _held  # noqa: PLW0603
-        _held = None
-        try:
-            while self._replaced:
-                number = next(reversed(self._replaced))
-                if signal.getsignal(number) == self._receive:  # no other was set meanwhile
-                    signal.signal(number, self._replaced[number])
-                del self._replaced[number]
-            while self.received:
-                signal.raise_signal(self.received.pop(0))
-        finally:
-            if self._replaced or self.received:  # the first signal's handler has raised
-                self.release()
-
-    def act(self) -> None:
-        """Call the handlers of the deferred signals."""
-        while self.received:
-            number = self.received.pop(0)
-            self._replaced[number](number, sys._getframe())
-
-    def _receive(self, number: int, frame: Any) -> None:
-        self._count += 1
-        if self.may_hang and self._count >= _PATIENCE:
-            self._replaced[number](number, frame)
-        elif number not in self.received:
-            self.received.append(number)
+# The handlers that are replaced, and the signals that arrived meanwhile.
+_replaced: dict[int, Callable[..., Any]] = {}
+_received: list[int] = []
 
 
-_held: _Hold | None = None
+def _hold() -> None:
+    for number in _SIGNALS:
+        handler = signal.getsignal(number)
+        if number not in _replaced and callable(handler):
+            # Stored first: an interrupt may come between any two lines until it is replaced.
+            _replaced[number] = handler
+            signal.signal(number, _receive)
+
+
+def _release() -> None:
+    """Restore the handlers, and send the signals again that were deferred."""
+    try:
+        while _replaced:
+            number = next(reversed(_replaced))
+            if signal.getsignal(number) is _receive:  # no other was set meanwhile
+                signal.signal(number, _replaced[number])
+            del _replaced[number]
+        while _received:
+            signal.raise_signal(_received.pop(0))
+    finally:
+        if _replaced or _received:  # the first signal's handler has raised
+            _release()
+
+
+def _receive(number: int, _frame: Any) -> None:
+    if number not in _received:
+        _received.append(number)
 
 
 def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-class ProcessLock:
-    """A reentrant lock that is free in a forked child if a thread held it that the child does not have."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        # While another thread has it, Ctrl-C acts, also where it is deferred.
-        while not self._lock.acquire(timeout=_PAUSE):
-            act_on_interrupts()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
-
-    @property
-    def is_mine(self) -> bool:
-        """Return whether this thread holds it: a call of a model is then one of ours."""
-        return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
-
-    def release_of_others(self) -> None:
-        """Be free in a forked child, whose other threads have ended."""
-        if self._lock.acquire(blocking=False):
-            self._lock.release()
-        else:
-            self._lock = threading.RLock()
-
-
 # A thread holds it from a change of such state until that is restored: two threads that restore it in another
 # order leave it wrong.
-PROCESS_STATE = ProcessLock()
+PROCESS_STATE = threading.RLock()
+
+
+def is_ours() -> bool:
+    """Return whether this thread changed such state: a call of a model is then one of ours."""
+    return bool(PROCESS_STATE._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks
 
 
 def _release_in_child() -> None:
-    """Restore the handlers and the lock in a forked process, which may never leave the block."""
-    PROCESS_STATE.release_of_others()
-    if _held is not None:
-        _held.received.clear()
-        _held.release()
+    """Restore the handlers in a forked process, and the lock that a thread has which the process lacks."""
+    if not is_ours():
+        PROCESS_STATE._at_fork_reinit()  # type: ignore[attr-defined]  # as logging does for its locks
+    _received.clear()
+    _release()
 
 
 if hasattr(os, "register_at_fork"):

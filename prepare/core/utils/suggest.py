@@ -18,10 +18,7 @@ ALIASES = {
     "double": "float64",
     "long": "int64",
     "nhwc": "channels_last",
-    "cl": "channels_last",
-    "channels_last_2d": "channels_last",
     "ndhwc": "channels_last_3d",
-    "cl3": "channels_last_3d",
     "nchw": "contiguous",
     "ncdhw": "contiguous",
     "contiguous_format": "contiguous",
@@ -82,8 +79,7 @@ def _did_you_mean(word: str, words: list[str]) -> str:
 def listed(options: list[str]) -> str:
     """Return `cpu, cuda`; a long list by families, such as `monai_* (6)`."""
     families = Counter(name.partition("_")[0] for name in options if "_" in name)
-    several = {family: size for family, size in families.items() if size > 1}
-    if len(options) <= _LISTED:
-        several = {}
+    long = len(options) > _LISTED
+    several = {family: size for family, size in families.items() if long and size > 1}
     alone = [name for name in options if name.partition("_")[0] not in several]
     return ", ".join([*alone, *(f"{family}_* ({size})" for family, size in several.items())])

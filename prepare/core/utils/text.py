@@ -4,43 +4,25 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TextIO
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB")
 
-_OUTPUT: ContextVar[TextIO | None] = ContextVar("_OUTPUT", default=None)
 # Called with the name of the stage that begins; returns a context that lasts as long as the stage.
 Progress = Callable[[str], AbstractContextManager[Any]]
 
 
-def output() -> TextIO:
-    """Return the stream of `line`: stdout, or that of `output_to`."""
-    return _OUTPUT.get() or sys.stdout
-
-
-@contextmanager
-def output_to(stream: TextIO) -> Iterator[None]:
-    """Within this context, print what is for stdout into `stream`."""
-    token = _OUTPUT.set(stream)
-    try:
-        yield
-    finally:
-        _OUTPUT.reset(token)
-
-
 def line(text: str, *, errors: bool = False) -> None:
     """Print one line on stdout or stderr, not wrapped, so that paths can be copied from it."""
-    stream = sys.stderr if errors else output()
+    stream = sys.stderr if errors else sys.stdout
     try:
         print(text, file=stream, flush=True)
     except BrokenPipeError:
@@ -63,10 +45,7 @@ def size(count: int) -> str:
 
 def printable(text: Any) -> str:
     """Return `text` as one line for any terminal, with unprintable characters escaped."""
-    text = str(text)
-    if text.isprintable():
-        return text
-    letters = (x if x.isprintable() else x.encode("unicode_escape").decode() for x in text)
+    letters = (x if x.isprintable() else x.encode("unicode_escape").decode() for x in str(text))
     return "".join(letters)
 
 
@@ -78,11 +57,6 @@ def first_line(message: object) -> str:
 def capitalized(text: str) -> str:
     """Return the text with a capital first letter; `torch_export` and `key=value` stay as they are."""
     return text if {"_", "="} & {*text.partition(" ")[0]} else text[:1].upper() + text[1:]
-
-
-def counts(numbers: Mapping[str, int], words: Iterable[str]) -> str:
-    """Return every word with its count: `18 converted, 0 already`."""
-    return ", ".join(f"{numbers.get(word, 0)} {word}" for word in words)
 
 
 def plural(count: int, word: str) -> str:
@@ -102,10 +76,6 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
 
 # ------------------------------------------------------------ times and ratios
 Interval = tuple[float, float] | None
-# The figure of a wider interval, as a factor between its ends, is its nearer end: `over 4x`.
-_WIDEST = 4.0
-# An interval that reaches this ratio is wide if its ends differ by this factor.
-_BEYOND, _NARROW = 10.0, 1.5
 # The words of records, and those that people read.
 _DOUBTS = {
     "cannot tell": "unclear",
@@ -145,9 +115,9 @@ def part_of_tolerance(error: float | None, tolerance: float | None) -> float | N
     """
     if error is None or tolerance is None:
         return None
-    if not tolerance:
-        return math.inf if error else 0.0
-    return error / tolerance
+    if tolerance:
+        return error / tolerance
+    return math.inf if error else 0.0
 
 
 def share_text(part: float) -> str:
@@ -173,14 +143,11 @@ def small(value: float | None) -> str:
 def verdict_text(verdict: str, ratio: float | None, interval: Interval = None) -> str:
     """Return `1.5x faster` or `1.2x slower`; another verdict in the words of readers.
 
-    Of a wide interval it is the end nearer to 1, rounded down: `over 4.2x faster`, or the verdict alone if
-    that end is 1. A figure has two places, `1.36x`, where one would lie outside of the interval.
+    A figure has two places, `1.36x`, where one would lie outside of the interval.
     """
     if ratio is None or verdict not in ("faster", "slower"):
         return doubt(verdict)
     factor, *ends = (r if verdict == "slower" else _inverse(r) for r in (ratio, *(interval or ())))
-    if interval and is_wide(interval):
-        return f"{_over(min(ends))}{verdict}"
     is_outside = bool(ends) and not min(ends) <= round(factor, 1) <= max(ends)
     return f"{_times(factor, fine=is_outside)} {verdict}"
 
@@ -195,13 +162,13 @@ def speed_text(
 ) -> str:
     """Return the verdict with its figures: `1.3x faster, 163 instead of 214 ms (95 % interval: ...)`.
 
-    `time` are the seconds that belong to the ratio. `unclear` has no times, and a wide interval none that
-    would say one ratio. Without `confidence` the interval is left out.
+    `time` are the seconds that belong to the ratio. `unclear` has no times. Without `confidence` the
+    interval is left out.
     """
     text = verdict_text(verdict, ratio, interval)
     if ratio is None or verdict not in ("faster", "slower", "no difference", "unclear"):
         return text
-    if time is not None and verdict != "unclear" and not (interval and is_wide(interval)):
+    if time is not None and verdict != "unclear":
         before = time / ratio
         text += f", {seconds(before) if verdict == 'no difference' else instead(time, before)}"
     if confidence is None or not (shown := interval_text(interval, verdict)):
@@ -223,20 +190,13 @@ def interval_text(interval: Interval, verdict: str = "") -> str:
     """
     if interval is None:
         return ""
-    (low, high), fine = interval, not is_wide(interval)
+    low, high = interval
     if high <= 1 or low >= 1:
         word = "faster" if high <= 1 else "slower"
         ends = (_inverse(high), _inverse(low)) if high <= 1 else interval
-        text = " to ".join(_times(end, fine=fine) for end in ends)
+        text = " to ".join(_times(end, fine=True) for end in ends)
         return text if word == verdict else f"{text} {word}"
-    return f"{_times(high, fine=fine)} slower to {_times(_inverse(low), fine=fine)} faster"
-
-
-def is_wide(interval: tuple[float, float]) -> bool:
-    """Return whether an interval of ratios is too wide for one figure."""
-    low, high = interval
-    reaches = max(high, _inverse(low)) >= _BEYOND
-    return high > low * (_NARROW if reaches else _WIDEST)
+    return f"{_times(high, fine=True)} slower to {_times(_inverse(low), fine=True)} faster"
 
 
 def doubt(status: str) -> str:
@@ -257,13 +217,6 @@ def _inverse(ratio: float) -> float:
     return 1 / ratio if ratio else math.inf
 
 
-def _over(factor: float) -> str:
-    """Return `over 4.9x ` for 4.93, rounded down; empty below 1.1, and for infinity."""
-    if not 1.1 <= factor < math.inf:
-        return ""
-    return f"over {_times(math.floor(factor * 10 + 1e-9) / 10)} "
-
-
 def _times(factor: float, *, fine: bool = False) -> str:
     """Return `1.04x`, `1.5x`, `45x`; a `fine` factor has two places below 10."""
     places = 2 if factor < (9.95 if fine else 1.095) else 1 if factor < 9.95 else 0
@@ -277,14 +230,3 @@ EVAL_MODE = "choose mode=eval (in Python model.eval())"
 def list_option(step: str, key: str, names: Iterable[str]) -> str:
     """Return an option to set: `steps.half.keep=[norms,head]`."""
     return f"steps.{step}.{key}=[{','.join(names)}]"
-
-
-def as_python(value: Any) -> str:
-    """Return a plain value as Python code, with double quotes."""
-    if isinstance(value, dict):
-        return f"{{{', '.join(f'{as_python(key)}: {as_python(item)}' for key, item in value.items())}}}"
-    if isinstance(value, list):
-        return f"[{', '.join(map(as_python, value))}]"
-    if isinstance(value, str):
-        return json.dumps(value, ensure_ascii=False)
-    return "..." if value is ... else repr(value)

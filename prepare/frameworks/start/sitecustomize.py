@@ -6,50 +6,57 @@ that Lightning or `torch.multiprocessing` start are prepared alike.
 
 from __future__ import annotations
 
-import importlib.machinery
+import importlib.util
 import json
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-# What `prepare run` was asked for, as JSON; and whether this is the program, and no process that it started.
-ASKED, FIRST = "PREPARE_OUTSIDE", "PREPARE_OUTSIDE_FIRST"
+# What `prepare run` was asked for, as JSON: the recipe, the pattern, and for the program itself the report.
+ASKED = "PREPARE_OUTSIDE"
+
+
+class _Finder(NamedTuple):
+    """Finds a module as Python does, and calls a function with it once it has been imported."""
+
+    name: str
+    then: Callable[[Any], None]
+
+    def find_spec(self, name: str, *_: Any) -> Any:
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            run = spec.loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                run(module)
+                self.then(module)
+
+            spec.loader.exec_module = exec_module
+        return spec
 
 
 def when_imported(name: str, then: Callable[[Any], None]) -> None:
     """Call `then` with the module of this name: now if it was imported, else once it is."""
     if name in sys.modules:
         then(sys.modules[name])
-        return
-
-    class Finder(importlib.machinery.PathFinder):
-        @classmethod
-        def find_spec(cls, fullname: str, *args: Any) -> Any:
-            if fullname != name:
-                return None
-            sys.meta_path.remove(cls)
-            spec = importlib.machinery.PathFinder.find_spec(fullname, *args)
-            if spec is not None and spec.loader is not None:
-                run = spec.loader.exec_module
-
-                def exec_module(module: Any) -> None:
-                    run(module)
-                    then(module)
-
-                vars(spec.loader)["exec_module"] = exec_module
-            return spec
-
-    sys.meta_path.insert(0, Finder)
+    else:
+        sys.meta_path.insert(0, _Finder(name, then))
 
 
 def _begin(_: Any) -> None:
-    from prepare.frameworks.outside import outside
+    from prepare.frameworks.outside import Outside, outside
 
-    recipe, module, folder, report = json.loads(os.environ[ASKED])
-    is_first = os.environ.pop(FIRST, "")
-    outside(recipe, module=module, report=(report, folder), is_told=bool(is_first))
+    recipe, module, *report = json.loads(os.environ[ASKED])
+    os.environ[ASKED] = json.dumps([recipe, module])  # for what it starts, which tells nothing
+    if report:
+        outside(recipe, module=module, report=report)
+    else:
+        Outside(recipe, module=module).start()
 
 
 if __name__ == "sitecustomize":

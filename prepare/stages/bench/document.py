@@ -8,7 +8,6 @@ from dataclasses import replace
 from prepare.core import document as parts
 from prepare.core.document import FASTER, NOT_MEASURED, UNCHANGED, Advice, Answer, Document, Text
 from prepare.core.utils import text as numbers
-from prepare.core.utils.machine import disturbed_times
 from prepare.core.utils.text import capitalized, doubt, interval_text, plural, printable
 from prepare.stages.bench.records import PREPARED, UNPREPARED, Comparison, VariantResult
 
@@ -67,11 +66,8 @@ def speed_sentence(found: Comparison) -> str:
     if row.ratio is None:
         return printable(f"{found.what} {doubt(row.verdict)}: {row.reason}")
     text = _speed(found, float(found.settings.get("confidence", 0.95)))
-    disturbed = "" if found.clock_remark else disturbed_times(found.settings, found.noise)
     if row.verdict == "unclear":
         text += f", as {row.reason or 'the interval is too wide'}"
-    elif disturbed and row.ratio_interval and numbers.is_wide(row.ratio_interval):
-        text += f", as {disturbed}"
     return printable("; ".join(filter(None, (f"{found.what} {text}", found.clock_remark))))
 
 

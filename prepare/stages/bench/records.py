@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.machine import busy_sentence, disturbance
 from prepare.core.utils.text import Interval  # noqa: TC001  read at run time
-from prepare.errors import BenchError
 
 # The names of the two variants that a job times, and what it times.
 UNPREPARED, PREPARED = "unprepared", "prepared"
@@ -74,7 +73,7 @@ class Comparison(JsonRecord, Readable):
     limits the result. If nothing was compared there are no rows, and `reason` says why.
     """
 
-    KIND: ClassVar[Kind] = Kind("prepare.bench", 1, "a comparison", "a bench.json", BenchError)
+    KIND: ClassVar[Kind] = Kind("prepare.bench", "a comparison", "a bench.json")
 
     rows: tuple[VariantResult, ...]
     baseline: str = UNPREPARED

@@ -100,8 +100,6 @@ def _sweep_note(work: StageContext, found: Comparison) -> str:
 
 
 def _figures(found: Comparison) -> dict[str, Any]:
-    from prepare.core.utils.machine import disturbed_times
-
     row = found.headline
     low, high = row.ratio_interval or (None, None)
     values: dict[str, Any] = {
@@ -113,7 +111,7 @@ def _figures(found: Comparison) -> dict[str, Any]:
         "prepared_seconds": finite(found.prepared_seconds),
         "timed_reason": row.reason,
         "timed_where": _where(found),
-        "busy": disturbed_times(found.settings, found.noise),
+        "busy": found.busy,
     }
     if found.rows:
         seconds = found.row(found.baseline).seconds

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
-from prepare.errors import FlowError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -93,7 +92,7 @@ class Flow(JsonRecord, Readable):
     that the flow is for, which a prediction may not have had; empty in older files.
     """
 
-    KIND: ClassVar[Kind] = Kind("prepare.flow", 1, "a flow", "a flow.json", FlowError)
+    KIND: ClassVar[Kind] = Kind("prepare.flow", "a flow", "a flow.json")
 
     mode: str
     status: str

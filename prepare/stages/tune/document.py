@@ -7,7 +7,6 @@ from dataclasses import replace
 from prepare.core import document as parts
 from prepare.core.document import FASTER, RIGHT, USE_RECIPE, Advice, Answer, Document
 from prepare.core.utils import text as numbers
-from prepare.core.utils.machine import disturbed_times
 from prepare.core.utils.text import capitalized, doubt, interval_text, plural, printable
 from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 
@@ -39,8 +38,7 @@ def tune_sentence(tuning: Tuning) -> str:
     """Return one sentence: `channels_last is 1.3x faster, 163 instead of 214 ms; 3 of 6 recipes timed`."""
     said = [f"{tuning.winner} is {_speed(tuning)}", tuning.last.clock_remark]
     if tuning.winner == UNPREPARED:
-        disturbed = disturbed_times(tuning.last.settings, tuning.last.noise)
-        said = [f"{UNPREPARED}, as {_NONE}", disturbed]
+        said = [f"{UNPREPARED}, as {_NONE}", tuning.last.busy]
     timed = sum(row.rounds > 0 for row in tuning.rows)
     counted = f"{timed} of {plural(len(tuning.rows), 'recipe')} timed"
     return "; ".join(filter(None, (*said, counted)))

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.text import Interval  # noqa: TC001  read at run time
-from prepare.errors import TuneError
 from prepare.stages.bench.records import UNPREPARED, VERDICTS, Comparison, check_ratios
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class Tuning(JsonRecord, Readable):
     was read, and may be a stranger's.
     """
 
-    KIND: ClassVar[Kind] = Kind("prepare.tune", 1, "a tuning", "a tune.json", TuneError)
+    KIND: ClassVar[Kind] = Kind("prepare.tune", "a tuning", "a tune.json")
 
     rows: tuple[CandidateResult, ...]
     winner: str

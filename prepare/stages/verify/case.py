@@ -62,16 +62,6 @@ class RunError(Exception):
 
 
 @dataclass
-class Runs:
-    """The runs that are compared; `shaken` ones say how much rounding changes gradients."""
-
-    exact: Run
-    actual: Run
-    noisy: list[Run] = field(default_factory=list)
-    shaken: list[Run] = field(default_factory=list)
-
-
-@dataclass
 class VerificationCase:
     """One call in the mode of use; in `eval`, wrong gradients do not fail.
 
@@ -100,16 +90,17 @@ class VerificationCase:
         dtypes |= set() if self.amp == "none" else {getattr(torch, self.amp)}
         #: The coarsest dtype of the prepared model.
         self.dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-        is_wide = self.dtype == torch.float64
+        is_wide, self._shakes = self.dtype == torch.float64, self.dtype == torch.float32
         self.exact_dtype = torch.float64 if is_wide else torch.float32
         # The part of the tolerance up to which nothing needs a further look.
-        self._limit = _NEAR if self.dtype == torch.float32 else 1.0
+        self._limit = _NEAR if self._shakes else 1.0
         self.flags = training_flags(self.prepared, self.mode)
         self._depth = sum(bool(module._parameters) for module in self.prepared.modules())
         self.targets = {path: (new.dtype, new.device) for path, (_, new) in self.pairs.items()}
         self._by_id = {id(old): self.targets[path] for path, (old, _) in self.pairs.items()}
         self._compiled = contains_compiled(self.prepared)
-        self._graph = False
+        # Runs of the reference in the prepared dtypes; after the first look with it, the one in float32.
+        self._noisy: list[Run] = []
         self._left_out: dict[str, str] = {}
         self._alone: set[str] = set()
 
@@ -137,45 +128,66 @@ class VerificationCase:
 
     def _compared(self) -> list[Check]:
         first = self._first_call()
-        exact = self._exact(self.call)
-        noisy = [] if self._limit == _NEAR else [self._noisy(self.call)]
-        actual = self._prepared(self.call)
-        runs = Runs(exact, actual, noisy)
-        self.deviations = self._deviations(runs)
-        more = self._other_calls(first, runs)
-        more += self._look_closer(first, runs)
-        checks = [self._judged(kind, items, runs.exact) for kind, items in self.deviations.items()]
+        exact, actual = self._exact(self.call), self._prepared(self.call)
+        self._noisy = [] if self._shakes else [self._in_its_dtypes(self.call)]
+        self.deviations = self._deviations(exact, actual, self._noisy)
+        checks = self._other_calls(first, exact, actual)
+        self._allow_amplified()
+        if self._open() and not self._noisy:
+            self._noisy.append(self._in_its_dtypes(self.call))
+            for kind in ("outputs", "buffers"):  # the noise of these is that of the run in float32
+                del self._noisy[0].tensors[kind]
+            self.deviations = self._deviations(exact, actual, self._noisy)
+        hidden = self._hidden()
+        if not all(map(_may_be_rounding, self._open())):
+            exact = self._go_exact(first, exact, actual)
+        if self._open() or hidden > (_BLIND if self._shakes else _BLIND_16):
+            self._compare_modules()
+        self._allow_amplified()
+        if self._open():
+            exact = self._go_exact(first, exact, actual)
+            self._allow_amplified()
+        if self.wrong and not all(item.is_garbage for item in self.wrong):
+            self._look_again()
+            self._allow_amplified()
+        if self.wrong:
+            # Where every module is right alone, the code between them is wrong.
+            self.culprit = next(iter(self._wrong_modules()), "")
+        late = next((text for text in self._left_out.values() if "no time was left" in text), "")
+        if late and hidden > _HIDDEN and not self.wrong:
+            note = f"not compared: {late}"
+            checks.append(self._check(MODULE_KINDS[1], "cannot tell", note=note))
         if self._skipped:
-            more += [self._check(kind, "skipped", note=self._skipped) for kind in _GRADIENTS]
-        return checks + more
+            checks += [self._check(kind, "skipped", note=self._skipped) for kind in _GRADIENTS]
+        return [*(self._judged(*each, exact) for each in self.deviations.items()), *checks]
 
     # ------------------------------------------------------------------------------------- the runs
 
     def _prepared(self, call: Call, *, as_used: bool = False, **options: Any) -> Run:
         """Run the prepared model, without its compiler unless `as_used`."""
         call, compiled = user_call(call, self.prepared, self.pipeline), as_used and self._compiled
-        options |= {"amp": self.amp, "compiled": compiled}
         with contextlib.nullcontext() if compiled else eager_if_compiled(self.prepared):
-            return self._run(self.prepared, call, **options)
+            return self._run(self.prepared, call, amp=self.amp, compiled=compiled, **options)
 
-    def _noisy(self, call: Call, **options: Any) -> Run:
-        """Run the reference in the prepared dtypes, on inputs that differ by one rounding."""
+    def _in_its_dtypes(self, call: Call) -> Run:
+        """Run the reference in the prepared dtypes, on inputs that differ by what a module may round."""
         # What activations lose here counts as noise, not as an error of the prepared model.
-        with eager_if_compiled(self.prepared):
-            call = rounded_call(call, self.prepared, self.pipeline, self.dtype).map(nudged)
-        options |= {"repair": self.dtype, "stand_in": self._low, "amp": self.amp}
+        call = rounded_call(call, self.prepared, self.pipeline, self.dtype)
+        call = call.map(partial(nudged, fraction=rounding_step(self.dtype)))
         given = call.map(lambda tensor: cast(tensor, tensor.dtype))
+        options: Any = {"repair": self.dtype, "stand_in": self._low, "amp": self.amp}
         with same_casts(self.reference, self.prepared):
             return self._run(self.reference, given, **options)
 
-    def _shaken(self, call: Call) -> Run:
-        """Run the reference so, with the outputs of its modules changed by rounding errors."""
-        shake = partial(jittered, seed=2, fraction=rounding_step(self.dtype))
-        return self._noisy(call, change=shake)
-
     def _low(self, tensor: Tensor) -> Tensor:
-        """Cast one of the reference's tensors to the prepared model's dtype and device, contiguous."""
-        return cast(tensor, *self._by_id.get(id(tensor), (tensor.dtype, tensor.device)))
+        """Cast one of the reference's tensors to the prepared model's dtype and device, contiguous.
+
+        A kernel in float32 rounds at every addition, so its weights differ as the inputs do.
+        """
+        made = cast(tensor, *self._by_id.get(id(tensor), (tensor.dtype, tensor.device)))
+        if self._shakes and isinstance(made, nn.Parameter):
+            made.data = nudged(made.data, rounding_step(self.dtype))
+        return made
 
     def _exact(self, call: Call, **options: Any) -> Run:
         """Run the reference on the user's own inputs, all in `exact_dtype`."""
@@ -184,7 +196,7 @@ class VerificationCase:
         return self._run(self.reference, call.map(convert), **options)
 
     def _run(self, model: nn.Module, call: Call, **options: Any) -> Run:
-        own: Any = {"backward": self.backward, "graph": self._graph, "flags": self.flags}
+        own: Any = {"backward": self.backward, "flags": self.flags}
         try:
             return run_model(model, call, **own | options)
         except (MemoryError, torch.OutOfMemoryError):
@@ -195,13 +207,11 @@ class VerificationCase:
 
     def _first_call(self) -> Run:
         """Call the prepared model without a backward: what it takes says whether the others fit."""
-        once = partial(self._prepared, self.call, as_used=True, backward=False, seed=1)
         try:
-            first = once()
+            first = self._prepared(self.call, as_used=True, backward=False, seed=1)
         except RunError:
-            self._graph = True  # a forward that differentiates, as that of a force field
             self._exact(self.call)  # it is no fault if the reference raises too
-            first = once()
+            raise
         self.budget.extend(first.seconds * (3 if self.mode == "train" else 1))
         reason = self._refusal(first, torch.float32)
         if reason and self.backward and self.mode == "eval":
@@ -218,20 +228,19 @@ class VerificationCase:
         seconds = first.seconds * (2 * backward - 1) * (_SLOWER if dtype == torch.float64 else 1)
         return self.budget.refuses(seconds, (2 * weights + first.numbers) * backward, dtype)
 
-    def _deviations(self, runs: Runs) -> dict[str, list[Deviation]]:
+    def _deviations(self, exact: Run, actual: Run, noisy: list[Run]) -> dict[str, list[Deviation]]:
         found = {}
         for kind in KINDS:
-            right, given = runs.exact.tensors.get(kind), runs.actual.tensors.get(kind)
-            if right is None or given is None:
+            if kind not in exact.tensors or kind not in actual.tensors:
                 continue
             left = self.rewritten if kind in _OF_MODULES else ()
             right, given = (
-                {name: tensor for name, tensor in named.items() if not is_under(name, left)}
-                for named in (right, given)
+                {name: t for name, t in run.tensors[kind].items() if not is_under(name, left)}
+                for run in (exact, actual)
             )
-            others = runs.noisy + (runs.shaken if kind in _GRADIENTS else [])
-            noisy = [run.tensors[kind] for run in others]
-            found[kind] = self._compare(kind, right, noisy, given)
+            found[kind] = self._compare(
+                kind, right, [run.tensors.get(kind, {}) for run in noisy], given
+            )
         return found
 
     def _compare(self, kind: str, exact: Any, noisy: Any, actual: Any) -> list[Deviation]:
@@ -241,64 +250,35 @@ class VerificationCase:
 
     def _open(self) -> list[Deviation]:
         """Return what may be wrong: more than the limit of what is allowed."""
-        kinds = self.deviations.items()
         return [
             item
-            for kind, items in kinds
+            for kind, items in self.deviations.items()
             for item in items
             if not item.error <= item.allowed * (self._limit if kind in KINDS else 1.0)
         ]
 
-    def _look_closer(self, first: Run, runs: Runs) -> list[Check]:
-        """Look at what is open, with more and more expensive runs, until it is right or wrong."""
-        if self._limit < 1 and any(item.kind not in _GRADIENTS for item in self._open()):
-            runs.noisy.append(self._noisy(self.call))
-            self.deviations = self._deviations(runs)
-        if any(item.kind in _GRADIENTS and not item.is_garbage for item in self._open()):
-            # Rounding may flip the sign of a ReLU's input, or change the maximum of a pooling window.
-            runs.shaken.append(self._shaken(self.call))
-            self.deviations = self._deviations(runs)
-        if not all(map(_may_be_rounding, self._open())):
-            self._go_exact(first, runs)
-        hidden = self._hidden()
-        is_blind = hidden > (_BLIND if self.dtype == torch.float32 else _BLIND_16)
-        # In a forward that differentiates, gradients pass its modules more than once.
-        if not self._graph and (self._open() or is_blind):
-            recorded = self._prepared(self.call, record=True)
-            names = {c.name for c in recorded.calls if not is_under(c.name, self.rewritten)}
-            alone, self._left_out = compare_alone(self, recorded, names.__contains__)
-            self._alone = names - {*self._left_out}
-            self.deviations |= {k: alone[k] for k in MODULE_KINDS[: 1 + self.backward]}
-            del recorded
-        self._allow_amplified()
-        if self._open():
-            self._go_exact(first, runs)
-            self._allow_amplified()
-        if self.wrong and not all(item.is_garbage for item in self.wrong):
-            self._look_again()
-            self._allow_amplified()
-        if self.wrong:
-            # Where every module is right alone, the code between them is wrong.
-            self.culprit = next(iter(self._wrong_modules()), "")
-        late = next((text for text in self._left_out.values() if "no time was left" in text), "")
-        if late and hidden > _HIDDEN and not self.wrong:
-            return [self._check(MODULE_KINDS[1], "cannot tell", note=f"not compared: {late}")]
-        return []
-
-    def _go_exact(self, first: Run, runs: Runs) -> None:
-        """Compare with a run in float64 from now on, if there is none yet and it fits."""
+    def _go_exact(self, first: Run, exact: Run, actual: Run) -> Run:
+        """Compare with a run in float64 from now on, if there is none yet and it fits; return the latest."""
         is_open, self._limit = self._limit < 1, 1.0
         if not is_open or self._refusal(first, torch.float64):
-            return
+            return exact
         self.exact_dtype = torch.float64
         try:
-            exact = self._exact(self.call)
+            wide = self._exact(self.call)
         except RunError:
             self.exact_dtype = torch.float32  # the model makes tensors in float32 itself
-            return
-        runs.noisy.append(runs.exact)
-        runs.exact = exact
-        self.deviations |= self._deviations(runs)
+            return exact
+        self._noisy.append(exact)
+        self.deviations |= self._deviations(wide, actual, self._noisy)
+        return wide
+
+    def _compare_modules(self) -> None:
+        """Compare each leaf module alone."""
+        recorded = self._prepared(self.call, record=True)
+        names = {c.name for c in recorded.calls if not is_under(c.name, self.rewritten)}
+        alone, self._left_out = compare_alone(self, recorded, names)
+        self._alone = names - {*self._left_out}
+        self.deviations |= {kind: alone[kind] for kind in MODULE_KINDS[: 1 + self.backward]}
 
     def _hidden(self) -> float:
         """Return the least error of gradients that the whole model shows, in mode `train`."""
@@ -311,9 +291,10 @@ class VerificationCase:
         moved, names = self.call.map(partial(jittered, seed=1)), self._wrong_modules()
         actual, again = self._prepared(moved, record=bool(names)), {}
         if any(item.kind in KINDS for item in self.wrong):
-            again = self._deviations(Runs(self._exact(moved), actual, [self._shaken(moved)]))
+            noisy = [self._in_its_dtypes(moved)]
+            again = self._deviations(self._exact(moved), actual, noisy)
         if names:
-            again |= compare_alone(self, actual, names.__contains__)[0]
+            again |= compare_alone(self, actual, names)[0]
         wrong = {(i.kind, i.name) for items in again.values() for i in items if i.exceeds}
         for kind, items in self.deviations.items():
             self.deviations[kind] = [
@@ -325,40 +306,39 @@ class VerificationCase:
         return list(dict.fromkeys(item.name for item in self.wrong if item.kind in MODULE_KINDS))
 
     def _allow_amplified(self) -> None:
-        """Allow the errors of gradients if every module alone is right: the model amplifies rounding."""
-        if self._left_out or not self._alone or self._wrong_modules():
-            return
-        if all(map(_may_be_rounding, self._open())):
+        """Allow the errors of gradients if every module alone is right: the model amplifies rounding.
+
+        In eval, where they do not count, no module runs alone for them.
+        """
+        is_right = self._alone and not self._left_out and not self._wrong_modules()
+        if (is_right or self.mode == "eval") and all(map(_may_be_rounding, self._open())):
             self._limit = 1.0
             for kind, items in self.deviations.items():
                 self.deviations[kind] = list(map(_allowed, items))
 
-    def _other_calls(self, first: Run, runs: Runs) -> list[Check]:
+    def _other_calls(self, first: Run, exact: Run, actual: Run) -> list[Check]:
         """Call the prepared model once more as it will be used, in training on inputs without gradients.
 
         Raises:
             CannotTellError: the outputs differ from call to call.
         """
-        trains = self.mode == "train" and bool(runs.actual.tensors.get(_GRADIENTS[0]))
-        third = self._prepared(self.call, as_used=True, backward=False, graph=self._graph or trains)
-        moved = [item for run in (first, third) for item in self._moved(runs.actual, run)]
-        if moved and not any(item.is_garbage for item in self.deviations["outputs"]):
-            second = self._exact(self.call, backward=False, seed=1).tensors["outputs"]
-            again = self._compare("outputs", runs.exact.tensors["outputs"], [], second)
-            if any(item.exceeds and not math.isnan(item.error) for item in again):
-                raise CannotTellError(f"the reference itself {_RANDOM}")
-            return [self._unstable(moved[0], self._moved(first, third))]
-        return [self._check("outputs", "pass", inputs="compiled")] if self._compiled else []
-
-    def _unstable(self, item: Deviation, between: list[Deviation]) -> Check:
-        """Return the check of outputs that are wrong in another call of the prepared model."""
-        if item.note:
-            return self._described("fail", replace(item, note=f"{item.note} in another call"))
-        if self._compiled and not between:
-            return self._described("fail", item, inputs="compiled")
+        third = self._prepared(self.call, as_used=True, backward=False, graph=self.mode == "train")
+        moved = [item for run in (first, third) for item in self._moved(actual, run)]
+        if not moved or any(item.is_garbage for item in self.deviations["outputs"]):
+            return [self._check("outputs", "pass", inputs="compiled")] if self._compiled else []
+        second = self._exact(self.call, backward=False, seed=1).tensors["outputs"]
+        again = self._compare("outputs", exact.tensors["outputs"], [], second)
+        if any(item.exceeds and not math.isnan(item.error) for item in again):
+            raise CannotTellError(f"the reference itself {_RANDOM}")
+        if moved[0].note:
+            item = replace(moved[0], note=f"{moved[0].note} in another call")
+            return [self._described("fail", item)]
+        if self._compiled and not self._moved(first, third):
+            return [self._described("fail", moved[0], inputs="compiled")]
         if self._compiled:
             raise CannotTellError(f"the compiled model {_RANDOM}")
-        raise CannotTellError(f"{_UNSTABLE}: {item.name} by {item.error:.2g} of its scale")
+        by = f"{moved[0].name} by {moved[0].error:.2g} of its scale"
+        raise CannotTellError(f"{_UNSTABLE}: {by}")
 
     def _moved(self, one: Run, other: Run) -> list[Deviation]:
         """Return the outputs that differ between two runs by more than is allowed."""
@@ -385,26 +365,23 @@ class VerificationCase:
             return self._check(kind, "skipped", note=note or "there is nothing to compare")
         worst = max(items, key=lambda item: item.excess)
         # In eval, gradients do not count.
-        counts = self.mode == "train" or kind == "buffers" or kind.endswith("outputs")
+        counts = self.mode == "train" or not kind.endswith("gradients")
         status = "pass" if not worst.exceeds else "fail" if counts else "wrong"
-        check = self._described(status, worst, note=worst.note or note)
-        check = replace(check, compared=len(self._alone) if alone else len(items))
+        compared = len(self._alone) if alone else len(items)
+        check = self._described(status, worst, note=worst.note or note, compared=compared)
         finds = sensitivity(items, by_module=kind == "parameter gradients")
         if finds is None or kind == "buffers" or (alone and self._left_out):
             return check
         return replace(check, sensitivity=finds[0], least_sensitive=finds[1])
 
     def _described(self, status: str, item: Deviation, **more: Any) -> Check:
-        numbers = {"error": finite(item.error), "allowed": finite(item.allowed)}
-        return self._check(
-            item.kind, status, worst=item.name, **{"note": item.note} | numbers | more
-        )
+        about = {"error": finite(item.error), "allowed": finite(item.allowed), "note": item.note}
+        return self._check(item.kind, status, worst=item.name, **about | more)
 
     def _check(self, kind: str, status: str, **more: Any) -> Check:
         """Return a check of this case; `more` are further fields of Check."""
-        more = {"inputs": "without the compiler" if self._compiled else ""} | more
-        more |= {"dtype": name_of(self.dtype), "batch": self.call.batch}
-        return Check(what=kind, status=status, mode=self.mode, **more)
+        dtype, batch = name_of(self.dtype), self.call.batch
+        return Check(what=kind, status=status, mode=self.mode, dtype=dtype, batch=batch, **more)
 
 
 def _allowed(item: Deviation) -> Deviation:

@@ -4,9 +4,9 @@ The error of a tensor is its largest difference from the exact run, as a fractio
 number, or that of its module for a parameter's gradient and a buffer. Allowed is the largest of
 
 * FACTOR times the noise: the error of the unprepared model in the same dtypes, in the contiguous format;
-* FLOOR * eps * sqrt(depth): rounding errors of so many layers add up like a random walk;
-* for a gradient, LEAST * eps of the largest gradient of all, and of a module alone more for each number that
-  is a sum of many.
+* four `rounding_step` * sqrt(depth): rounding errors of so many layers add up like a random walk;
+* for a gradient, one `rounding_step` of the largest gradient of all, and of a module alone more for each
+  number that is a sum of many.
 
 Noise of several times the largest number is ignored: garbage does not excuse garbage. Whole numbers must be
 equal, and a gradient of zeros is wrong wherever the noise alone is smaller than the exact gradient.
@@ -25,8 +25,7 @@ from prepare.core.utils.text import part_of_tolerance
 
 FACTOR, GARBAGE = 6.0, 4.0
 # A 16-bit kernel accumulates in float32 and rounds once; a float32 kernel rounds at every addition.
-_FLOOR = {torch.float16: 4.0, torch.bfloat16: 4.0}
-_LEAST = {torch.float16: 1.0, torch.bfloat16: 1.0}
+_ROUNDINGS = {torch.float16: 1.0, torch.bfloat16: 1.0}
 # Tensors of less than this part of the largest number say nothing about the sensitivity.
 _NEGLIGIBLE = 1e-3
 # An error is a common factor if no more than this part of it is left without the factor, in a tensor whose
@@ -39,7 +38,7 @@ Named = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Deviation:
-    """The error of one tensor, what is allowed, and its noise, each as a fraction of the tensor's scale.
+    """The error of one tensor and what is allowed, as fractions of the tensor's scale.
 
     The error is NaN if the tensors cannot be subtracted; then `note` says why. `size` is the tensor's own
     largest number as a fraction of the scale, `share` the scale as a fraction of the largest of all tensors
@@ -50,7 +49,6 @@ class Deviation:
     name: str
     error: float
     allowed: float
-    noise: float = 0.0
     size: float = 1.0
     share: float = 1.0
     note: str = ""
@@ -84,11 +82,11 @@ def compare(
     depth: int,
 ) -> list[Deviation]:
     """Compare every tensor of `actual` with `exact`; `noisy` holds runs of the unprepared model."""
-    eps, gradients = torch.finfo(dtype).eps, "gradients" in kind
+    gradients = "gradients" in kind
     sizes = {name: largest(tensor) for name, tensor in exact.items()}
     scales = _by_module(exact, sizes) if kind in _BY_MODULE else sizes
     most = max((size for size in scales.values() if math.isfinite(size)), default=0.0)
-    floor = _FLOOR.get(dtype, 64.0) * eps * math.sqrt(max(depth, 1))
+    floor = 4 * rounding_step(dtype) * math.sqrt(max(depth, 1))
     step = rounding_step(dtype) * most if gradients else 0.0
     longest = max((tensor.numel() for tensor in exact.values()), default=1)
     found = []
@@ -97,13 +95,8 @@ def compare(
         if gradients:  # a missing gradient equals zeros
             right = torch.zeros_like(actual[name]) if right is None else right
             given = torch.zeros_like(right) if given is None else given
-        note = ""
-        if right is None or given is None:
-            note = "is missing" if given is None else "is not in the reference"
-        elif right.shape != given.shape:
-            note = f"has shape {list(given.shape)}, in the reference {list(right.shape)}"
-        if note or right is None or given is None:
-            found.append(Deviation(kind, name, math.nan, 0.0, note=note))
+        if right is None or given is None or right.shape != given.shape:
+            found.append(Deviation(kind, name, math.nan, 0.0, note=_mismatch(right, given)))
             continue
         scale = scales.get(name, 0.0) or most or 1.0
         # The gradient of a module's parameter is a sum, and may cancel.
@@ -112,14 +105,14 @@ def compare(
         noise = max((distance(right, run[name]) for run in noisy if name in run), default=0.0)
         garbage = not noise <= GARBAGE * most
         allowed = max(0.0 if garbage else FACTOR * noise, floor * scale, least)
-        error, size = distance(right, given), sizes.get(name, 0.0)
+        error, size, note = distance(right, given), sizes.get(name, 0.0), ""
         if not right.is_floating_point() and not right.is_complex():
             allowed = noise
         if gradients and size > max(noise, floor * size, least) and not largest(given):
             allowed, note = 0.0, "is zero"
         if math.isfinite(size) and not math.isfinite(largest(given)):
             error, note = math.nan, "contains NaN or Inf"
-        parts = error / scale, allowed / scale, noise / scale, size / scale, scale / (most or 1.0)
+        parts = error / scale, allowed / scale, size / scale, scale / (most or 1.0)
         factor = gradients and error > allowed and _is_factor(right, given)
         found.append(Deviation(kind, name, *parts, note=note, is_factor=factor))
     return found
@@ -127,7 +120,13 @@ def compare(
 
 def rounding_step(dtype: torch.dtype) -> float:
     """Return the error that one module may add, as a fraction of its output."""
-    return _LEAST.get(dtype, 16.0) * torch.finfo(dtype).eps
+    return _ROUNDINGS.get(dtype, 16.0) * torch.finfo(dtype).eps
+
+
+def _mismatch(right: Tensor | None, given: Tensor | None) -> str:
+    if right is None or given is None:
+        return "is missing" if given is None else "is not in the reference"
+    return f"has shape {list(given.shape)}, in the reference {list(right.shape)}"
 
 
 def sensitivity(items: Iterable[Deviation], *, by_module: bool) -> tuple[float, str] | None:

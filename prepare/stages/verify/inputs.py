@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 # A tensor that exceeds its tolerance is compared again on inputs changed by this fraction.
 JITTER = 0.02
+# A prime, so that no two rows of a tensor get the same numbers.
+_PERIOD = 10007
 
 
 def user_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
@@ -60,22 +64,33 @@ def user_formatter(pipeline: Pipeline) -> Callable[[Any], Any] | None:
     return None if is_attached else pipeline.format
 
 
-def nudged(tensor: Tensor) -> Tensor:
-    """Change each floating-point number of a tensor by about one unit in the last place."""
+def nudged(tensor: Tensor, fraction: float) -> Tensor:
+    """Change each floating-point number of a tensor by a fraction of itself, up or down."""
     if not tensor.is_floating_point():
         return tensor
-    bits = torch.randint(0, 2, tensor.shape, generator=torch.Generator().manual_seed(0))
-    signs = (bits * 2 - 1).to(tensor.device, tensor.dtype)
-    return tensor + tensor * torch.finfo(tensor.dtype).eps * signs
+    return tensor + tensor * fraction * _noise(tensor, 0).sign()
 
 
 def jittered(tensor: Tensor, seed: int, fraction: float = JITTER) -> Tensor:
-    """Add random numbers to a floating-point tensor, scaled to a fraction of its standard deviation."""
+    """Add random numbers to a floating-point tensor, scaled to a fraction of its root mean square."""
     if not tensor.is_floating_point() or tensor.numel() < 2:
         return tensor
-    noise = torch.randn(tensor.shape, generator=torch.Generator().manual_seed(seed))
-    scale = fraction * float(tensor.detach().double().std())
-    return tensor + (noise * scale).to(tensor.device, tensor.dtype)
+    size = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
+    return tensor + _noise(tensor, seed) * (fraction * float(size) / math.sqrt(tensor.numel()))
+
+
+def _noise(like: Tensor, seed: int) -> Tensor:
+    """Return random numbers with a variance of 1; they repeat, since each costs as much as a product."""
+    drawn, count = _drawn(seed), like.numel()
+    return (
+        drawn.repeat(count // len(drawn) + 1)[:count].view(like.shape).to(like.device, like.dtype)
+    )
+
+
+@cache
+def _drawn(seed: int) -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(seed)
+    return torch.randn(_PERIOD, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def _formatter_like(model: nn.Module) -> Formatter:

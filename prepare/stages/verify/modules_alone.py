@@ -9,13 +9,13 @@ what it computed inside of the whole model, so memory that two modules share sho
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 
 from prepare.core.forward.call import tensors_in
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from prepare.stages.verify.case import VerificationCase
 
 MODULE_KINDS = ("module outputs", "module gradients")
+_KINDS = (*MODULE_KINDS, "buffers")
 # A kernel in float32 may add up many numbers in another order: the floor of its tolerance allows for so many
 # layers, 0.008 %, which is far below the errors that are searched for.
 _DEPTH = 100
@@ -41,7 +42,7 @@ _NEAR = 0.5
 
 
 def compare_alone(
-    case: VerificationCase, run: runs.Run, wanted: Callable[[str], bool]
+    case: VerificationCase, run: runs.Run, wanted: Collection[str]
 ) -> tuple[dict[str, list[Deviation]], dict[str, str]]:
     """Compare the recorded calls of the wanted leaves, by name.
 
@@ -49,7 +50,7 @@ def compare_alone(
     """
     found, left_out = {kind: list[Deviation]() for kind in MODULE_KINDS}, dict[str, str]()
     calls: dict[str, list[runs.ModuleCall]] = {}
-    for call in filter(lambda call: wanted(call.name), run.calls):
+    for call in filter(lambda call: call.name in wanted, run.calls):
         calls.setdefault(call.name, []).append(call)
     in_float64 = unchanged(case.reference, stand_in=partial(runs.cast, dtype=torch.float64))
     quiet = ignored_warnings("the tensors in a .* stay as they are")
@@ -57,6 +58,7 @@ def compare_alone(
     with quiet, in_float64, casts, runs.repaired(case.reference, case.dtype):
         runs.make_deterministic(case.reference, case.flags)
         modules = case.reference.modules()
+        # Another module that holds the same Parameter adds to its gradient.
         owners = Counter(id(p) for m in modules for p in m._parameters.values())
         for name in list(calls):
             try:
@@ -69,6 +71,7 @@ def compare_alone(
                 left_out[name] = first_line(error)
                 continue
             for item in items:
+                # What a module leaves in its buffers counts as an output.
                 kind = item.kind if item.kind in MODULE_KINDS else MODULE_KINDS[0]
                 found[kind].append(replace(item, kind=kind, name=name))
     return found, left_out
@@ -81,91 +84,83 @@ def _compare(
     run: runs.Run,
     owners: Counter[int],
 ) -> list[Deviation]:
+    if any(call.is_twice for call in calls):
+        raise RuntimeError("the forward differentiates")
     module, head = case.reference.get_submodule(name), f"{name}." if name else ""
-    # Another module that holds the same Parameter adds to its gradient.
-    shared = {key for key, p in module.named_parameters() if owners[id(p)] > 1}
-    buffers = [key for key, _ in module.named_buffers()]
-    own = [key for key, _ in module.named_parameters() if key not in shared]
+    own = [key for key, p in module.named_parameters() if owners[id(p)] == 1]
+    shared = {key for key, _ in module.named_parameters()} - {*own}
     gradients = run.tensors.get("parameter gradients", {})
-    outputs, inputs = (
-        {f"{index}.{place}": t for index, call in enumerate(calls) for place, t in kind(call)}
-        for kind in (lambda call: call.outputs.items(), lambda call: call.input_gradients.items())
-    )
-    actual = {
-        "module outputs": outputs,
-        "module gradients": inputs | {k: gradients[head + k] for k in own if head + k in gradients},
-        "buffers": {k: run.tensors["buffers"][head + k] for k in buffers},
-    }
+    given = {kind: Named() for kind in _KINDS}
+    for index, call in enumerate(calls):
+        for kind, named in zip(_KINDS, (call.outputs, call.input_gradients), strict=False):
+            given[kind] |= {f"{index}.{place}": tensor for place, tensor in named.items()}
+    given["module gradients"] |= {k: gradients[head + k] for k in own if head + k in gradients}
+    given["buffers"] = {k: run.tensors["buffers"][head + k] for k, _ in module.named_buffers()}
 
-    def lone(dtype: torch.dtype | None, amp: str = "none") -> dict[str, Named]:
-        """Run it in one dtype or, without one, in those of the prepared model."""
-        weights = {}
-        for key, tensor in (*module.named_parameters(), *module.named_buffers()):
-            target = (dtype,) if dtype else case.targets.get(head + key, (tensor.dtype,))
-            made = runs.cast(tensor.detach(), *target)
-            weights[key] = made.requires_grad_(tensor.requires_grad)
-        with torch.set_grad_enabled(case.backward), runs.SameNumbers():
-            return _run_alone(module, calls, weights, dtype, amp)
-
-    def deviations(exact: dict[str, Named], noisy: dict[str, Named]) -> list[Deviation]:
-        found = []
+    def deviations(exact: dict[str, Named], *noisy: dict[str, Named]) -> list[Deviation]:
+        found, depth = [], _DEPTH if case.dtype == torch.float32 else 1
         for kind, named in exact.items():
             right = {n: t for n, t in named.items() if n not in shared}
             if all(map(is_finite, right.values())):
-                given = {n: t for n, t in actual[kind].items() if n in right}
-                # The statistics of a norm that stays in float32 have the digits of float32.
-                dtypes = {t.dtype for t in given.values() if t.is_floating_point()}
-                kept = kind == "buffers" and dtypes == {torch.float32}
-                dtype = torch.float32 if kept else case.dtype
-                depth = _DEPTH if dtype == torch.float32 else 1
-                others = [noisy[kind]] if noisy else []
-                found += compare(kind, right, others, given, dtype=dtype, depth=depth)
+                actual = {n: t for n, t in given[kind].items() if n in right}
+                others = [run[kind] for run in noisy]
+                found += compare(kind, right, others, actual, dtype=case.dtype, depth=depth)
         return found
 
+    def as_prepared(tensor: Tensor, key: str) -> Tensor:
+        return runs.cast(tensor, *case.targets.get(head + key, (tensor.dtype,)))
+
+    low = _run_alone(module, calls, as_prepared, backward=case.backward, amp=case.amp)
+    near = deviations(low)
     # A wrong output may come from a module that is as wrong in the unprepared model.
     may_be_near = not any(item.kind in ("outputs", "buffers") for item in case.wrong)
-    low = lone(None, case.amp)
-    near = deviations(low, {})
     if may_be_near and near and all(item.error <= _NEAR * item.allowed for item in near):
         return near
-    return deviations(lone(torch.float64), low)
+    in_float64 = partial(runs.cast, dtype=torch.float64)
+    exact = _run_alone(module, calls, lambda t, _: in_float64(t), backward=case.backward)
+    return deviations(exact, low)
 
 
 def _run_alone(
-    module: nn.Module,
+    module: Any,
     calls: list[runs.ModuleCall],
-    weights: Named,
-    dtype: torch.dtype | None,
-    amp: str,
+    convert: Callable[[Tensor, str], Tensor],
+    *,
+    backward: bool,
+    amp: str = "none",
 ) -> dict[str, Named]:
-    """Call a module on recorded arguments, in their dtypes or in one, and sum the gradients of the calls."""
-    outputs, gradients, backward = Named(), Named(), torch.is_grad_enabled()
+    """Call a module on recorded arguments, all of them converted, and sum the gradients of the calls."""
+    outputs, gradients, weights = Named(), Named(), Named()
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        weights[name] = convert(tensor.detach(), name).requires_grad_(tensor.requires_grad)
+    trained = {n: tensor for n, tensor in weights.items() if tensor.requires_grad}
+    leaves: list[Tensor] = []
 
-    def convert(leaves: list[Tensor], tensor: Tensor) -> Tensor:
-        made = runs.cast(tensor.detach(), dtype or tensor.dtype)
+    def leaf(tensor: Tensor) -> Tensor:
+        made = convert(tensor.detach(), "")
         leaves.append(made.requires_grad_(backward and made.is_floating_point()))
         return made.clone()
 
     for index, call in enumerate(calls):
-        leaves: list[Tensor] = []
-        given = call.arguments.map(partial(convert, leaves))
-        with autocast(amp, device_of([module], given.tensors())):
-            result = functional_call(module, weights, given.args, given.kwargs)
-        wanted = {n: tensor for n, tensor in weights.items() if tensor.requires_grad}
-        for place, leaf in enumerate(leaves):
-            if place in call.input_gradients or call.needs[place]:
-                wanted[f"{index}.{place}"] = leaf
-        roots: list[tuple[Any, Any]] = []
+        leaves.clear()
+        with torch.set_grad_enabled(backward), runs.SameNumbers() as numbers:
+            given = call.arguments.map(leaf)
+            with autocast(amp, device_of([module], leaves)):
+                result = functional_call(module, weights, given.args, given.kwargs)
+        if numbers.draws:
+            raise RuntimeError("it draws random numbers")
+        places = [p for p, _ in enumerate(leaves) if p in call.input_gradients or call.needs[p]]
+        wanted = trained | {f"{index}.{place}": leaves[place] for place in places}
+        heads, grads = list[Tensor](), list[Tensor]()
         for place, output in enumerate(tensors_in(result)):
             outputs[f"{index}.{place}"] = output.detach()
             if output.requires_grad and (grad := call.output_gradients.get(place)) is not None:
-                roots.append((output, grad.to(output.dtype).contiguous()))
-        if roots and wanted:
-            heads, grads = zip(*roots, strict=True)
+                heads.append(output)
+                grads.append(grad.to(output.dtype).contiguous())
+        if heads and wanted:
             found = torch.autograd.grad(heads, [*wanted.values()], grads, allow_unused=True)
             for name, gradient in zip(wanted, found, strict=True):
                 if gradient is not None:
-                    known = gradients.get(name)
-                    gradients[name] = gradient if known is None else known + gradient
+                    gradients[name] = gradients.get(name, 0) + gradient
     buffers = {name: weights[name] for name, _ in module.named_buffers()}
-    return {"module outputs": outputs, "module gradients": gradients, "buffers": buffers}
+    return dict(zip(_KINDS, (outputs, gradients, buffers), strict=True))

@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.text import part_of_tolerance
-from prepare.errors import VerificationError
 
 STATUSES = ("pass", "fail", "cannot tell")
 
@@ -74,9 +73,7 @@ class Verification(JsonRecord, Readable):
     run. `amp` is the autocast of the prepared model's forward. `environment` says where it ran.
     """
 
-    KIND: ClassVar[Kind] = Kind(
-        "prepare.verify", 1, "a verification", "a verify.json", VerificationError
-    )
+    KIND: ClassVar[Kind] = Kind("prepare.verify", "a verification", "a verify.json")
     status: str
     reason: str
     mode: str

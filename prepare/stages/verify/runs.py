@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 from prepare.core.forward.call import Call, placed, tensors_in
 from prepare.core.forward.torch_state import autocast, device_of
-from prepare.core.forward.unchanged import copy_of, real_stand_in, unchanged
+from prepare.core.forward.unchanged import copy_of, real_stand_in, unchanged, without_gradients
 from prepare.core.model.tensors import is_plain
 from prepare.core.model.unsafe_backward import UnsafeCalls
 from prepare.core.utils.process_state import held_interrupts, ignored_warnings, interruptible
@@ -34,23 +34,25 @@ _QUIET = (
     r"The \.grad attribute of a Tensor that is not a leaf|None of the inputs have requires_grad"
 )
 _NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
-
-Named = dict[str, Tensor]
 _DROPOUTS = frozenset(
     {torch.dropout, torch.dropout_, torch.alpha_dropout, torch.feature_dropout}
     | {getattr(functional, name) for name in ("dropout", "alpha_dropout", "feature_alpha_dropout")}
     | {functional.dropout1d, functional.dropout2d, functional.dropout3d}
 )
-_UNIFORM, _NORMAL = (torch.rand, torch.rand_like), (torch.randn, torch.randn_like)
-_IN_PLACE = (Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_)
-_RANDOM = frozenset({*_UNIFORM, *_NORMAL, *_IN_PLACE, torch.bernoulli, Tensor.bernoulli})
+_UNIFORM = frozenset({torch.rand, torch.rand_like})
+_MADE = _UNIFORM | {torch.randn, torch.randn_like}
+_IN_PLACE = {Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_}
+_RANDOM = _MADE | _IN_PLACE | {torch.bernoulli, Tensor.bernoulli}
+
+Named = dict[str, Tensor]
 
 
 @dataclass
 class ModuleCall:
     """A call of a leaf module: its arguments and outputs, and their gradients by place.
 
-    `needs` says which arguments must get a gradient.
+    `needs` says which arguments must get a gradient. `is_twice`: more than one backward passed it, as where a
+    forward differentiates.
     """
 
     name: str
@@ -59,6 +61,19 @@ class ModuleCall:
     outputs: dict[int, Tensor] = field(default_factory=dict)
     output_gradients: dict[int, Tensor] = field(default_factory=dict)
     input_gradients: dict[int, Tensor] = field(default_factory=dict)
+    is_twice: bool = False
+
+    def watch(self, tensor: Tensor, gradients: dict[int, Tensor], index: int) -> Tensor:
+        """Keep the gradient that the tensor gets."""
+
+        def keep(gradient: Tensor | None) -> None:
+            if gradient is not None:  # torch gives None where a forward differentiates
+                self.is_twice |= index in gradients
+                gradients.setdefault(index, _copy(gradient))
+
+        if tensor.requires_grad:
+            tensor.register_hook(keep)
+        return tensor
 
 
 @dataclass
@@ -85,7 +100,6 @@ def run_model(
     seed: int = 0,
     amp: str = "none",
     compiled: bool = False,
-    change: Callable[[Tensor], Tensor] | None = None,
     repair: torch.dtype | None = None,
     stand_in: Callable[[Tensor], Tensor] | None = None,
 ) -> Run:
@@ -93,30 +107,34 @@ def run_model(
 
     `stand_in` replaces each tensor of the model, by default by one with the same values and strides. `record`
     keeps the calls of leaves. A compiled model has its own random numbers and dropout. Inputs need a gradient
-    only with `backward`, and `graph` makes a graph without one. `change` replaces the outputs of leaves;
-    `repair` avoids torch's own faults in this dtype.
+    only with `backward`, and `graph` makes a graph without one. `repair` avoids torch's own faults in this
+    dtype.
     """
     result, start, leaves = Run(), time.perf_counter(), Named()
-    nothing: Any = contextlib.nullcontext()
     # A compiler may have inlined the values of a Parameter.
     own = compiled and (lambda t: t if isinstance(t, nn.Parameter) else copy_of(t))
     stand_in = stand_in or own or (lambda t: _with_hooks(t, real_stand_in(t)))
-    with held_interrupts(), unchanged(model, call.args, call.kwargs, stand_in=stand_in):
+    with held_interrupts(), contextlib.ExitStack() as stack:
+        stack.enter_context(unchanged(model, call.args, call.kwargs, stand_in=stand_in))
         make_deterministic(model, flags, seed)
-        with (
-            torch.inference_mode(mode=False),
-            torch.set_grad_enabled(backward or graph),
-            repaired(model, repair) if repair else nothing,
-            ignored_warnings(_QUIET),
-            nothing if compiled else SameNumbers(),
-        ):
-            given = call.map(partial(_leaf, leaves) if backward else copy_of)
-            with nothing if compiled else _hooks(model, result, record=record, change=change):
-                with autocast(amp, device_of([model], given.tensors())):
-                    output = interruptible(model, *given.args, **given.kwargs)
-                named = dict(placed(output, "output"))
-                if backward:
-                    interruptible(_backward, [t for t in named.values() if t.requires_grad])
+        stack.enter_context(torch.inference_mode(mode=False))
+        stack.enter_context(torch.set_grad_enabled(backward or graph))
+        stack.enter_context(ignored_warnings(_QUIET))
+        if repair:
+            stack.enter_context(repaired(model, repair))
+        if not compiled:
+            stack.enter_context(SameNumbers())
+            stack.enter_context(_hooks(model, result, record=record))
+        given = call.map(partial(_leaf, leaves) if backward else copy_of)
+
+        def forward() -> Any:
+            with autocast(amp, device_of([model], given.tensors())):
+                return interruptible(model, *given.args, **given.kwargs)
+
+        output = forward() if backward or graph else without_gradients(forward)
+        named = dict(placed(output, "output"))
+        if backward:
+            interruptible(_backward, [t for t in named.values() if t.requires_grad])
         buffers = {n: b.detach() for n, b in model.named_buffers() if not b.is_nested}
         result.tensors = {"outputs": {n: t.detach() for n, t in named.items()}, "buffers": buffers}
         trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
@@ -186,10 +204,8 @@ def _is_leaf(module: nn.Module) -> bool:
 
 
 @contextlib.contextmanager
-def _hooks(
-    model: nn.Module, result: Run, *, record: bool, change: Callable[[Tensor], Tensor] | None
-) -> Iterator[None]:
-    """Note the calls of leaves, and change outputs; raise before a backward that is not safe."""
+def _hooks(model: nn.Module, result: Run, *, record: bool) -> Iterator[None]:
+    """Note the calls of leaves; raise before a backward that is not safe."""
     running: dict[str, list[tuple[ModuleCall, list[tuple[Tensor, int]]]]] = {}
 
     def before(name: str, _module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -200,14 +216,14 @@ def _hooks(
             # A hook of the tensor itself would get the gradients of all its uses. An alias keeps strides of
             # dimensions of one number, which `view_as` changes, and kernels choose their format by these.
             passed.append(torch.ops.aten.alias(tensor) if tensor.requires_grad else tensor)
-            return _watched(passed[-1], call.input_gradients, len(passed) - 1)
+            return call.watch(passed[-1], call.input_gradients, len(passed) - 1)
 
         given = given.map(view)
         versions = [(tensor, _version(tensor)) for tensor in given.tensors()]
         running.setdefault(name, []).append((call, versions))
         return given.args, given.kwargs
 
-    def after(name: str, module: nn.Module, args: Any, output: Any) -> Any:
+    def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
         is_plain_call = args and isinstance(args[0], Tensor) and isinstance(output, Tensor)
         if is_plain_call and backward_exceeds_memory(module, args[0], output):
             raise RuntimeError("torch's backward overwrites memory [conv3d_bfloat16_small_cpu]")
@@ -220,11 +236,7 @@ def _hooks(
             call.needs = tuple(map(all, zip(call.needs, intact, strict=False)))
             result.calls.append(call)
             for index, tensor in enumerate(tensors):
-                call.outputs[index] = _copy(_watched(tensor, call.output_gradients, index))
-        is_float = isinstance(output, Tensor) and output.is_floating_point()
-        # In backward a checkpointed segment runs again, and must get what it got before.
-        is_forward = is_float and torch._C._current_autograd_node() is None
-        return change(output) if change is not None and is_forward else None
+                call.outputs[index] = _copy(call.watch(tensor, call.output_gradients, index))
 
     with contextlib.ExitStack() as stack:
         for name, module in model.named_modules():
@@ -237,16 +249,6 @@ def _hooks(
             stack.callback(module.register_forward_hook(partial(after, name)).remove)
         with UnsafeCalls() if torch.is_grad_enabled() else contextlib.nullcontext():
             yield
-
-
-def _watched(tensor: Tensor, kept: dict[int, Tensor], index: int) -> Tensor:
-    def keep(gradient: Tensor | None) -> None:
-        if gradient is not None:  # torch gives None where a forward differentiates
-            kept.setdefault(index, _copy(gradient))
-
-    if tensor.requires_grad:
-        tensor.register_hook(keep)
-    return tensor
 
 
 def _version(tensor: Tensor) -> int:
@@ -278,7 +280,10 @@ def _backward(roots: list[Tensor]) -> None:
         exponent = round(math.log2(max(root.numel(), 1)) / 2)
         gradients.append(torch.empty_like(root).copy_(signed * 2.0**-exponent))
     if roots:
-        run_backward(roots, gradients)
+        # In `torch.autograd.backward` torch suspends its modes, and a checkpointed segment runs again there.
+        engine, options = torch.autograd.Variable._execution_engine, (False, False, ())
+        reach = {"allow_unreachable": True, "accumulate_grad": True}
+        engine.run_backward(tuple(roots), tuple(gradients), *options, **reach)
 
 
 def _with_hooks(tensor: Tensor, stand_in: Tensor) -> Tensor:
@@ -290,19 +295,15 @@ def _with_hooks(tensor: Tensor, stand_in: Tensor) -> Tensor:
 
 
 class SameNumbers(TorchFunctionMode):
-    """Makes dropout return its input, and random numbers independent of dtype, memory format and device.
+    """Makes dropout return its input, and torch's random numbers the same in every dtype, format and device.
 
-    torch's own random numbers depend on all of these. Replaced are the usual ways to draw (stochastic
-    depth, noise, Gumbel's); not the numbers of a generator that the model has, nor permutations and samples.
-    If torch's generator is reset, as for a checkpointed segment that runs again in backward, the numbers
-    repeat too.
+    Replaced are the usual ways to draw (stochastic depth, noise, Gumbel's); not the numbers of a generator
+    that the model has, nor permutations and samples.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._generator = torch.Generator("cpu")
-        # A seed for each state of torch's generator, in the order of their first use.
-        self._seeds: dict[float, int] = {}
+        self.draws = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
@@ -313,47 +314,25 @@ class SameNumbers(TorchFunctionMode):
         if func is functional.scaled_dot_product_attention:
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
-        if func is torch.autograd.backward and kwargs.get("grad_tensors") is not None:
-            with self:  # torch suspends a mode while it handles a function
-                return run_backward(args[0], **kwargs)
-        if func in _RANDOM and kwargs.get("generator") is None:
-            return self._drawn(func, args, kwargs)
-        return func(*args, **kwargs)
-
-    def _drawn(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        """Call a random function, and replace its numbers by those of a generator in float64 on the CPU."""
-        # Drawing this number advances torch's generator, and identifies its state.
-        state = torch.rand((), dtype=torch.float64, device="cpu").item()
         output = func(*args, **kwargs)
-        if output.is_complex():
+        if func not in _RANDOM or kwargs.get("generator") is not None or output.is_complex():
             return output
-        own: Any = {
-            "generator": self._generator.manual_seed(
-                self._seeds.setdefault(state, len(self._seeds))
-            )
-        }
-        numbers = torch.empty(output.shape, dtype=torch.float64, device="cpu")
+        self.draws += 1
+        torch.default_generator.manual_seed(self.draws)
+        fixed = {"dtype": torch.float64, "device": "cpu"} if func in _MADE else {}
+        exact = {name: _in_float64(value) for name, value in kwargs.items()} | fixed
         with torch.no_grad():
-            if func in _UNIFORM:
-                below_one = 1 - torch.finfo(output.dtype).eps / 2  # a cast may round up to one
-                numbers.uniform_(**own).clamp_(max=below_one)
-            elif func in _NORMAL:
-                numbers.normal_(**own)
-            else:
-                inputs = (numbers, *args[1:]) if func in _IN_PLACE else args
-                options = {n: _in_float64(v) for n, v in kwargs.items() if n != "out"}
-                numbers = func(*map(_in_float64, inputs), **options | own)
+            numbers = func(*map(_in_float64, args), **exact)
+            if func in _UNIFORM:  # a cast may round up to one
+                numbers.clamp_(max=1 - torch.finfo(output.dtype).eps / 2)
             return output.copy_(numbers)
 
 
-def run_backward(tensors: Any, grad_tensors: Any, retain_graph: Any = None, **_: Any) -> None:
-    """Do as `torch.autograd.backward`, with the modes that are active."""
-    roots, gradients = (
-        (each,) if isinstance(each, Tensor) else tuple(each) for each in (tensors, grad_tensors)
-    )
-    engine, keep = torch.autograd.Variable._execution_engine, bool(retain_graph)
-    options = {"allow_unreachable": True, "accumulate_grad": True}
-    engine.run_backward(roots, gradients, keep, False, (), **options)
+def _in_float64(value: Any) -> Any:
+    """Copy a tensor, so that all runs draw from the same values in the same order."""
+    if not isinstance(value, Tensor):
+        return value
+    return torch.empty(value.shape, dtype=torch.float64, device="cpu").copy_(value.detach())
 
 
 def training_flags(model: nn.Module, mode: str) -> dict[str, bool]:
@@ -373,15 +352,10 @@ def make_deterministic(model: nn.Module, flags: Mapping[str, bool], seed: int = 
             module.training = flags.get(name, model.training) and not is_dropout
         if isinstance(module, nn.RNNBase | nn.MultiheadAttention):
             module.dropout = 0.0
+    # Not torch.manual_seed, which keeps a call for each device that has not begun.
+    torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
-        torch.manual_seed(seed)
-    else:  # torch.manual_seed takes 1,000 times as long: it formats a stack for each kind of device
-        torch.default_generator.manual_seed(seed)
+        torch.cuda.manual_seed_all(seed)
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
-
-
-def _in_float64(value: Any) -> Any:
-    """Copy a tensor of probabilities, so that all runs read the same values."""
-    return value.detach().to("cpu", torch.float64) if isinstance(value, Tensor) else value

@@ -19,7 +19,7 @@ import copy
 import inspect
 import linecache
 import operator as arithmetic
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, update_wrapper
 from pathlib import Path
 from types import CellType, CodeType, FunctionType
@@ -60,7 +60,6 @@ _OPERATORS = {ast.Add: "add", ast.Mult: "mul"}
 # These change nothing but strides. A `.contiguous()` may be there on purpose, `view` needs it, and reshapes,
 # sums and `+` are everywhere, so these are replaced only if they are named.
 SAFE = frozenset({*FUNCTIONS.values(), "clone", "repeat"}) - {"torch_reshape", "flatten", "sum"}
-_CHANGED = "{} has been changed since {} was loaded: start the process again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,7 @@ class CodeCall:
     """One call in a method of a module class.
 
     `name` is `WanCausalConv3d.forward: F.pad(x, padding)`: the class, the method and the code. `operator`
-    replaces it. `file` and `lines` are the file and its first and last line. `obstacle` says why it cannot
-    be replaced in memory, if it cannot. Without an operator it stands for a method whose source is another.
+    replaces it. `file` and `lines` are the file and its first and last line.
     """
 
     name: str
@@ -78,27 +76,27 @@ class CodeCall:
     method: str
     file: str
     lines: tuple[int, int]
-    obstacle: str = ""
 
 
 def find_calls(cls: type[nn.Module]) -> tuple[CodeCall, ...]:
-    """Return the calls in the methods of a class and of its bases, those of torch left out."""
-    found: list[CodeCall] = []
-    for owner in _owners(cls):
-        for method, function in vars(owner).items():
-            if isinstance(function, FunctionType):
-                calls = _calls_in(owner, method, function, function.__code__)
-                if calls and method_owner(cls, method) is not owner:
-                    why = f"{cls.__qualname__} overrides {method}, and may call it with super()"
-                    calls = tuple(replace(call, obstacle=why) for call in calls)
-                found += calls
-    return tuple(found)
+    """Return the calls that can be replaced in the methods of a class, and in those of its bases but torch's.
+
+    A method is left alone if it is decorated, or overridden, or if Python looks for it in the class alone, or
+    if its file has been changed since it was loaded.
+    """
+    return tuple(
+        call
+        for owner in _owners(cls)
+        for method, function in vars(owner).items()
+        if isinstance(function, FunctionType) and method_owner(cls, method) is owner
+        for call in _calls_in(owner, method, function, function.__code__)
+    )
 
 
 def calls_of(module: nn.Module) -> Iterator[CodeCall]:
     """Yield the calls that can be replaced in a module: those of the methods that run in it."""
     for call in find_calls(type(module)):
-        if not call.obstacle and foreign_method(module, call.method) is None:
+        if foreign_method(module, call.method) is None:
             yield call
 
 
@@ -118,34 +116,15 @@ def _owners(cls: type) -> Iterator[type]:
 @lru_cache(maxsize=8192)
 def _calls_in(owner: type, method: str, defined: FunctionType, _: CodeType) -> tuple[CodeCall, ...]:
     source = method_source(owner, method)
-    if source is None:
+    if source is None or source.function is not defined or method[:2] == method[-2:] == "__":
         return ()
-    function, where = source.function, f"{owner.__qualname__}.{method}"
-    code = function.__code__
-    if source.tree is None:
-        names = {name for each in codes(code) for name in each.co_names}
-        if names.isdisjoint({*METHODS, *SAFE}):
-            return ()
-        lines = [line for *_, line in code.co_lines() if line]
-        span = min(lines), max(lines)
-        why = _CHANGED.format(code.co_filename, where)
-        return (CodeCall(f"{where}: ", "", owner, method, code.co_filename, span, why),)
-    obstacle = "" if function is defined else f"{where} is decorated"
-    if method[:2] == method[-2:] == "__":
-        obstacle = f"Python looks for {method} in the class alone"
-    return tuple(
-        CodeCall(
-            f"{where}: {ast.unparse(node)}",
-            operator,
-            owner,
-            method,
-            code.co_filename,
-            (node.lineno, node.end_lineno or node.lineno),
-            obstacle,
-        )
-        for node in ast.walk(source.tree)
-        if isinstance(node, ast.expr) and (operator := operator_of(node, source))
-    )
+    where, file = f"{owner.__qualname__}.{method}", defined.__code__.co_filename
+    found = []
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.expr) and (operator := operator_of(node, source)):
+            name, lines = f"{where}: {ast.unparse(node)}", (node.lineno, node.end_lineno or 0)
+            found.append(CodeCall(name, operator, owner, method, file, lines))
+    return tuple(found)
 
 
 def operator_of(node: ast.AST, source: MethodSource) -> str | None:
@@ -235,7 +214,7 @@ def _replaced(module: nn.Module, method: str, names: tuple[str, ...]) -> Replace
     owner: Any = method_owner(type(module), method)
     source = method_source(owner, method)
     function = vars(owner)[method]
-    if source is not None and source.tree is not None and source.function is function:
+    if source is not None and source.function is function:
         function = _rewritten(owner, method, source, function.__code__, frozenset(names))
     return ReplacedMethod(module, method, function, _replaced, (method, names), _STEP)
 
@@ -312,13 +291,10 @@ _TORCH = str(Path(torch.__file__).parent)
 
 @dataclass(frozen=True, slots=True)
 class MethodSource:
-    """A function, its syntax tree with the line numbers of its file, and the names that the file imports.
-
-    The tree is None if it is not that of the function's code: the file has been changed since.
-    """
+    """A function, its syntax tree with the line numbers of its file, and the names that the file imports."""
 
     function: FunctionType
-    tree: ast.FunctionDef | None
+    tree: ast.FunctionDef
     imported: frozenset[str]
 
     def compiled(self, tree: ast.FunctionDef, owner: str, names: Iterable[str]) -> CodeType:
@@ -346,7 +322,7 @@ class MethodSource:
 def method_source(owner: type, method: str) -> MethodSource | None:
     """Return the source of a method that a class defines, without its decorators.
 
-    None if it is a function of torch, or its source is not there.
+    None if it is a function of torch, or its source is not there, or is not that of its code.
     """
     defined = vars(owner).get(method)
     function = inspect.unwrap(defined) if isinstance(defined, FunctionType) else None
@@ -365,10 +341,10 @@ def _source(owner: str, function: FunctionType, code: CodeType) -> MethodSource 
         trees, imported = _parsed("".join(lines))
         tree = trees[code.co_firstlineno, code.co_name]
     except (SyntaxError, ValueError, KeyError):
-        return MethodSource(function, None, frozenset())
+        return None
     found = MethodSource(function, tree, imported)
     is_loaded = _bare(found.compiled(tree, owner, code.co_freevars)) == _bare(code)
-    return found if is_loaded else MethodSource(function, None, imported)
+    return found if is_loaded else None
 
 
 class _File(NamedTuple):
