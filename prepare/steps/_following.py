@@ -15,15 +15,15 @@ _KINDS = {operator.add: "add", operator.iadd: "add", **KINDS}
 _NAMES = {"ReLU6": "hardtanh", "LeakyReLU": "leaky_relu"}
 
 
-def find_followed(model: nn.Module) -> tuple[list[nn.Module], dict[nn.Module, tuple[str, ...]]]:
-    """Return the parts that were traced, and by convolution what follows it."""
-    parts, calls = list[nn.Module](), Counter[nn.Module]()
+def find_followed(model: nn.Module) -> tuple[list[str], dict[nn.Module, tuple[str, ...]]]:
+    """Return the names of the parts that were traced, and by convolution what follows it."""
+    parts, calls = list[str](), Counter[nn.Module]()
     followed = dict[nn.Module, tuple[str, ...]]()
     for name, graph in graphs(
         model, lambda module: isinstance(module, (*CONVOLUTIONS, _BatchNorm))
     ):
         part = model.get_submodule(name)
-        parts.append(part)
+        parts.append(name)
         for node in graph.nodes:
             if node.op == "call_module":
                 module = part.get_submodule(node.target)
@@ -38,7 +38,7 @@ def find_followed(model: nn.Module) -> tuple[list[nn.Module], dict[nn.Module, tu
 def _following(part: nn.Module, conv: fx.Node) -> tuple[str, ...]:
     """Return what follows a convolution, with nothing between that might change its input in place."""
     chain, node = list[str](), conv
-    transposed = getattr(part.get_submodule(str(conv.target)), "transposed", False)
+    module: Any = part.get_submodule(str(conv.target))
     while not (chain and chain[-1] in ACTIVATIONS):
         last, node = node, node.next
         while node.op == "get_attr":
@@ -46,11 +46,17 @@ def _following(part: nn.Module, conv: fx.Node) -> tuple[str, ...]:
         if [*last.users] != [node]:
             break
         kind = _kind_of(part, node)
-        # After an addition oneDNN knows ReLU alone.
+        # After an addition oneDNN knows ReLU alone, and with groups torch fuses no addition.
         fits = kind in ACTIVATIONS and ("add" not in chain or kind == "relu")
         if kind == "add":
             is_first = node.args[0] is last or node.target is operator.add
-            fits = not transposed and "add" not in chain and is_first and node.args.count(last) == 1
+            fits = (
+                not module.transposed
+                and module.groups == 1
+                and "add" not in chain
+                and is_first
+                and node.args.count(last) == 1
+            )
         if fits or (kind == "batch_norm" and not chain):
             chain.append(kind)
         elif kind != "identity":

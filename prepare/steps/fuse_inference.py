@@ -58,11 +58,15 @@ class FuseInference(SwapsClasses):
         yield Problem(f"steps.{self.name}", wrong, f"{EVAL_MODE}, or drop the step")
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
+        from prepare.steps._following import find_followed
         from prepare.steps.repairs.fused import FUSION, missing
 
-        for name, module in () if missing() else model.named_modules():
-            if FUSION.fits(module) and not module.training:
-                yield name
+        named = {} if missing() else dict(model.named_modules())
+        names = [name for name, each in named.items() if FUSION.fits(each) and not each.training]
+        yield from names
+        # The parts of the model whose forward was traced: a hook tells convolutions when it runs.
+        if names:
+            yield from find_followed(model)[0]
 
     def rewrites(
         self, model: torch.nn.Module, names: Iterable[str]
@@ -73,13 +77,16 @@ class FuseInference(SwapsClasses):
         parts, followed = find_followed(model)
         for name in names:
             module = model.get_submodule(name)
-            FUSION.repair(module, self.formats(model))
-            vars(module)["chain"] = followed.get(module, ())
-            yield name, module
-        for part in parts:
+            if FUSION.fits(module):
+                FUSION.repair(module, self.formats(model))
+                vars(module)["chain"] = followed.get(module, ())
+                yield name, module
+        for name in parts:
+            part = model.get_submodule(name)
             if not any(isinstance(each, Around) for each in part._forward_hooks.values()):
                 part.register_forward_pre_hook(Around())
                 part.register_forward_hook(Around(), always_call=True)
+                yield name, part
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
         from prepare.steps.repairs.fused import FUSION, missing

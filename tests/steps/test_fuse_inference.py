@@ -187,7 +187,7 @@ def test_integers_are_bit_equal(calls):
 def test_a_block_runs_in_two_calls(block, x, calls):
     plan = Pipeline.from_config(STEPS).plan(lively(Block()))
     assert [action.modules for action in plan.actions if action.step == "fuse_inference"] == [
-        ("conv1", "conv2")
+        ("conv1", "conv2", "")
     ]
     assert not PIPELINE.plan(block)
     assert_right(block, x)

@@ -98,7 +98,11 @@ class VerificationCase:
         self._depth = sum(bool(module._parameters) for module in self.prepared.modules())
         self.targets = {path: (new.dtype, new.device) for path, (_, new) in self.pairs.items()}
         self._by_id = {id(old): self.targets[path] for path, (old, _) in self.pairs.items()}
-        self._compiled = contains_compiled(self.prepared)
+        fused = any(
+            getattr(each, "rewritten_as", "") == "fused" for each in self.prepared.modules()
+        )
+        # What a call without hooks on the modules is: compiled, fused, or the same as with hooks.
+        self._as_used = "compiled" if contains_compiled(self.prepared) else "fused" * fused
         # Runs of the reference in the prepared dtypes; after the first look with it, the one in float32.
         self._noisy: list[Run] = []
         self._left_out: dict[str, str] = {}
@@ -165,7 +169,10 @@ class VerificationCase:
 
     def _prepared(self, call: Call, *, as_used: bool = False, **options: Any) -> Run:
         """Run the prepared model, without its compiler unless `as_used`."""
-        call, compiled = user_call(call, self.prepared, self.pipeline), as_used and self._compiled
+        call, compiled = (
+            user_call(call, self.prepared, self.pipeline),
+            as_used and bool(self._as_used),
+        )
         with contextlib.nullcontext() if compiled else eager_if_compiled(self.prepared):
             return self._run(self.prepared, call, amp=self.amp, compiled=compiled, **options)
 
@@ -325,7 +332,7 @@ class VerificationCase:
         third = self._prepared(self.call, as_used=True, backward=False, graph=self.mode == "train")
         moved = [item for run in (first, third) for item in self._moved(actual, run)]
         if not moved or any(item.is_garbage for item in self.deviations["outputs"]):
-            return [self._check("outputs", "pass", inputs="compiled")] if self._compiled else []
+            return [self._check("outputs", "pass", inputs=self._as_used)] if self._as_used else []
         second = self._exact(self.call, backward=False, seed=1).tensors["outputs"]
         again = self._compare("outputs", exact.tensors["outputs"], [], second)
         if any(item.exceeds and not math.isnan(item.error) for item in again):
@@ -333,10 +340,10 @@ class VerificationCase:
         if moved[0].note:
             item = replace(moved[0], note=f"{moved[0].note} in another call")
             return [self._described("fail", item)]
-        if self._compiled and not self._moved(first, third):
-            return [self._described("fail", moved[0], inputs="compiled")]
-        if self._compiled:
-            raise CannotTellError(f"the compiled model {_RANDOM}")
+        if self._as_used and not self._moved(first, third):
+            return [self._described("fail", moved[0], inputs=self._as_used)]
+        if self._as_used:
+            raise CannotTellError(f"the {self._as_used} model {_RANDOM}")
         by = f"{moved[0].name} by {moved[0].error:.2g} of its scale"
         raise CannotTellError(f"{_UNSTABLE}: {by}")
 

@@ -59,7 +59,8 @@ def verify(
     The reference runs in float32, and in float64 where something may be wrong: see `case.py`. The tolerance
     follows from its error in the prepared model's dtypes: see `deviations.py`. Where gradients cannot be told
     otherwise, each leaf module is compared alone: see `modules_alone.py`. Dropout is off, and both models
-    draw the same random numbers. A compiled model is compared without the compiler, and called once with it.
+    draw the same random numbers. A compiled or fused model is compared
+    with hooks on its modules, and called once more as it is used.
 
     Raises:
         RefusedError: both models are the same object, `mode` or `amp` is unknown, mode `train` is
@@ -127,8 +128,9 @@ def _remedy(case: VerificationCase, bad: Sequence[Check], culprit: str | None) -
     wanted = format_steps(case.pipeline.steps.values() if case.pipeline else (), case.reference)
     formats = [name for name, found in wanted.items() if {*found.values()} - {"contiguous"}]
     remedies = []
-    if any(check.inputs == "compiled" for check in bad):
-        remedies.append("drop the step compile")
+    whole = {"compiled": "compile", "fused": "fuse_inference"}
+    if found := [whole[check.inputs] for check in bad if check.inputs in whole]:
+        remedies.append(f"drop the step {found[0]}")
     elif formats and REPAIR_STEP not in steps:
         remedies.append(f"add the step {REPAIR_STEP}")
     if CAST_STEP in steps:

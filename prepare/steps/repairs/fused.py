@@ -132,7 +132,7 @@ class Promise(Tensor):
 
     @staticmethod
     def of(call: _Call) -> Tensor:
-        make: Any = Tensor._make_wrapper_subclass  # type: ignore[attr-defined]
+        make: Any = Tensor._make_wrapper_subclass
         made: Promise = make(Promise, *call.form, dtype=call.x.dtype, device=_CPU)
         made.call, made.held = call, None
         return made
@@ -161,7 +161,9 @@ class Promise(Tensor):
         return func(*args, **kwargs)
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         args, kwargs = tree_map_only(Promise, Promise.value, (args, kwargs or {}))
         return func(*args, **kwargs)
 
@@ -312,7 +314,8 @@ class Fused(Rewritten):
         made, sources = call.made(), call.sources
         if made and (id(made) in _NOW.checked[-1] or _is_same(made.seen)):
             return made
-        weight, bias = (each if each is None else each.detach() for each in sources[:2])
+        both: Any = (each if each is None else each.detach() for each in sources[:2])
+        weight, bias = both
         if sources[2:]:
             wide = (each.detach().float() if torch.is_tensor(each) else each for each in sources)
             w, b, mean, var, scale, shift, eps = wide
