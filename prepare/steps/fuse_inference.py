@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from prepare.core.utils.text import EVAL_MODE, plural
 from prepare.errors import Problem
@@ -91,7 +91,7 @@ class FuseInference(SwapsClasses):
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
         from prepare.steps.repairs.fused import FUSION, missing
 
-        fused = [each for each in model.modules() if FUSION.is_repaired(each)]
+        fused: list[Any] = [each for each in model.modules() if FUSION.is_repaired(each)]
         for chain, count in Counter(each.chain for each in fused).items():
             words = " and ".join(_WORDS.get(each, each) for each in (*chain, "packed weights"))
             yield Problem(f"steps.{self.name}", f"{plural(count, 'convolution')} with {words}")

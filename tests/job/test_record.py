@@ -13,7 +13,7 @@ ALL_OF_IT = Result("failed", "model", "a line\nand another", "Traceback ...", 1.
 @pytest.fixture
 def record(tmp_path):
     record = Record(tmp_path / "run")
-    record.clear()
+    record.begin(Job(None, None, [], {}))
     return record
 
 
@@ -71,5 +71,5 @@ def test_a_file_that_is_no_result_is_an_error_naming_it(record, text):
 def test_beginning_again_removes_only_files_of_earlier_runs(record):
     for name in (*files_in(), "mine.txt"):
         (record.folder / name).write_text("x")
-    record.clear()
+    record.begin(Job(None, None, [], {}))
     assert [path.name for path in record.folder.iterdir()] == ["mine.txt"]

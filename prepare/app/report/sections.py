@@ -157,23 +157,18 @@ def _environment(values: Mapping[str, Any]) -> Iterator[Part]:
     """Yield versions and machine, below a line with the most important."""
     if not values:
         return
-    packages = {"Python": values["python"], "torch": values["torch"], **values["packages"]}
-    cores = f"{values['cores']} cores, {plural(values['threads'], 'thread')} for torch"
-    known = values.get("accelerator") or {}
-    libraries = (f"{name} {value}" for name, value in known.items() if value)
-    machine = {
-        "Date": values["date"],
-        "Platform": values["platform"],
-        "Processor": f"{values['cpu'] or 'not known'}; {cores}",
-        "Devices": ", ".join(values["devices"]) or "only the processor",
-        "Accelerator": ", ".join(libraries),
-        "Commit": values["git_commit"] or "not in a git repository",
-        "Versions": ", ".join(f"{name} {version}" for name, version in packages.items() if version),
-    }
     first = {"torch": values["torch"], "Python": values["python"], "on": values["cpu"]}
     title = ", ".join(f"{name} {value}" for name, value in first.items() if value)
-    rows = tuple((key, str(text)) for key, text in machine.items() if text)
-    yield Folded(title=title, parts=(Facts(rows=rows),))
+    texts = {key: _listed(values[key]) for key in values if key not in ("format", "version")}
+    rows = ((key.replace("_", " ").capitalize(), text) for key, text in texts.items() if text)
+    yield Folded(title=title, parts=(Facts(rows=tuple(rows)),))
+
+
+def _listed(value: Any) -> str:
+    """Return a value of an environment as text: `numpy 2.4, hydra-core 1.3.8`; empty if it is not known."""
+    if isinstance(value, dict):
+        value = [f"{name} {_listed(each)}" for name, each in value.items() if each]
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
 
 
 def _reasons(rows: Iterable[AuditRow]) -> list[tuple[str, str, str, str]]:
