@@ -16,8 +16,7 @@ class PrepareHandler(Outside):
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: the network, or a pattern of class names; by default each that is called, as the two of a
-            GanTrainer.
+        module: a pattern of class names; by default each that is called, as the two of a GanTrainer.
     """
 
     def attach(self, engine: Engine) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 from weakref import WeakKeyDictionary, WeakSet
@@ -55,8 +55,6 @@ _FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
 _CALLS = 10
 # Classes whose name ends so, or whose base does, compare outputs and are no networks.
 _NO_NETWORKS = ("Loss", "Criterion", "Metric")
-# Wrappers that keep the layout of a network as it was when they were made.
-_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 
 
 def network_pipeline(recipe: Recipe) -> Pipeline:
@@ -87,43 +85,36 @@ class Found:
     audit: Audit | None = None
     flow: Flow | None = None
 
-    def lines(self, steps: Iterable[str]) -> Iterator[str]:
-        """Yield what is to know of the network, one line for each answer."""
-        if self.plan is None:
-            yield f"{self.name} is as it was: {self.left}"
-            return
-        counts = self.audit.summary["convolutions"] if self.audit else {}
-        done, total = counts.get("converted", 0) + counts.get("already", 0), sum(counts.values())
-        yield f"{self.name}: {done} of {plural(total, 'convolution')} prepared ({', '.join(steps)})"
-        if self.flow is not None:
-            yield f"  {why_not_kept(self.flow) or 'layout    kept'}"
-        yield from (f"  warning   {first_line(str(each))}" for each in self.plan.warnings[:2])
-
 
 class Outside:
     """Prepares each network of this process at its first call, with its optimizers.
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
+        module: a pattern of class names, as in `UNet*`: only networks of these classes are prepared.
     """
 
     active: ClassVar[list[Outside]] = []
+    # The folder for a page of each network, and the dotted name of what writes them.
+    report: Sequence[str] = ("", "")
 
-    def __init__(self, recipe: Recipe, *, module: str | nn.Module = "*") -> None:
+    def __init__(self, recipe: Recipe, *, module: str = "*") -> None:
         self.pipeline, self.module = network_pipeline(recipe), module
         self.found: list[Found] = []
         self._networks: WeakKeyDictionary[nn.Module, Found] = WeakKeyDictionary()
-        # Networks that were looked at since `look`, and what is in networks, which is prepared with them.
+        # Networks that were looked at since `look`; what is in networks, which is prepared with them; and
+        # what is in wrappers, which may make new Parameters for each call, as FSDP does.
         self._seen, self._parts = WeakSet[nn.Module](), WeakSet[nn.Module]()
+        self._wrapped: WeakSet[nn.Module] = WeakSet()
         self._waiting: WeakSet[Optimizer] = WeakSet()  # made, and not stepped yet
-        self._calls = self._steps = 0
+        self._calls = _CALLS  # to look at, until a step
 
     def start(self) -> Self:
         """Begin to look at calls, optimizers and wrappers; `stop` ends it."""
-        self.active.append(self)
-        if len(self.active) == 1:
+        if not self.active:
             _watch_making()
+        if self not in self.active:
+            self.active.append(self)
         _watch_calls()
         return self
 
@@ -137,71 +128,97 @@ class Outside:
 
     def look(self) -> None:
         """Look at calls from here on: an optimizer was made, or a Parameter was registered."""
-        self._calls = self._steps = 0
-        self._seen.clear()
-        _watch_calls()
+        if not _in_a_call.get():  # a preparation registers Parameters too
+            self._calls = _CALLS
+            self._seen.clear()
+            _watch_calls()
 
     @property
     def may_rest(self) -> bool:
         """Return whether all networks are known, so that a call need not be looked at."""
-        is_known = self._steps > 0 or self._calls >= _CALLS
-        return self._steps >= _CALLS or (is_known and not self._waiting)
+        return self._calls <= 0 and not self._waiting
 
     # ------------------------------------------------------------------------------ networks
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Prepare the network whose call begins, and predict its layout flow, if that has not been done."""
         network = self._network(module)
-        self._calls += network in self._networks  # a data set calls transforms long before
-        if network is not module and type(module).__name__ == _WRAPPERS[1]:  # it has no weights now
-            return
+        self._calls -= network in self._networks  # a data set calls transforms long before
         self.see(network)
         found = self._networks.get(network)
-        if found is not None and found.plan is not None and found.flow is None:
+        if found is not None and found.audit is not None and found.flow is None:
             with _undisturbed(network) as amp, suppress(Exception):  # it goes on as without us
                 found.flow = predict(network, Example(args, kwargs), amp=amp)
+                if "view" in found.flow.reason:
+                    self._take_back(network, Example(args, kwargs), amp)
 
-    def _network(self, module: nn.Module) -> nn.Module:
+    def _take_back(self, network: nn.Module, example: Example, amp: Amp) -> None:
+        """Leave a network as it was if its forward fails in channels-last alone, as `x.view(2, -1)` does."""
+        found = self._networks[network]
+        formats = [name for name in self.pipeline.steps if name.endswith("_memory_format")]
+        before = Pipeline.from_config({name: {"memory_format": "contiguous"} for name in formats})
+        self.pipeline.undo(network)
+        before.apply(network, strict=False, optimizer=_optimizers(network), known_issues="ignore")
+        if found.flow is not None and predict(network, example, amp=amp).status == "ok":
+            failed = found.flow.reason.rpartition(";")[0]
+            self._leave(found, f"in channels-last it fails: {failed}")
+        else:  # without us it cannot be predicted either
+            self.prepare(network, strict=False)
+
+    def _network(self, module: Any) -> nn.Module:
         """Return the network in a wrapper that was made of it, or what is called itself."""
         module = getattr(module, "_orig_mod", module)  # of torch.compile(network)
-        inner: Any = getattr(module, "module", None)
         on_a_cpu = isinstance(module, nn.DataParallel) and not module.device_ids
-        return inner if on_a_cpu or inner in self._networks else module
+        is_wrapped = isinstance(module, DistributedDataParallel) and module.module in self._networks
+        network: nn.Module = module.module if on_a_cpu or is_wrapped else module
+        return network
 
     def see(self, module: nn.Module) -> None:
         """Prepare the outermost networks in a module that is called, or that a wrapper is about to take."""
-        is_whole = self.module == "*" or type(module).__name__ in _WRAPPERS
+        # What such a wrapper holds has the layout of when the wrapper was made.
+        is_whole = self.module == "*" or type(module).__name__.endswith("DataParallel")
         for each in [module] if is_whole else list(module.modules()):
             if self._is_wanted(each):
                 self.attempt(each)
 
     def _is_wanted(self, network: nn.Module) -> bool:
         if network in self._networks:
-            return network not in self._seen
+            return network not in self._seen and not self._networks[network].left
         names = [base.__name__ for base in type(network).__mro__]
         if network in self._parts or any(name.endswith(_NO_NETWORKS) for name in names):
             return False
         parameters = list(network.parameters())
-        has_shapes = not any(map(is_lazy, parameters))  # else its second call prepares it
-        return bool(parameters) and has_shapes and self.wants(network)
+        has_values = not any(is_lazy(each) or each.is_meta for each in parameters)  # yet
+        return bool(parameters) and has_values and self.wants(network)
 
     def wants(self, network: nn.Module) -> bool:
         """Return whether a network is one of those that were asked for."""
-        if isinstance(self.module, nn.Module):
-            return network is self.module
         return fnmatch.fnmatchcase(type(network).__name__, self.module)
 
     def attempt(self, network: nn.Module) -> None:
         """Prepare a network, or write down why that cannot be: the program goes on as without us."""
+        again = ", again" if network in self._networks else ""
+        found = Found(type(network).__name__ + again)
         try:
-            self.prepare(network, strict=self.module != "*")
+            found.plan = self.prepare(network, strict=self.module != "*")
+            found.audit = audit(network, plan=found.plan)
         except PrepareError as error:
-            found = self._add(network, left=first_line(str(error)))
-            warnings.warn(f"{found.name} is not prepared: {found.left}", stacklevel=4)
+            self._leave(found, first_line(str(error)))
+        if found.audit is not None:  # a constructor may have called parts, to learn their sizes
+            parts = [self._networks.pop(each, None) for each in list(network.modules())[1:]]
+            self.found = [each for each in self.found if not any(each is part for part in parts)]
+        if found.plan or not again:
+            self._networks[network] = found
+            self.found.append(found)
         self._seen.add(network)
+        self._parts.update(network.modules())
 
-    def prepare(self, network: nn.Module, *, strict: bool = True) -> None:
-        """Prepare a network with the optimizers that hold Parameters of it.
+    def _leave(self, found: Found, why: str) -> None:
+        found.plan, found.audit, found.left = None, None, why
+        warnings.warn(f"{found.name} is not prepared: {why}", stacklevel=5)
+
+    def prepare(self, network: nn.Module, *, strict: bool = True) -> Plan:
+        """Prepare a network with the optimizers that hold Parameters of it, and return what was planned.
 
         Known issues of torch are judged as for training if a Parameter requires a gradient. With `strict`, a
         request without effect is an error.
@@ -209,22 +226,12 @@ class Outside:
         Raises:
             PrepareError: it cannot be prepared; it is as it was.
         """
-        held = set(map(id, network.parameters()))
-        optimizers = [each for each in _alive(Optimizer) if held & _parameters(each)]
         with _undisturbed(network) as amp:
             plan = self.pipeline.plan(network, amp=amp)
             if any(parameter.requires_grad for parameter in network.parameters()):
                 raise_problems(KnownIssueError, plan.training_errors)
-            self.pipeline.apply(network, strict=strict, optimizer=optimizers, amp=amp)
-        if plan or network not in self._networks:
-            self._add(network, plan=plan, audit=audit(network, plan=plan))
-
-    def _add(self, network: nn.Module, **what: Any) -> Found:
-        again = ", again" if network in self._networks else ""
-        self._networks[network] = found = Found(type(network).__name__ + again, **what)
-        self._parts.update(network.modules())
-        self.found.append(found)
-        return found
+            self.pipeline.apply(network, strict=strict, optimizer=_optimizers(network), amp=amp)
+        return plan
 
     # ------------------------------------------------------------------------------ what is made
 
@@ -236,11 +243,18 @@ class Outside:
         for each in taken:
             if isinstance(each, nn.Module):
                 self.see(each)
+                self._parts.add(maker)
+                self._wrapped.update(each.modules())
+
+    def registered(self, module: nn.Module, *_: Any) -> None:
+        """Look again, since a Parameter was registered: a new network, or `load_state_dict(assign=True)`."""
+        if module not in self._wrapped:
+            self.look()
 
     def stepped(self, optimizer: Optimizer) -> None:
-        """Prepare copies such as an EMA once every optimizer has made a step."""
+        """Rest once every optimizer has made a step; prepare copies such as an EMA before."""
         self._waiting.discard(optimizer)
-        self._steps += 1
+        self._calls = 0
         if self.may_rest:
             kinds = {_kind(network) for network, found in self._networks.items() if found.plan}
             for copy in self.unprepared():
@@ -259,17 +273,25 @@ class Outside:
 
     def lines(self) -> Iterator[str]:
         """Yield what was prepared and what is to know of it, and the networks that were never called."""
+        steps = ", ".join(self.pipeline.steps)
         for found in self.found:
-            yield from found.lines(self.pipeline.steps)
+            if found.plan is None or found.audit is None:
+                yield f"{found.name} is as it was: {found.left}"
+                continue
+            counts = found.audit.summary["convolutions"]
+            done = counts.get("converted", 0) + counts.get("already", 0)
+            of = plural(sum(counts.values()), "convolution")
+            yield f"{found.name}: {done} of {of} prepared ({steps})"
+            if found.flow is not None:
+                yield f"  {why_not_kept(found.flow) or 'layout    kept'}"
+            yield from (f"  warning   {first_line(str(each))}" for each in found.plan.warnings[:2])
         if names := sorted({type(each).__name__ for each in self.unprepared()}):
             yield f"never called, so not prepared: {', '.join(names)}"
         if not self.found:
             yield "no network was called, and nothing was prepared"
 
 
-def outside(
-    recipe: Recipe, *, module: str | nn.Module = "*", report: Sequence[str] = ("", "")
-) -> Outside:
+def outside(recipe: Recipe, *, module: str = "*") -> Outside:
     """Prepare the networks of this program from here on, each at its first call, before the first step.
 
     Say it before the networks are wrapped or compiled. What was prepared is printed to stderr at the end of
@@ -277,8 +299,7 @@ def outside(
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
-        report: the folder for the pages, and the dotted name of what writes them; of `prepare run`.
+        module: a pattern of class names, as in `UNet*`: only networks of these classes are prepared.
     """
     session = Outside(recipe, module=module).start()
 
@@ -286,8 +307,9 @@ def outside(
         if session in Outside.active and rank() == 0:
             for text in session.lines():
                 print(f"prepare: {text}", file=sys.stderr)  # noqa: T201
-            if report[0]:
-                pkgutil.resolve_name(report[1])(session, report[0])
+            folder, write_pages = session.report
+            if folder:
+                pkgutil.resolve_name(write_pages)(session, folder)
         session.stop()
 
     atexit.register(end)
@@ -304,25 +326,28 @@ def _kind(network: nn.Module) -> tuple[Any, ...]:
     return type(network), shapes
 
 
-def _parameters(optimizer: Optimizer) -> set[int]:
-    return {id(each) for group in optimizer.param_groups for each in group["params"]}
+def _optimizers(network: nn.Module) -> list[Optimizer]:
+    """Return the optimizers of this process that hold Parameters of a network."""
+    held = set(map(id, network.parameters()))
+    groups = {each: each.param_groups for each in _alive(Optimizer)}
+    return [each for each, of in groups.items() if held & {id(p) for g in of for p in g["params"]}]
 
 
 @contextmanager
 def _undisturbed(network: nn.Module) -> Iterator[Amp]:
     """Leave compiled calls, inference mode and autocast, which keeps old casts; yield its dtype."""
+    kind = next(network.parameters()).device.type
     amp: Amp = "none"
+    if torch.is_autocast_enabled(kind):
+        amp = "float16" if torch.get_autocast_dtype(kind) == torch.float16 else "bfloat16"
     with ExitStack() as stack:
-        stack.callback(torch.clear_autocast_cache)
+        stack.enter_context(torch.autocast(kind, enabled=False))
+        stack.enter_context(torch.inference_mode(mode=False))
         for each in network.modules():
             if each._compiled_call_impl is not None:
                 _replace(stack, each, "_compiled_call_impl", None)
-        for kind in ("cpu", "cuda", "mps", "xpu"):
-            if torch.is_autocast_enabled(kind):
-                amp = "float16" if torch.get_autocast_dtype(kind) == torch.float16 else "bfloat16"
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(torch.inference_mode(mode=False))
         yield amp
+    torch.clear_autocast_cache()
 
 
 # ------------------------------------------------------------------------------ what is watched in torch
@@ -363,14 +388,9 @@ def _watch_making() -> None:
     _watch_class(Optimizer)
     _watch_class(DistributedDataParallel)
     when_imported(_FSDP, lambda module: _watch_class(module.FullyShardedDataParallel))
+    registering = register_module_parameter_registration_hook(partial(_tell, "registered"))
+    _MAKING.callback(registering.remove)
     _MAKING.callback(register_optimizer_step_post_hook(_stepped).remove)
-    _MAKING.callback(register_module_parameter_registration_hook(_registered).remove)
-
-
-def _registered(*_: Any) -> None:
-    """Look again for a new network, or after `load_state_dict(assign=True)`; a preparation registers too."""
-    if not _in_a_call.get():
-        _tell("look")
 
 
 def _stepped(optimizer: Optimizer, *_: Any) -> None:

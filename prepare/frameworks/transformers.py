@@ -26,8 +26,7 @@ class PrepareCallback(Outside, TrainerCallback):
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
         """Begin again where a search for hyperparameters trains once more."""
-        if self not in self.active:
-            self.start()
+        self.start()
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """End to look for models."""

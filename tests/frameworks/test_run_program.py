@@ -119,8 +119,7 @@ def figures(done):
     "words", [["ranks.py", "ddp"], ["ranks.py", "fsdp"], ["lightning_ranks.py"]]
 )
 def test_each_rank_has_the_losses_without_us_and_is_prepared(folder, words):
-    if "lightning_ranks.py" in words:
-        pytest.importorskip("lightning")
+    pytest.importorskip("lightning")
     runs = [figures(python(*before, *words)) for before in ([], [], SWITCH)]
     assert [[each[0] for each in run] for run in runs] == [[0, 0], [0, 0], [1, 1]]
     plain, again, ours = ([loss for each in run for loss in each[1:]] for run in runs)

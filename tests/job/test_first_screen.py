@@ -100,9 +100,8 @@ def test_who_serves_a_model_gets_no_warning_of_training(go):
 @pytest.mark.parametrize(("amp", "once"), [("none", "precision=float32"), ("bfloat16", "amp=none")])
 def test_gradients_in_bfloat16_name_the_run_that_judges_them(amp, once):
     found = made.verification()
-    coarse = {"dtype": "bfloat16", "what": "input gradients", "sensitivity": 0.9}
-    checks = (replace(found.checks[0], **coarse),)
-    found = replace(found, mode="train", amp=amp, checks=checks)
+    checks = (replace(found.checks[0], what="input gradients", sensitivity=0.9),)
+    found = replace(found, mode="train", amp=amp, dtype="bfloat16", checks=checks)
     document = verify_document(ReportContext(found={"verify": found}))
     assert document.answers[0].line.startswith("outputs right; gradients cannot be judged")
     assert once in document.answers[0].line

@@ -96,8 +96,8 @@ def bench(ratio=0.5, *, low=None, high=None, verdict="faster", what="inference",
 
 def verification(error=1e-6, *, status="pass", wrong=0, allowed=5e-2, **more) -> Verification:
     checks = [
-        Check(what="outputs", status=status, mode="eval", error=error, allowed=allowed, worst="out", compared=1),
-        Check(what="input gradients", status="pass", mode="eval", error=error / 2, allowed=allowed, compared=1),
+        Check(what="outputs", status=status, error=error, allowed=allowed, worst="out", compared=1),
+        Check(what="input gradients", status="pass", error=error / 2, allowed=allowed, compared=1),
     ]  # fmt: skip
     checks += [
         Check(what="parameter gradients", status="wrong", error=0.7, allowed=allowed)
@@ -175,7 +175,7 @@ def write_record(folder: Path, flow: Flow | None = None) -> Path:
     pipeline = Pipeline.from_config({"conv3d_memory_format": {}, "half": {"dtype": "bfloat16"}})
     plan = pipeline.plan(model, known_issues="ignore")
     pipeline.apply(model, known_issues="ignore")
-    record.clear()
+    record.begin(Job(None, None, [], {}))
     audited = audit_of(model, plan=plan)
     plan = replace(plan, warnings=[Problem("InstanceNorm3d", "copies", "add a step")]).to_dict()
     seen = {"given": "(2, 1)", "gave": "(2, 2)"}
@@ -209,7 +209,7 @@ def add_row(folder: Path, number: int, overrides, *, result=OK, name=None, choic
             audited=None, flowed=None, verified=None, benched=None, steps=None, shared=False) -> Path:  # fmt: skip
     """Write one row of the sweep in `folder`; without a result it has not ended."""
     record = Record(folder / (name or f"{number}-row"))
-    record.clear()
+    record.begin(Job(None, None, [], {}))
     record.write_job(
         Job(number, SWEEP, list(overrides), choices or {}, f"row-{number}", shared=shared)
     )

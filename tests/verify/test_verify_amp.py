@@ -23,7 +23,7 @@ def test_the_tolerance_is_that_of_the_autocast_dtype(amp):
     outputs, plain = (
         checks_by_kind(each)["outputs"] for each in (result, check(model, FLAT, batch))
     )
-    assert outputs.dtype == amp
+    assert result.dtype == amp
     assert outputs.allowed > 100 * plain.allowed
     assert outputs.error > 100 * plain.error
 

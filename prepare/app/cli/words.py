@@ -10,7 +10,7 @@ from contextlib import redirect_stdout
 from contextvars import ContextVar
 from typing import Any, NoReturn
 
-from prepare.app.job.settings import GROUPS, group_names, key_names, level_names, step_remedy
+from prepare.app.job.settings import GROUPS, group_names, key_names, key_remedy, level_names
 from prepare.core.utils.files import conf_dir
 from prepare.core.utils.suggest import choose_option, nearest
 from prepare.core.utils.text import line, printable
@@ -29,7 +29,6 @@ USAGES = {
 # Words of other command lines, and what they are called here.
 _OTHERS = {"help": "--help", "eval": "mode=eval", "train": "mode=train", "dry-run": "task=plan"}
 _OTHERS["q"] = "--quiet"
-_OTHER_KEYS = {"memory_format": "memfmt", "dtype": "precision"}
 # What to do about a word that Hydra refused, by the beginning of what it says.
 _REMEDIES = {
     "BasicSweeper does not": "write the values with commas, as in KEY=1,2",
@@ -135,27 +134,24 @@ def _instead(where: str, parent: Any, overrides: Sequence[str]) -> str:
     """Return the remedy for a key that does not exist; `parent` is the configuration above it."""
     above, _, key = where.rpartition(".")
     names = list(map(str, parent)) if isinstance(parent, Mapping) else []
-    steps = {name: f"+steps.{name}={{}}" for name in STEPS}
-    if above and above != "steps":
+    if above == "steps":
+        meant = {name: f"+steps.{name}={{}}" for name in STEPS}
+    elif above:
         if not names:
             return f"{above} has no keys; set it as {above}=VALUE"
         meant = {name: f"{above}.{name}" for name in names}
-    elif above:
-        meant = steps
-    elif key in STEPS:
-        value = next((w.partition("=")[2] for w in overrides if w.partition("=")[0] == key), "")
-        return step_remedy(key, None if value in ("null", "false") else value)
     elif key in group_names():
         return f"choose an option: {key}=NAME"
     else:
         for top in names:
             if isinstance(node := parent._get_node(top), Mapping) and key in node:
                 return f"did you mean '{top}.{key}'?"
-        meant = steps | {name: name for name in key_names()} | _OTHER_KEYS
+        value = next((w.partition("=")[2] for w in overrides if w.partition("=")[0] == key), "")
+        return key_remedy(key, None if value in ("null", "false") else value)
     if close := nearest(key, meant):
         near = meant[close[0]]
         return f"did you mean {near if '=' in near else repr(near)}?"
-    return f"add it as +{where}=VALUE" if above else f"keys: {', '.join(key_names())}"
+    return f"add it as +{where}=VALUE"
 
 
 def _unreadable(text: str) -> Problem:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -180,8 +180,12 @@ class Record:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
 
-    def clear(self) -> None:
-        """Make the folder, and remove the files of an earlier job in it. Raises FileError."""
+    def begin(self, job: Job) -> None:
+        """Make the folder, and remove the files of an earlier job; `job.json` names a job of a sweep.
+
+        Raises:
+            FileError: the folder cannot be used.
+        """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             # The result first: a record that has one is complete.
@@ -191,20 +195,16 @@ class Record:
                 left_by_a_kill.unlink(missing_ok=True)
         except OSError as error:
             raise unusable(self.folder, error) from error
-
-    def begin(self, job: Job) -> None:
-        """Clear the folder for a job; `job.json` identifies a job of a sweep. Raises FileError."""
-        self.clear()
         if job.sweep is not None:
             self.write_job(job)
 
     def write_job(self, job: Job) -> None:
         """Write `job.json`."""
-        self._write("job.json", job.KIND.head | job.content())
+        job.save(self.folder / "job.json")
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Write `environment.json`: packages and devices."""
-        self._write("environment.json", environment)
+        json_records.write_json(self.folder / "environment.json", environment)
 
     def write_results(self, results: Results) -> None:
         """Write every file but the page and the result; the same bytes for the same model and recipe."""
@@ -224,25 +224,24 @@ class Record:
         """Write `result.json`, the last file of a record, and before it the traceback of an error."""
         if result.status == "failed" and result.traceback:
             files.write_text(self.folder / "traceback.txt", result.traceback)
-        self._write("result.json", result.KIND.head | result.content())
+        result.save(self.folder / "result.json")
 
     def result(self) -> Result | None:
         """Read the result; None if the job has not ended. Raises FileError."""
-        path = self.folder / "result.json"
-        return Result.load(path) if path.is_file() else None
+        return _read(self.folder / "result.json", Result.load)
 
     def job(self) -> Job | None:
         """Read the job; None if nothing was written. Raises FileError."""
-        path = self.folder / "job.json"
-        return Job.load(path) if path.is_file() else None
+        return _read(self.folder / "job.json", Job.load)
 
     def is_of(self, job: Job) -> bool:
         """Return whether the record is that of `job`. Raises FileError."""
         own = self.job()
         return own is not None and (own.sweep, own.identity) == (job.sweep, job.identity)
 
-    def _write(self, name: str, data: Any) -> None:
-        json_records.write_json(self.folder / name, data)
+
+def _read(path: Path, reader: Callable[[Path], Any]) -> Any:
+    return reader(path) if path.is_file() else None
 
 
 def record_classes() -> dict[str, Any]:
@@ -256,18 +255,14 @@ def read_results(folder: Path) -> Results:
     Raises:
         FileError: there is none of these files, or one cannot be read.
     """
-
-    def read(name: str, reader: Any) -> Any:
-        path = folder / name
-        return reader(path) if path.is_file() else None
-
+    record, limit = Record(folder), json_records.LIMIT
+    job, of_environment = record.job(), folder / "environment.json"
     found = {
-        "result": read("result.json", Result.load),
-        "recipe": read("recipe.yaml", lambda p: files.read_text(p, limit=json_records.LIMIT)),
-        "audit": read("audit.json", Audit.load),
-        "environment": read("environment.json", lambda p: read_record(p, _ENVIRONMENT, dict)),
+        "result": record.result(),
+        "recipe": _read(folder / "recipe.yaml", lambda p: files.read_text(p, limit=limit)),
+        "audit": _read(folder / "audit.json", Audit.load),
+        "environment": _read(of_environment, lambda p: read_record(p, _ENVIRONMENT, dict)),
     }
-    job = read("job.json", Job.load)
     if job is None and not any(value is not None for value in found.values()):
         wrong, remedy = "is not the record of a run", "give the folder that a run has written"
         raise FileError(files.printable_path(folder), wrong, remedy)

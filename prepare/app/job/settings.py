@@ -17,14 +17,10 @@ from prepare.patterns import expressions
 from prepare.registry import STEPS
 from prepare.stages.stage import STAGES, Stage, ordered_stages, tasks
 
-# The keys that hold one value each: words and switches that a help lists first, and others.
-_WORDS = ("mode", "amp", "strict", "known_issues")
-_VALUES = (
-    *("fail_on", "plugins", "seed", "isolate", "resume", "overwrite"),
-    *("weights", "strip", "save", "recipe"),
-)
-RECIPE = "recipe"
-NO_MODEL = "no model is chosen"
+# The members of the settings that are no keys of one value each.
+_OTHERS = ("model", "steps", "input", "task", "stages", "choices")
+# Words of other programs, and what they are called here.
+_OTHER_KEYS = {"memory_format": "memfmt", "dtype": "precision"}
 # The groups that a configuration is composed of, beside those of stages.
 GROUPS = ("model", *STEP_GROUPS, "input")
 # The group whose option is added to the others and chooses among them: +experiment=NAME.
@@ -43,8 +39,11 @@ def level_names() -> tuple[str, ...]:
 
 def key_names() -> tuple[str, ...]:
     """Return every key at the top of a configuration."""
-    plain = ("steps", "task", *_WORDS, *_VALUES)
-    return tuple(dict.fromkeys((*GROUPS, *STAGES, *plain, "hydra")))
+    return tuple(dict.fromkeys((*GROUPS, *STAGES, "steps", "task", *_values(), "hydra")))
+
+
+def _values() -> list[str]:
+    return [each.name for each in fields(Settings) if each.name not in _OTHERS]
 
 
 def _check_seed(seed: int) -> None:
@@ -112,7 +111,7 @@ def read_settings(
     if task not in tasks():
         remedy = choose(str(task), tasks())
         problems.append(Problem("task", f"{as_written(task)} is not allowed", remedy))
-    for key in (*_WORDS, *_VALUES):
+    for key in _values():
         if key in config:
             try:
                 read[key] = convert(config[key], hints[key])
@@ -131,7 +130,9 @@ def read_settings(
         if isinstance(read[key], dict):
             problems += check(read[key])
         else:
-            problems.append(_not_a_mapping(key, read[key]))
+            wrong = f"{as_written(read[key])} is not a mapping"
+            remedy = f"choose an option of the group, or set its keys as {key}.KEY=value"
+            problems.append(Problem(key, wrong, remedy))
     if not problems and read.get("save") and not tasks()[task].prepares:
         not_written = f"task={task} does not prepare weights to save"
         problems.append(Problem("save", not_written, "drop save, or choose task=prepare"))
@@ -155,48 +156,36 @@ def _collected(problems: list[Problem]) -> Iterator[None]:
 
 def _unknown_keys(config: Mapping[str, Any]) -> Iterable[Problem]:
     known = {*(field.name for field in fields(Settings)), *STAGES} - {"choices", "stages"}
-    for key in config:
-        if key not in known:
-            yield unknown_key(str(key), config[key])
+    for key in map(str, config.keys() - known):
+        if key in group_names():
+            remedy = "let the file of the option begin with '# @package _global_'"
+        else:
+            remedy = key_remedy(key, config[key])
+        wrong = "is a step, not a key" if key in STEPS else "no such key"
+        yield Problem(key, wrong, remedy)
 
 
-def unknown_key(key: str, value: Any = "") -> Problem:
-    """Return the problem of a key at the top that does not exist; the name of a step says how to add it."""
+def key_remedy(key: str, value: Any = "") -> str:
+    """Return what to write in place of a key at the top that does not exist, which was given `value`."""
     if key in STEPS:
-        return Problem(key, "is a step, not a key", step_remedy(key, value))
-    remedy = choose(key, key_names(), noun="keys and groups")
-    if key in group_names():
-        remedy = "let the file of the option begin with '# @package _global_'"
-    elif (near := nearest(key, [*key_names(), *STEPS])[:1]) and near[0] in STEPS:
-        remedy = f"did you mean +steps.{near[0]}={{}}? {remedy}"
-    return Problem(key, "no such key", remedy)
-
-
-def step_remedy(name: str, value: Any = "") -> str:
-    """Return how the command line adds a step that was written as a key with `value`, or drops it."""
-    if value is None or value is False:
-        return f"write steps.{name}=null to drop it"
-    options = "" if value in ("", True, {}) else f"; --help {name} shows its options"
-    return f"write +steps.{name}={{}}{options}"
-
-
-def no_model(models: Iterable[str]) -> Problem:
-    """Return the problem of a configuration without a model, with the list of models."""
-    names = list(models)
-    remedy = "choose model=NAME, or give your own as model._target_=package.module.name"
-    listed = f"; {choose_option('', 'model', names)}" if names else ""
-    return Problem("model", NO_MODEL, remedy + listed)
-
-
-def _not_a_mapping(key: str, value: Any, first: str = "choose an option of the group") -> Problem:
-    wrong = f"{as_written(value)} is not a mapping"
-    return Problem(key, wrong, f"{first}, or set its keys as {key}.KEY=value")
+        if value is None or value is False:
+            return f"write steps.{key}=null to drop it"
+        options = "" if value in ("", True, {}) else f"; --help {key} shows its options"
+        return f"write +steps.{key}={{}}{options}"
+    meant = {name: f"+steps.{name}={{}}" for name in STEPS} | {name: name for name in key_names()}
+    meant |= _OTHER_KEYS
+    if close := nearest(key, meant):
+        near = meant[close[0]]
+        return f"did you mean {near if '=' in near else repr(near)}?"
+    return f"keys: {', '.join(key_names())}"
 
 
 def _check_model(model: dict[str, Any], models: list[str]) -> Iterable[Problem]:
     target = model.get("_target_")
     if target is None:
-        yield no_model(models)
+        remedy = "choose model=NAME, or give your own as model._target_=package.module.name"
+        listed = f"; {choose_option('', 'model', models)}" if models else ""
+        yield Problem("model", "no model is chosen", remedy + listed)
     elif not isinstance(target, str) or not _is_dotted(target):
         remedy = "give the dotted name of a class or function, as in my_package.nets.build"
         yield Problem("model._target_", f"{as_written(target)} is not a dotted name", remedy)

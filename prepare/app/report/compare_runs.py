@@ -11,7 +11,7 @@ from prepare import recipe
 from prepare.app.job.record import Result, Results, overlap, read_results, without_result
 from prepare.app.report.sweep_table import columns
 from prepare.app.sweep.ranking import rank
-from prepare.app.sweep.summary import Summary, SweepRow
+from prepare.app.sweep.summary import Summary, SweepRow, choices_of
 from prepare.audit import Audit
 from prepare.core.utils import files
 from prepare.errors import ConfigError, FileError
@@ -80,9 +80,8 @@ def _of_runs(*runs: Results) -> Iterator[Row]:
 
 def _row(number: int, run: Results) -> SweepRow:
     """Return a run as a row of a sweep."""
-    words = (str(word).partition("=") for word in run.job.overrides)
     chosen = {key: str(value) for key, value in run.job.choices.items() if value}
-    chosen |= {key: value for key, _, value in words if not key.startswith("hydra")}
+    chosen |= choices_of(run.job.overrides)
     result = run.result or Result("not finished")
     figures = result.figures or {}
     return SweepRow(number, chosen, result.status, None, result.error, figures=figures)

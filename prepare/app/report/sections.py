@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -52,8 +51,9 @@ def audit_parts(audit: Audit) -> Iterator[Part]:
     ]
     yield Facts(rows=tuple(fact for fact in facts if fact[1]))
     titles = columns("Status word, Reason prose, Tensors number, First tensor code")
+    rows = [(*key, f"{count:,}", first) for *key, count, first in sentences.reasons_in(audit.rows)]
     title = "Not converted, or only in part"
-    yield Table(label="Not converted", title=title, columns=titles, rows=_reasons(audit.rows))
+    yield Table(label="Not converted", title=title, columns=titles, rows=rows)
     every = Table(
         label="All tensors with their status",
         columns=columns(
@@ -157,37 +157,18 @@ def _environment(values: Mapping[str, Any]) -> Iterator[Part]:
     """Yield versions and machine, below a line with the most important."""
     if not values:
         return
-    packages = {"Python": values["python"], "torch": values["torch"], **values["packages"]}
-    cores = f"{values['cores']} cores, {plural(values['threads'], 'thread')} for torch"
-    known = values.get("accelerator") or {}
-    libraries = (f"{name} {value}" for name, value in known.items() if value)
-    machine = {
-        "Date": values["date"],
-        "Platform": values["platform"],
-        "Processor": f"{values['cpu'] or 'not known'}; {cores}",
-        "Devices": ", ".join(values["devices"]) or "only the processor",
-        "Accelerator": ", ".join(libraries),
-        "Commit": values["git_commit"] or "not in a git repository",
-        "Versions": ", ".join(f"{name} {version}" for name, version in packages.items() if version),
-    }
     first = {"torch": values["torch"], "Python": values["python"], "on": values["cpu"]}
     title = ", ".join(f"{name} {value}" for name, value in first.items() if value)
-    rows = tuple((key, str(text)) for key, text in machine.items() if text)
-    yield Folded(title=title, parts=(Facts(rows=rows),))
+    texts = {key: _listed(values[key]) for key in values if key not in ("format", "version")}
+    rows = ((key.replace("_", " ").capitalize(), text) for key, text in texts.items() if text)
+    yield Folded(title=title, parts=(Facts(rows=tuple(rows)),))
 
 
-def _reasons(rows: Iterable[AuditRow]) -> list[tuple[str, str, str, str]]:
-    """Return (status, reason, number of tensors, first tensor), the worst status first."""
-    first: dict[tuple[str, str], str] = {}
-    tensors: Counter[tuple[str, str]] = Counter()
-    for row in rows:
-        if row.reason:
-            # For tied tensors the reason ends with a place, which the table of all tensors shows.
-            key = row.status, row.reason.partition(" (as ")[0]
-            first.setdefault(key, row.path)
-            tensors[key] += 1
-    ranked = sorted(first, key=lambda key: STATUSES.index(key[0]))
-    return [(*key, f"{tensors[key]:,}", first[key]) for key in ranked]
+def _listed(value: Any) -> str:
+    """Return a value of an environment as text: `numpy 2.4, hydra-core 1.3.8`; empty if it is not known."""
+    if isinstance(value, dict):
+        value = [f"{name} {_listed(each)}" for name, each in value.items() if each]
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
 
 
 def _tensor(row: AuditRow) -> tuple[Any, ...]:

@@ -102,7 +102,7 @@ def _row(
     number: int, overrides: list[str], record: Record | None, folder: Path, *, live: bool
 ) -> SweepRow:
     status, reason = ("waiting", None) if live else ("interrupted", "it never started")
-    row = SweepRow(number, _choices(overrides), status, reason=reason, overrides=(*overrides,))
+    row = SweepRow(number, choices_of(overrides), status, reason=reason, overrides=(*overrides,))
     if record is None:
         return row
     status, reason = ("running", None) if live else ("crashed", _KILLED)
@@ -118,10 +118,10 @@ def _row(
     return replace(row, seconds=result.seconds, figures=result.figures or {})
 
 
-def _choices(overrides: list[str]) -> dict[str, str]:
+def choices_of(overrides: list[str]) -> dict[str, str]:
     """Split `memfmt=channels_last` into a key and a value; `~key` has no value."""
     pairs = (override.partition("=") for override in overrides)
-    return {key.lstrip("+"): value for key, _, value in pairs if not key.startswith("hydra.")}
+    return {key.lstrip("+"): value for key, _, value in pairs if not key.startswith("hydra")}
 
 
 def read(folder: str | Path) -> list[dict[str, Any]]:

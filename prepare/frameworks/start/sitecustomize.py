@@ -54,7 +54,7 @@ def _begin(_: Any) -> None:
     recipe, module, *report = json.loads(os.environ[ASKED])
     os.environ[ASKED] = json.dumps([recipe, module])  # for what it starts, which tells nothing
     if report:
-        outside(recipe, module=module, report=report)
+        outside(recipe, module=module).report = report
     else:
         Outside(recipe, module=module).start()
 

@@ -21,20 +21,23 @@ from torch import Tensor, nn
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.input_formatter import same_casts
 from prepare.core.forward.run_example import explained
-from prepare.core.model.tensors import name_of
 from prepare.core.utils.text import finite, plural
-from prepare.stages.verify.deviations import Deviation, compare, largest, rounding_step, sensitivity
-from prepare.stages.verify.inputs import jittered, nudged, rounded_call, user_call
+from prepare.stages.verify import inputs
+from prepare.stages.verify.deviations import (
+    Deviation,
+    compare,
+    is_finite,
+    is_under,
+    sensitivity,
+)
 from prepare.stages.verify.modules_alone import MODULE_KINDS, compare_alone
 from prepare.stages.verify.records import Check
 from prepare.stages.verify.runs import KINDS, Run, cast, run_model, training_flags
-from prepare.stages.verify.static_checks import is_under
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
     from prepare.pipeline import Pipeline
-    from prepare.stages.verify.budget import Budget
-    from prepare.stages.verify.static_checks import TensorPairs
+    from prepare.stages.verify.check_model import Budget
 
 # Up to this part of the tolerance, a difference from a run in float32 needs no run in float64.
 _NEAR = 0.4
@@ -51,14 +54,19 @@ _UNSTABLE = (
     "the prepared model differs between its own calls, as with a race, memory that was not initialised, or a "
     "kernel that depends on threads"
 )
+# Of a check of the compiled or fused model: the note, and the step.
+WHOLE = {
+    "differs with the compiler": "compile",
+    "differs when its convolutions are fused": "fuse_inference",
+}
 
 
-class CannotTellError(Exception):
-    """The models cannot be compared; the message says why."""
+class UnableError(Exception):
+    """The models cannot be compared; the check says why."""
 
-
-class RunError(Exception):
-    """A model raised: the explained error, and which model."""
+    def __init__(self, note: str, what: str = "outputs", status: str = "cannot tell") -> None:
+        super().__init__(note)
+        self.check = Check(what=what, status=status, note=note)
 
 
 @dataclass
@@ -76,7 +84,7 @@ class VerificationCase:
     amp: str
     budget: Budget
     rewritten: tuple[str, ...]
-    pairs: TensorPairs
+    pairs: dict[str, tuple[Tensor, Tensor]]
     call: Call
     mode: str
     backward: bool
@@ -90,16 +98,19 @@ class VerificationCase:
         dtypes |= set() if self.amp == "none" else {getattr(torch, self.amp)}
         #: The coarsest dtype of the prepared model.
         self.dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-        is_wide, self._shakes = self.dtype == torch.float64, self.dtype == torch.float32
+        is_wide, self._in_32 = self.dtype == torch.float64, self.dtype == torch.float32
         self.exact_dtype = torch.float64 if is_wide else torch.float32
         # The part of the tolerance up to which nothing needs a further look.
-        self._limit = _NEAR if self._shakes else 1.0
+        self._limit = _NEAR if self._in_32 else 1.0
         self.flags = training_flags(self.prepared, self.mode)
         self._depth = sum(bool(module._parameters) for module in self.prepared.modules())
         self.targets = {path: (new.dtype, new.device) for path, (_, new) in self.pairs.items()}
         self._by_id = {id(old): self.targets[path] for path, (old, _) in self.pairs.items()}
+        operations = {getattr(each, "rewritten_as", "") for each in self.prepared.modules()}
+        # With hooks on its modules, as for a comparison, such a model runs other code than without.
         self._compiled = contains_compiled(self.prepared)
-        # Runs of the reference in the prepared dtypes; after the first look with it, the one in float32.
+        self._other = "compiled" if self._compiled else "fused" if "fused" in operations else ""
+        # Runs whose difference from the exact one is noise.
         self._noisy: list[Run] = []
         self._left_out: dict[str, str] = {}
         self._alone: set[str] = set()
@@ -113,23 +124,17 @@ class VerificationCase:
         """Run all models. Return one check for each kind of tensor, or one with the reason for a failure."""
         try:
             return self._compared()
-        except CannotTellError as reason:
-            return [self._check("outputs", "cannot tell", note=str(reason))]
-        except RunError as error:
-            text, whose = error.args
-            if self.backward and self.mode == "eval":
-                self.backward = False
-                self._skipped = f"the backward of the {whose} raises: {text}"
-                return self.checks()
-            if whose == "reference":
-                note = f"the reference raises: {text}"
-                return [self._check("forward", "cannot tell", note=note)]
-            return [self._check("forward", "fail", note=text)]
+        except UnableError as error:
+            if not (self.backward and self.mode == "eval"):
+                return [error.check]
+            # Gradients do not count there, so the rest is compared without them.
+            self.backward, self._skipped = False, f"not compared: {error}"
+            return self.checks()
 
     def _compared(self) -> list[Check]:
         first = self._first_call()
         exact, actual = self._exact(self.call), self._prepared(self.call)
-        self._noisy = [] if self._shakes else [self._in_its_dtypes(self.call)]
+        self._noisy = [] if self._in_32 else [self._in_its_dtypes(self.call)]
         self.deviations = self._deviations(exact, actual, self._noisy)
         checks = self._other_calls(first, exact, actual)
         self._allow_amplified()
@@ -138,10 +143,11 @@ class VerificationCase:
             for kind in ("outputs", "buffers"):  # the noise of these is that of the run in float32
                 del self._noisy[0].tensors[kind]
             self.deviations = self._deviations(exact, actual, self._noisy)
-        hidden = self._hidden()
+        found = (self._finds(kind) for kind in _GRADIENTS if self.mode == "train")
+        hidden = max((least for least, _ in filter(None, found)), default=0.0)
         if not all(map(_may_be_rounding, self._open())):
             exact = self._go_exact(first, exact, actual)
-        if self._open() or hidden > (_BLIND if self._shakes else _BLIND_16):
+        if self._open() or hidden > (_BLIND if self._in_32 else _BLIND_16):
             self._compare_modules()
         self._allow_amplified()
         if self._open():
@@ -155,39 +161,36 @@ class VerificationCase:
             self.culprit = next(iter(self._wrong_modules()), "")
         late = next((text for text in self._left_out.values() if "no time was left" in text), "")
         if late and hidden > _HIDDEN and not self.wrong:
-            note = f"not compared: {late}"
-            checks.append(self._check(MODULE_KINDS[1], "cannot tell", note=note))
+            checks.append(UnableError(f"not compared: {late}", MODULE_KINDS[1]).check)
         if self._skipped:
-            checks += [self._check(kind, "skipped", note=self._skipped) for kind in _GRADIENTS]
+            for kind in _GRADIENTS:
+                checks.append(Check(what=kind, status="skipped", note=self._skipped))
         return [*(self._judged(*each, exact) for each in self.deviations.items()), *checks]
 
     # ------------------------------------------------------------------------------------- the runs
 
     def _prepared(self, call: Call, *, as_used: bool = False, **options: Any) -> Run:
         """Run the prepared model, without its compiler unless `as_used`."""
-        call, compiled = user_call(call, self.prepared, self.pipeline), as_used and self._compiled
+        call = inputs.user_call(call, self.prepared, self.pipeline)
+        compiled = as_used and bool(self._other)
         with contextlib.nullcontext() if compiled else eager_if_compiled(self.prepared):
             return self._run(self.prepared, call, amp=self.amp, compiled=compiled, **options)
 
     def _in_its_dtypes(self, call: Call) -> Run:
         """Run the reference in the prepared dtypes, on inputs that differ by what a module may round."""
         # What activations lose here counts as noise, not as an error of the prepared model.
-        call = rounded_call(call, self.prepared, self.pipeline, self.dtype)
-        call = call.map(partial(nudged, fraction=rounding_step(self.dtype)))
-        given = call.map(lambda tensor: cast(tensor, tensor.dtype))
-        options: Any = {"repair": self.dtype, "stand_in": self._low, "amp": self.amp}
+        call = inputs.rounded_call(call, self.prepared, self.pipeline, self.dtype)
+        given = call.map(inputs.nudged).map(lambda tensor: cast(tensor, tensor.dtype))
+
+        def low(tensor: Tensor) -> Tensor:
+            made = cast(tensor, *self._by_id.get(id(tensor), (tensor.dtype, tensor.device)))
+            # A kernel in float32 rounds at every addition, so its weights differ as the inputs do.
+            if self._in_32 and isinstance(made, nn.Parameter):
+                made.data = inputs.nudged(made.data)
+            return made
+
         with same_casts(self.reference, self.prepared):
-            return self._run(self.reference, given, **options)
-
-    def _low(self, tensor: Tensor) -> Tensor:
-        """Cast one of the reference's tensors to the prepared model's dtype and device, contiguous.
-
-        A kernel in float32 rounds at every addition, so its weights differ as the inputs do.
-        """
-        made = cast(tensor, *self._by_id.get(id(tensor), (tensor.dtype, tensor.device)))
-        if self._shakes and isinstance(made, nn.Parameter):
-            made.data = nudged(made.data, rounding_step(self.dtype))
-        return made
+            return self._run(self.reference, given, repair=self.dtype, stand_in=low, amp=self.amp)
 
     def _exact(self, call: Call, **options: Any) -> Run:
         """Run the reference on the user's own inputs, all in `exact_dtype`."""
@@ -202,23 +205,21 @@ class VerificationCase:
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            whose = "prepared model" if model is self.prepared else "reference"
-            raise RunError(str(explained(model, error)), whose) from error
+            text = str(explained(model, error))
+            if model is self.prepared:
+                raise UnableError(text, "forward", "fail") from error
+            raise UnableError(f"the reference raises: {text}", "forward") from error
 
     def _first_call(self) -> Run:
         """Call the prepared model without a backward: what it takes says whether the others fit."""
         try:
             first = self._prepared(self.call, as_used=True, backward=False, seed=1)
-        except RunError:
+        except UnableError:
             self._exact(self.call)  # it is no fault if the reference raises too
             raise
         self.budget.extend(first.seconds * (3 if self.mode == "train" else 1))
-        reason = self._refusal(first, torch.float32)
-        if reason and self.backward and self.mode == "eval":
-            self._skipped, self.backward = f"not compared: {reason}", False
-            reason = self._refusal(first, torch.float32)
-        if reason:
-            raise CannotTellError(reason)
+        if reason := self._refusal(first, torch.float32):
+            raise UnableError(reason)
         return first
 
     def _refusal(self, first: Run, dtype: torch.dtype) -> str:
@@ -230,17 +231,14 @@ class VerificationCase:
 
     def _deviations(self, exact: Run, actual: Run, noisy: list[Run]) -> dict[str, list[Deviation]]:
         found = {}
-        for kind in KINDS:
-            if kind not in exact.tensors or kind not in actual.tensors:
-                continue
+        for kind in filter(exact.tensors.__contains__, KINDS):
             left = self.rewritten if kind in _OF_MODULES else ()
             right, given = (
                 {name: t for name, t in run.tensors[kind].items() if not is_under(name, left)}
                 for run in (exact, actual)
             )
-            found[kind] = self._compare(
-                kind, right, [run.tensors.get(kind, {}) for run in noisy], given
-            )
+            others = [run.tensors.get(kind, {}) for run in noisy]
+            found[kind] = self._compare(kind, right, others, given)
         return found
 
     def _compare(self, kind: str, exact: Any, noisy: Any, actual: Any) -> list[Deviation]:
@@ -265,7 +263,7 @@ class VerificationCase:
         self.exact_dtype = torch.float64
         try:
             wide = self._exact(self.call)
-        except RunError:
+        except UnableError:
             self.exact_dtype = torch.float32  # the model makes tensors in float32 itself
             return exact
         self._noisy.append(exact)
@@ -280,19 +278,12 @@ class VerificationCase:
         self._alone = names - {*self._left_out}
         self.deviations |= {kind: alone[kind] for kind in MODULE_KINDS[: 1 + self.backward]}
 
-    def _hidden(self) -> float:
-        """Return the least error of gradients that the whole model shows, in mode `train`."""
-        kinds = [kind for kind in _GRADIENTS if kind in self.deviations and self.mode == "train"]
-        found = [sensitivity(self.deviations[k], by_module=k in _OF_MODULES) for k in kinds]
-        return max((least for least, _ in filter(None, found)), default=0.0)
-
     def _look_again(self) -> None:
         """Keep what is wrong on slightly different inputs too."""
-        moved, names = self.call.map(partial(jittered, seed=1)), self._wrong_modules()
+        moved, names = self.call.map(inputs.jittered), self._wrong_modules()
         actual, again = self._prepared(moved, record=bool(names)), {}
         if any(item.kind in KINDS for item in self.wrong):
-            noisy = [self._in_its_dtypes(moved)]
-            again = self._deviations(self._exact(moved), actual, noisy)
+            again = self._deviations(self._exact(moved), actual, [self._in_its_dtypes(moved)])
         if names:
             again |= compare_alone(self, actual, names)[0]
         wrong = {(i.kind, i.name) for items in again.values() for i in items if i.exceeds}
@@ -320,25 +311,25 @@ class VerificationCase:
         """Call the prepared model once more as it will be used, in training on inputs without gradients.
 
         Raises:
-            CannotTellError: the outputs differ from call to call.
+            UnableError: the outputs differ from call to call.
         """
-        third = self._prepared(self.call, as_used=True, backward=False, graph=self.mode == "train")
+        graph = self.mode == "train"
+        third = self._prepared(self.call, as_used=True, backward=False, graph=graph)
         moved = [item for run in (first, third) for item in self._moved(actual, run)]
         if not moved or any(item.is_garbage for item in self.deviations["outputs"]):
-            return [self._check("outputs", "pass", inputs="compiled")] if self._compiled else []
+            return []
         second = self._exact(self.call, backward=False, seed=1).tensors["outputs"]
         again = self._compare("outputs", exact.tensors["outputs"], [], second)
         if any(item.exceeds and not math.isnan(item.error) for item in again):
-            raise CannotTellError(f"the reference itself {_RANDOM}")
-        if moved[0].note:
-            item = replace(moved[0], note=f"{moved[0].note} in another call")
-            return [self._described("fail", item)]
-        if self._compiled and not self._moved(first, third):
-            return [self._described("fail", moved[0], inputs="compiled")]
-        if self._compiled:
-            raise CannotTellError(f"the compiled model {_RANDOM}")
-        by = f"{moved[0].name} by {moved[0].error:.2g} of its scale"
-        raise CannotTellError(f"{_UNSTABLE}: {by}")
+            raise UnableError(f"the reference itself {_RANDOM}")
+        item, note = moved[0], f"{moved[0].note} in another call" if moved[0].note else ""
+        if self._other and not note:
+            if self._moved(first, third):
+                raise UnableError(f"the {self._other} model {_RANDOM}")
+            note = [*WHOLE][self._other == "fused"]
+        if note:
+            return [_described("fail", replace(item, note=note))]
+        raise UnableError(f"{_UNSTABLE}: {item.name} by {item.error:.2g} of its scale")
 
     def _moved(self, one: Run, other: Run) -> list[Deviation]:
         """Return the outputs that differ between two runs by more than is allowed."""
@@ -348,40 +339,39 @@ class VerificationCase:
 
     # --------------------------------------------------------------------------------- the judgement
 
+    def _finds(self, kind: str) -> tuple[float, str] | None:
+        """Return the least error that is found everywhere, and where the most of it hides."""
+        return sensitivity(self.deviations.get(kind, ()), by_module=kind == "parameter gradients")
+
     def _judged(self, kind: str, items: list[Deviation], exact: Run) -> Check:
         for name, tensor in exact.tensors.get(kind, {}).items():
-            if not math.isfinite(largest(tensor)):
-                note = "the reference is not finite here"
-                return self._check(kind, "cannot tell", worst=name, note=note)
+            if not is_finite(tensor):
+                return replace(
+                    UnableError("the reference is not finite here", kind).check, worst=name
+                )
         if kind == "outputs" and not any(item.size or item.exceeds for item in items):
-            note = "they are all zero, so nothing can be compared" if items else "there are none"
-            return self._check(kind, "cannot tell", note=note)
+            all_zero = "they are all zero, so nothing can be compared"
+            return UnableError(all_zero if items else "there are none").check
         alone, note = kind in MODULE_KINDS, ""
         if alone and self._left_out:
             name, reason = next(iter(self._left_out.items()))
             note = f"{plural(len(self._left_out), 'module')} not compared alone, first "
             note += f"{name or 'the model itself'}: {reason}"
         if not items:
-            return self._check(kind, "skipped", note=note or "there is nothing to compare")
+            return Check(what=kind, status="skipped", note=note or "there is nothing to compare")
         worst = max(items, key=lambda item: item.excess)
         # In eval, gradients do not count.
         counts = self.mode == "train" or not kind.endswith("gradients")
         status = "pass" if not worst.exceeds else "fail" if counts else "wrong"
-        compared = len(self._alone) if alone else len(items)
-        check = self._described(status, worst, note=worst.note or note, compared=compared)
-        finds = sensitivity(items, by_module=kind == "parameter gradients")
-        if finds is None or kind == "buffers" or (alone and self._left_out):
-            return check
-        return replace(check, sensitivity=finds[0], least_sensitive=finds[1])
+        check = _described(status, replace(worst, note=worst.note or note))
+        check = replace(check, compared=len(self._alone) if alone else len(items))
+        finds = None if kind == "buffers" or (alone and self._left_out) else self._finds(kind)
+        return replace(check, sensitivity=finds[0], least_sensitive=finds[1]) if finds else check
 
-    def _described(self, status: str, item: Deviation, **more: Any) -> Check:
-        about = {"error": finite(item.error), "allowed": finite(item.allowed), "note": item.note}
-        return self._check(item.kind, status, worst=item.name, **about | more)
 
-    def _check(self, kind: str, status: str, **more: Any) -> Check:
-        """Return a check of this case; `more` are further fields of Check."""
-        dtype, batch = name_of(self.dtype), self.call.batch
-        return Check(what=kind, status=status, mode=self.mode, dtype=dtype, batch=batch, **more)
+def _described(status: str, item: Deviation) -> Check:
+    about: Any = {"error": finite(item.error), "allowed": finite(item.allowed), "note": item.note}
+    return Check(what=item.kind, status=status, worst=item.name, **about)
 
 
 def _allowed(item: Deviation) -> Deviation:

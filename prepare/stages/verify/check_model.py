@@ -2,28 +2,46 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.call import call_of
 from prepare.core.forward.input_formatter import CAST_STEP, keep_option
 from prepare.core.forward.torch_state import Amp, autocast, device_of, read_amp
+from prepare.core.model.devices import free_memory
+from prepare.core.model.forward_code import may_read_mode
 from prepare.core.model.known_issues import REPAIR_STEP
-from prepare.core.model.tensors import lazy_parameter, name_of
+from prepare.core.model.tensors import (
+    is_plain,
+    lazy_parameter,
+    name_of,
+    named_modules,
+    named_tensors,
+)
 from prepare.core.utils.machine import environment
 from prepare.core.utils.suggest import choose
+from prepare.core.utils.text import size
 from prepare.errors import RefusedError
 from prepare.pipeline.tensor_table import format_steps
-from prepare.stages.verify.budget import Budget
-from prepare.stages.verify.case import VerificationCase
-from prepare.stages.verify.records import Check, Verification, unknown
-from prepare.stages.verify.static_checks import static_checks, tensor_pairs
+from prepare.stages.verify.case import WHOLE, VerificationCase
+from prepare.stages.verify.deviations import is_under
+from prepare.stages.verify.records import Check, Verification
+from prepare.steps.conv_memory_format import SwapsClasses
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
     from prepare.stages.stage import Mode
+
+_Pairs = dict[str, tuple[Tensor, Tensor]]
+SECONDS = 30.0
+# A model whose runs take long gets the time of so many of its steps, up to a limit in seconds.
+_STEPS, _LONGEST = 20, 300.0
+# A run may use this part of the free memory.
+_FREE_PART = 0.5
 
 
 def verify(
@@ -59,22 +77,25 @@ def verify(
     The reference runs in float32, and in float64 where something may be wrong: see `case.py`. The tolerance
     follows from its error in the prepared model's dtypes: see `deviations.py`. Where gradients cannot be told
     otherwise, each leaf module is compared alone: see `modules_alone.py`. Dropout is off, and both models
-    draw the same random numbers. A compiled model is compared without the compiler, and called once with it.
+    draw the same random numbers. A compiled model is compared without the
+    compiler, and called once with it; so is a fused one.
 
     Raises:
         RefusedError: both models are the same object, `mode` or `amp` is unknown, mode `train` is
             requested without gradients, or a lazy module has no parameters yet.
     """
     if isinstance(reference, str):
-        return unknown(reference, mode=mode)
+        return Verification(status="cannot tell", reason=reference, mode=mode)
     if not isinstance(reference, nn.Module):
         reference = reference()
     _check_arguments(reference, prepared, mode=mode, gradients=gradients)
     amp = read_amp(amp)
     autocast(amp, device_of([prepared]))  # raises if the device has none
     budget, call = Budget(seconds, prepared), call_of(batch).map(Tensor.detach)
-    pairs = tensor_pairs(reference, prepared)
-    checks, rewritten = static_checks(reference, prepared, pairs, pipeline)
+    originals = {entry.path: entry.tensor for entry in named_tensors(reference)}
+    others = {entry.path: entry.tensor for entry in named_tensors(prepared)}
+    pairs = {path: (originals[path], new) for path, new in others.items() if path in originals}
+    checks, rewritten = _static_checks(reference, prepared, pairs, pipeline)
     case = VerificationCase(
         reference, prepared, pipeline, amp, budget, rewritten, pairs, call, mode, gradients
     )
@@ -83,21 +104,20 @@ def verify(
     first = {check.status: check for check in reversed(checks)}
     status = next((word for word in ("fail", "cannot tell") if word in first), "pass")
     worst = first.get("wrong" if status == "pass" else status)
-    bad = [check for check in checks if check.status in ("fail", "wrong")]
-    culprit = case.culprit
-    if bad and culprit is None and not bad[0].mode:
-        place = bad[0].worst
-        culprit = place.rpartition(".")[0] if bad[0].what == "values" else place
-    # Values, flags and layout say themselves what to do.
-    is_computed = any(check.mode for check in bad)
+    bad, culprit, advice = first.get("fail") or first.get("wrong"), case.culprit, ""
+    if bad is not None and bad.what not in ("values", "flags", "layout"):
+        advice = _remedy(case, checks)
+    elif bad is not None:  # these say themselves what to do
+        culprit = bad.worst.rpartition(".")[0] if bad.what == "values" else bad.worst
     return Verification(
         status=status,
         reason=worst.reason if worst else "",
         mode=mode,
         reference=name_of(case.exact_dtype) if case.deviations else "",
+        dtype=name_of(case.dtype),
         checks=tuple(checks),
         culprit=type(prepared).__name__ if culprit == "" else culprit or "",
-        advice=_remedy(case, bad, culprit) if is_computed else "",
+        advice=advice,
         seconds=round(budget.spent(), 3),
         environment=environment(),
         amp=amp,
@@ -107,31 +127,157 @@ def verify(
 def _check_arguments(
     reference: nn.Module, prepared: nn.Module, *, mode: str, gradients: bool
 ) -> None:
-    wrong = None
     if mode not in ("eval", "train"):
-        wrong = "mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train"))
-    elif mode == "train" and not gradients:
-        wrong = "gradients", "mode 'train' requires them", "leave out gradients=False"
-    elif prepared is reference:
+        raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
+    if mode == "train" and not gradients:
+        raise RefusedError("gradients", "mode 'train' requires them", "leave out gradients=False")
+    if prepared is reference:
         remedy = "apply works in place: pass copy.deepcopy(model), taken before apply, as reference"
-        wrong = "prepared", "is the same object as the reference", remedy
-    elif parameter := lazy_parameter(reference) or lazy_parameter(prepared):
-        wrong = parameter, "this parameter has no shape yet", "run one forward first"
-    if wrong:
-        raise RefusedError(*wrong)
+        raise RefusedError("prepared", "is the same object as the reference", remedy)
+    if parameter := lazy_parameter(reference) or lazy_parameter(prepared):
+        raise RefusedError(parameter, "this parameter has no shape yet", "run one forward first")
 
 
-def _remedy(case: VerificationCase, bad: Sequence[Check], culprit: str | None) -> str:
+def _remedy(case: VerificationCase, checks: Sequence[Check]) -> str:
     """Return what may help: repair the layout, keep a module in float32, or remove the step."""
     steps = case.pipeline.to_config() if case.pipeline else {}
     wanted = format_steps(case.pipeline.steps.values() if case.pipeline else (), case.reference)
     formats = [name for name, found in wanted.items() if {*found.values()} - {"contiguous"}]
     remedies = []
-    if any(check.inputs == "compiled" for check in bad):
-        remedies.append("drop the step compile")
+    if steps_of_whole := [WHOLE[check.note] for check in checks if check.note in WHOLE]:
+        remedies.append(f"drop the step {steps_of_whole[0]}")
     elif formats and REPAIR_STEP not in steps:
         remedies.append(f"add the step {REPAIR_STEP}")
     if CAST_STEP in steps:
-        remedies.append(f"add {keep_option(culprit or type(case.prepared).__name__)}")
+        place = case.culprit or type(case.prepared).__name__
+        remedies.append(f"add {keep_option(place)}")
     remedies += [f"drop the step {name}" for name in formats[:1]]
     return f"It may help to {', or '.join(remedies)}." if remedies else ""
+
+
+class Budget:
+    """The seconds and bytes that are left.
+
+    Without a limit of the user's, a large model gets more time, and that of other programs does not count.
+    """
+
+    def __init__(self, seconds: float | None, model: nn.Module) -> None:
+        self._given, self.seconds = seconds, seconds or SECONDS
+        self._start, self._own = time.monotonic(), time.process_time()
+        devices = {tensor.device for tensor in model.parameters()} | {torch.device("cpu")}
+        self._free = min(filter(None, map(free_memory, devices)), default=None)
+
+    def extend(self, step: float) -> None:
+        """Give a model more time whose step takes so many seconds."""
+        if self._given is None:
+            self.seconds = time_limit(self.seconds, step)
+
+    def spent(self) -> float:
+        """Return the seconds on the clock since the start."""
+        return time.monotonic() - self._start
+
+    def left(self) -> float:
+        """Return the seconds that are left."""
+        if self._given is not None:
+            return self.seconds - self.spent()
+        own = min(self.spent(), time.process_time() - self._own)
+        return min(self.seconds - own, max(self.seconds, _LONGEST) - self.spent())
+
+    def refuses(self, seconds: float, numbers: float, dtype: torch.dtype) -> str:
+        """Say why a run of so many seconds that holds so many numbers does not fit; empty if it fits."""
+        run, memory = f"a call in {name_of(dtype)}", int(numbers * dtype.itemsize)
+        if self._free is not None and memory > _FREE_PART * self._free:
+            what = f"{size(memory)}, but {size(self._free)} are free"
+            return f"{run} needs about {what}; make the batch smaller"
+        rest = f"{max(self.left(), 0):.0f} of {self.seconds:.0f} s are left"
+        takes = f"{run} takes about {seconds:.2g} s, but {rest}; raise verify.seconds"
+        return takes if seconds > self.left() else ""
+
+
+def time_limit(seconds: float, step: float) -> float:
+    """Return the limit of the time of a model whose step takes `step` seconds, at least `seconds`."""
+    return max(seconds, min(_STEPS * step, _LONGEST))
+
+
+def _static_checks(
+    reference: nn.Module, prepared: nn.Module, pairs: _Pairs, pipeline: Pipeline | None
+) -> tuple[list[Check], tuple[str, ...]]:
+    """Return the checks, and the modules whose tensors a structure step replaced."""
+    rewritten, mode_changed = list[str](), list[str]()
+    for action in pipeline.plan(reference, known_issues="ignore").actions if pipeline else ():
+        if pipeline is not None and action.phase == "structure":
+            step = pipeline.steps[action.step]
+            rewritten += [] if getattr(step, "keeps_tensors", False) else action.modules
+            mode_changed += [] if isinstance(step, SwapsClasses) else action.modules
+    checks = [
+        _check_values(reference, prepared, pairs, rewritten),
+        _check_flags(reference, prepared, mode_changed),
+    ]
+    if pipeline is not None:
+        drift = [(each.where, str(each)) for each in pipeline.check(prepared)]
+        where, note = drift[0] if drift else ("", "")
+        note += f"{_more(drift)}; apply the pipeline again" if drift else ""
+        checks.append(_checked("layout", where, note))
+    return checks, tuple(rewritten)
+
+
+def _checked(what: str, worst: str = "", note: str = "", compared: int = 0) -> Check:
+    """Return a check that fails if it has a note."""
+    status = "fail" if note else "pass"
+    return Check(what=what, status=status, worst=worst, note=note, compared=compared)
+
+
+def _more(found: Sequence[Any]) -> str:
+    return f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+
+
+def _check_values(
+    reference: nn.Module, prepared: nn.Module, pairs: _Pairs, rewritten: Sequence[str]
+) -> Check:
+    """Check that every tensor equals the reference's, cast to its dtype, bit for bit.
+
+    A number beyond the range of the dtype may be clamped, and must not be infinite.
+    """
+    paths = {entry.path for model in (reference, prepared) for entry in named_tensors(model)}
+    own = [path for path in sorted(paths) if not is_under(path, rewritten)]
+    different = [path for path in own if path not in pairs or not _is_equal(*pairs[path])]
+    if not different:
+        return _checked("values", compared=len(pairs))
+    worst, note = different[0], "differs from the reference's values, cast to its dtype"
+    note = note if worst in pairs else "is in only one of the two models"
+    remedy = "take copy.deepcopy(model) just before apply, as reference"
+    return _checked("values", worst, f"{worst}{_more(different)} {note}; {remedy}", len(paths))
+
+
+def _check_flags(reference: nn.Module, prepared: nn.Module, mode_changed: Sequence[str]) -> Check:
+    """Check that the same modules are in training mode, if both models themselves are in the same mode.
+
+    A step may change the mode of modules, but no change of a class does. A module whose code never reads a
+    mode may differ: some classes come back from `copy.deepcopy` in training mode.
+    """
+    if reference.training != prepared.training:
+        note = "one model is in training mode, the other is not"
+        return Check(what="flags", status="skipped", note=note)
+    flags = {name: module.training for name, module in named_modules(reference)}
+    for name, module in named_modules(prepared):
+        is_same = flags.get(name, module.training) == module.training
+        if not is_same and not is_under(name, mode_changed) and may_read_mode(module):
+            mode = "train" if module.training else "eval"
+            note = f"{name} is in {mode} mode, but not in the reference; set both to the same mode"
+            return _checked("flags", name, note, len(flags))
+    return _checked("flags", compared=len(flags))
+
+
+def _is_equal(reference: Tensor, prepared: Tensor) -> bool:
+    if not (is_plain(reference) and is_plain(prepared)):
+        return True  # only its class knows the values of such a tensor; the outputs are compared
+    if reference.shape != prepared.shape or reference.is_complex() != prepared.is_complex():
+        return False
+    cast, prepared = reference.detach().to(prepared.device, prepared.dtype), prepared.detach()
+    if cast.is_floating_point() and cast.dtype != reference.dtype:
+        largest, is_infinite = torch.finfo(cast.dtype).max, reference.isinf().to(cast.device)
+        cast = torch.where(is_infinite, cast, cast.clamp(-largest, largest))
+    if torch.equal(cast, prepared):
+        return True
+    equal = (cast == prepared) | ((cast != cast) & (prepared != prepared))  # noqa: PLR0124  NaN
+    return bool(equal.all())

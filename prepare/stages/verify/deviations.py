@@ -161,6 +161,11 @@ def distance(exact: Tensor, other: Tensor) -> float:
     return math.inf if math.isnan(difference) else difference
 
 
+def is_under(path: str, modules: Iterable[str]) -> bool:
+    """Return whether a path is that of one of these modules, or lies in it."""
+    return any(not name or f"{path}.".startswith(f"{name}.") for name in modules)
+
+
 def is_finite(tensor: Tensor) -> bool:
     """Return whether a tensor, which may be sparse, holds neither NaN nor Inf."""
     return math.isfinite(largest(tensor))

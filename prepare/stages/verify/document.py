@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _HIDDEN = 0.1
 _FINE = ("pass", "skipped")
 _COLUMNS = parts.columns(
-    "Status text, Compared text, Case text, Worst code, Error number, Tolerance number, "
+    "Status text, Compared text, Worst code, Error number, Tolerance number, "
     "Of the tolerance number"
 )
 _ABOUT_ERRORS = (
@@ -82,11 +82,10 @@ def _hidden(verification: Verification) -> str:
     least, _ = verification.sensitivity("gradients") or (0.0, "")
     if least <= _HIDDEN:
         return ""
-    own = (check.dtype for check in verification.checks if check.dtype.endswith("float16"))
-    if (coarse := next(own, verification.amp)) == "none":
+    if not verification.dtype.endswith("float16"):
         return f"gradients unclear (noise hides errors below {_percent(least)})"
     once = "precision=float32" if verification.amp == "none" else "amp=none"
-    return f"gradients cannot be judged in {coarse}: run once with {once}"
+    return f"gradients cannot be judged in {verification.dtype}: run once with {once}"
 
 
 def _percent(part: float) -> str:
@@ -142,8 +141,6 @@ def _parts(verification: Verification) -> Iterator[Part]:
 
 
 def _row(check: Check) -> tuple[str, ...]:
-    mode, batch = check.mode and f"{check.mode} mode", f"batch {check.batch}" if check.batch else ""
-    case = ", ".join(filter(None, (mode, batch, check.inputs)))
     share = "" if check.part is None else texts.share_text(check.part)
     numbers = texts.small(check.error), texts.small(check.allowed), share
-    return doubt(check.status), check.what, case, check.worst, *numbers
+    return doubt(check.status), check.what, check.worst, *numbers

@@ -19,6 +19,7 @@ from prepare.core.forward.input_formatter import (
     may_be_activation,
     needless,
 )
+from prepare.stages.verify.deviations import rounding_step
 
 if TYPE_CHECKING:
     from prepare.pipeline import Pipeline
@@ -64,32 +65,32 @@ def user_formatter(pipeline: Pipeline) -> Callable[[Any], Any] | None:
     return None if is_attached else pipeline.format
 
 
-def nudged(tensor: Tensor, fraction: float) -> Tensor:
-    """Change each floating-point number of a tensor by a fraction of itself, up or down."""
+def nudged(tensor: Tensor) -> Tensor:
+    """Change each floating-point number of a tensor by what a module may round, up or down."""
     if not tensor.is_floating_point():
         return tensor
-    return tensor + tensor * fraction * _noise(tensor, 0).sign()
+    return tensor + tensor * rounding_step(tensor.dtype) * _noise(tensor).sign()
 
 
-def jittered(tensor: Tensor, seed: int, fraction: float = JITTER) -> Tensor:
-    """Add random numbers to a floating-point tensor, scaled to a fraction of its root mean square."""
+def jittered(tensor: Tensor) -> Tensor:
+    """Add random numbers to a floating-point tensor, scaled to its root mean square."""
     if not tensor.is_floating_point() or tensor.numel() < 2:
         return tensor
     size = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
-    return tensor + _noise(tensor, seed) * (fraction * float(size) / math.sqrt(tensor.numel()))
+    return tensor + _noise(tensor) * (JITTER * float(size) / math.sqrt(tensor.numel()))
 
 
-def _noise(like: Tensor, seed: int) -> Tensor:
+def _noise(like: Tensor) -> Tensor:
     """Return random numbers with a variance of 1; they repeat, since each costs as much as a product."""
-    drawn, count = _drawn(seed), like.numel()
+    drawn, count = _drawn(), like.numel()
     return (
         drawn.repeat(count // len(drawn) + 1)[:count].view(like.shape).to(like.device, like.dtype)
     )
 
 
 @cache
-def _drawn(seed: int) -> Tensor:
-    generator = torch.Generator("cpu").manual_seed(seed)
+def _drawn() -> Tensor:
+    generator = torch.Generator("cpu").manual_seed(0)
     return torch.randn(_PERIOD, generator=generator, dtype=torch.float32, device="cpu")
 
 

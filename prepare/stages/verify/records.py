@@ -13,28 +13,21 @@ STATUSES = ("pass", "fail", "cannot tell")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """The result of one check, in one case.
+    """The result of one check.
 
     `what` is values, layout, flags, forward, outputs, input gradients, parameter gradients, buffers,
-    module outputs or module gradients. In a check of modules,
-    which ran alone, `worst`
-    is a module and `compared` counts modules. `mode`, `batch` and `inputs` describe the case; they
-    are empty for a check without a forward. `dtype` is the coarsest dtype of the prepared model. `error` is
-    the largest difference from the reference and `allowed` the tolerance, both of the tensor `worst` among
-    `compared` tensors and as a fraction of its scale (see `deviations.py`); None if there
-    is no such number. `status` is `pass`, `fail` or `cannot tell`; `wrong` for a failure that does not count
-    in this mode; `skipped` if there is nothing to compare, or the comparison cannot run or would be
-    meaningless. `sensitivity` is the smallest systematic error (all numbers of one module's tensors too
-    large by this fraction) that exceeds the tolerance in every module, and `least_sensitive` the module or
-    output with that tolerance.
+    module outputs or module gradients. In a check of modules, which ran alone, `worst` is a module and
+    `compared` counts modules. `error` is the largest difference from the reference and `allowed` the
+    tolerance, both of the tensor `worst` among `compared` tensors and as a fraction of its scale (see
+    `deviations.py`); None if there is no such number. `status` is `pass`, `fail` or `cannot tell`; `wrong`
+    for a failure that does not count in this mode; `skipped` if there is nothing to compare, or the
+    comparison cannot run or would be meaningless. `sensitivity` is the smallest systematic error (all numbers
+    of one module's tensors too large by this fraction) that exceeds the tolerance in every module, and
+    `least_sensitive` the module or output with that tolerance.
     """
 
     what: str
     status: str
-    mode: str = ""
-    batch: int | None = None
-    inputs: str = ""
-    dtype: str = ""
     error: float | None = None
     allowed: float | None = None
     worst: str = ""
@@ -50,18 +43,15 @@ class Check:
 
     @property
     def reason(self) -> str:
-        """The result as a sentence, such as `outputs (eval mode, batch 2): output is off by 0.01 ...`."""
-        case = ", ".join(filter(None, (self.mode and f"{self.mode} mode", self.inputs)))
-        case += f", batch {self.batch}" if self.batch else ""
-        head = f"{self.what} ({case})" if case else self.what
+        """The result as a sentence, such as `outputs: output is off by 0.01 of its scale, ...`."""
         if self.note:
             joint = ": " if self.note.startswith(("the ", "not ")) else " "
             subject = f"{self.worst}{joint}" if self.worst and self.worst not in self.note else ""
-            return f"{head}: {subject}{self.note}"
+            return f"{self.what}: {subject}{self.note}"
         if self.error is None:
-            return f"{head}: {self.worst} is infinitely far from the reference"
+            return f"{self.what}: {self.worst} is infinitely far from the reference"
         off = f"{self.worst} is off by {self.error:.2g} of its scale"
-        return f"{head}: {off}, and the tolerance is {self.allowed:.2g}"
+        return f"{self.what}: {off}, and the tolerance is {self.allowed:.2g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -69,8 +59,8 @@ class Verification(JsonRecord, Readable):
     """The result of a verification: does the prepared model compute what the unprepared one does?
 
     `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is
-    wrong, `advice` what may help; both may be empty. `reference` is the dtype of the exact
-    run. `amp` is the autocast of the prepared model's forward. `environment` says where it ran.
+    wrong, `advice` what may help; both may be empty. `reference` is the dtype of the exact run, `dtype` the
+    coarsest of the prepared model. `amp` is the autocast of its forward. `environment` says where it ran.
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.verify", "a verification", "a verify.json")
@@ -78,6 +68,7 @@ class Verification(JsonRecord, Readable):
     reason: str
     mode: str
     reference: str = ""
+    dtype: str = ""
     checks: tuple[Check, ...] = ()
     culprit: str = ""
     advice: str = ""
@@ -91,19 +82,12 @@ class Verification(JsonRecord, Readable):
         Of the whole model the largest of all checks of that kind, or that of the modules alone if it is
         smaller; None if nothing was measured.
         """
-        found = [(c.what, (c.sensitivity, c.least_sensitive)) for c in self.checks if c.sensitivity]
-        alone = [least for what, least in found if what == f"module {kind}"]
-        whole = [
-            least for what, least in found if what in (kind, f"input {kind}", f"parameter {kind}")
-        ]
-        return min([*alone, *([max(whole)] if whole else [])], default=None)
+        found = {c.what: (c.sensitivity, c.least_sensitive) for c in self.checks if c.sensitivity}
+        alone = found.pop(f"module {kind}", None)
+        whole = max((least for what, least in found.items() if what.endswith(kind)), default=None)
+        return min(filter(None, (alone, whole)), default=None)
 
     def check(self) -> None:
         """Raise ValueError if the status is none."""
         if self.status not in STATUSES:
             raise ValueError(f"{self.status!r} is not a status")
-
-
-def unknown(reason: str, *, mode: str) -> Verification:
-    """Return a verification that could not compare anything, and the reason."""
-    return Verification(status="cannot tell", reason=reason, mode=mode)

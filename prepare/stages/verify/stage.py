@@ -33,7 +33,7 @@ class VerifyStage(Stage):
     def longest(self, work: StageContext) -> float:
         if self.level == "none" or work.reference is None or isinstance(work.reference, str):
             return 0.0
-        from prepare.stages.verify.budget import SECONDS, time_limit
+        from prepare.stages.verify.check_model import SECONDS, time_limit
 
         return self.seconds or time_limit(SECONDS, work.step_seconds())
 
