@@ -46,15 +46,17 @@ if __name__ == "__main__":
     sys.exit({"stop": "a reason", "seven": 7}.get(sys.argv[-1]))
 """
 RANKS = """
+import warnings
 from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
-from shared import network, os, sys, torch, train
+from shared import network, nn, os, sys, torch, train
 
 def work(rank, kind):
     store = f"file://{os.getcwd()}/{os.getppid()}"
     distributed.init_process_group("gloo", store, rank=rank, world_size=2)
     if kind == "ddp":
-        wrapped = DistributedDataParallel(network())
+        warnings.filterwarnings("error", ".*is not prepared")
+        wrapped = nn.Sequential(DistributedDataParallel(network()))  # as Lightning's Fabric does
     else:
         from torch.distributed.fsdp import FullyShardedDataParallel
         wrapped = FullyShardedDataParallel(network(), use_orig_params=True, device_id=torch.device("cpu"))
