@@ -12,7 +12,7 @@ from prepare.pipeline import Pipeline
 
 # What the programs share: a network, and a training that prints whether outputs are channels-last, and losses.
 SHARED = """
-import os, sys, torch
+import os, sys, torch, warnings
 from torch import nn
 
 torch.set_num_threads(1)
@@ -46,10 +46,9 @@ if __name__ == "__main__":
     sys.exit({"stop": "a reason", "seven": 7}.get(sys.argv[-1]))
 """
 RANKS = """
-import warnings
 from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
-from shared import network, nn, os, sys, torch, train
+from shared import network, nn, os, sys, torch, train, warnings
 
 def work(rank, kind):
     store = f"file://{os.getcwd()}/{os.getppid()}"
