@@ -60,7 +60,7 @@ def test_the_best_card_says_for_which_field_it_is_the_best(tmp_path):
         made.add_row(tmp_path, number, row, benched=made.bench(ratio, verdict=verdict), verified=made.verification(), steps={})  # fmt: skip
     text = Reader(page_of(tmp_path)).text
     assert "Which is best? a=2 for model=one" in text
-    assert "no row of model=two is faster" in text
+    assert "No row of model=two is faster" in text
 
 
 def test_every_row_is_in_the_table(swept):
