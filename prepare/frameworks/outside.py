@@ -91,14 +91,14 @@ class Outside:
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: a pattern of class names, as in `UNet*`: only networks of these classes are prepared.
+        module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
     """
 
     active: ClassVar[list[Outside]] = []
     # The folder for a page of each network, and the dotted name of what writes them.
     report: Sequence[str] = ("", "")
 
-    def __init__(self, recipe: Recipe, *, module: str = "*") -> None:
+    def __init__(self, recipe: Recipe, *, module: str | nn.Module = "*") -> None:
         self.pipeline, self.module = network_pipeline(recipe), module
         self.found: list[Found] = []
         self._networks: WeakKeyDictionary[nn.Module, Found] = WeakKeyDictionary()
@@ -193,7 +193,9 @@ class Outside:
 
     def wants(self, network: nn.Module) -> bool:
         """Return whether a network is one of those that were asked for."""
-        return fnmatch.fnmatchcase(type(network).__name__, self.module)
+        if isinstance(self.module, str):
+            return fnmatch.fnmatchcase(type(network).__name__, self.module)
+        return network is self.module
 
     def attempt(self, network: nn.Module) -> None:
         """Prepare a network, or write down why that cannot be: the program goes on as without us."""
@@ -288,7 +290,7 @@ class Outside:
             yield "no network was called, and nothing was prepared"
 
 
-def outside(recipe: Recipe, *, module: str = "*") -> Outside:
+def outside(recipe: Recipe, *, module: str | nn.Module = "*") -> Outside:
     """Prepare the networks of this program from here on, each at its first call, before the first step.
 
     Say it before the networks are wrapped or compiled. What was prepared is printed to stderr at the end of
@@ -296,7 +298,7 @@ def outside(recipe: Recipe, *, module: str = "*") -> Outside:
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: a pattern of class names, as in `UNet*`: only networks of these classes are prepared.
+        module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
     """
     session = Outside(recipe, module=module).start()
 

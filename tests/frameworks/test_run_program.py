@@ -138,7 +138,10 @@ def test_each_rank_has_the_losses_without_us_and_is_prepared(folder, words):
     ],
 )
 def test_a_program_keeps_its_words_and_its_exit_code(folder, options, program, code, said):
-    done, plain = python(*SWITCH, *options, *program), python(*program)
+    # As the script that is installed, whose own words may hold a `-m` too, or as a module.
+    script = ["-c", "from prepare.app.cli.main import main; main()"]
+    begin = [*script, *SWITCH[2:]] if "-m" in program else SWITCH
+    done, plain = python(*begin, *options, *program), python(*program)
     assert (done.returncode, plain.returncode) == (code, code), done.stderr
     assert said in done.stderr
     assert done.stdout.splitlines()[1] == plain.stdout.splitlines()[1]  # its words and names
