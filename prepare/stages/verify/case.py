@@ -54,8 +54,11 @@ _UNSTABLE = (
     "the prepared model differs between its own calls, as with a race, memory that was not initialised, or a "
     "kernel that depends on threads"
 )
-# Of a check of the compiled model.
-COMPILED = "differs with the compiler"
+# Of a check of the compiled or fused model: the note, and the step.
+WHOLE = {
+    "differs with the compiler": "compile",
+    "differs when its convolutions are fused": "fuse_inference",
+}
 
 
 class UnableError(Exception):
@@ -103,7 +106,10 @@ class VerificationCase:
         self._depth = sum(bool(module._parameters) for module in self.prepared.modules())
         self.targets = {path: (new.dtype, new.device) for path, (_, new) in self.pairs.items()}
         self._by_id = {id(old): self.targets[path] for path, (old, _) in self.pairs.items()}
+        operations = {getattr(each, "rewritten_as", "") for each in self.prepared.modules()}
+        # With hooks on its modules, as for a comparison, such a model runs other code than without.
         self._compiled = contains_compiled(self.prepared)
+        self._other = "compiled" if self._compiled else "fused" if "fused" in operations else ""
         # Runs whose difference from the exact one is noise.
         self._noisy: list[Run] = []
         self._left_out: dict[str, str] = {}
@@ -166,7 +172,7 @@ class VerificationCase:
     def _prepared(self, call: Call, *, as_used: bool = False, **options: Any) -> Run:
         """Run the prepared model, without its compiler unless `as_used`."""
         call = inputs.user_call(call, self.prepared, self.pipeline)
-        compiled = as_used and self._compiled
+        compiled = as_used and bool(self._other)
         with contextlib.nullcontext() if compiled else eager_if_compiled(self.prepared):
             return self._run(self.prepared, call, amp=self.amp, compiled=compiled, **options)
 
@@ -317,10 +323,10 @@ class VerificationCase:
         if any(item.exceeds and not math.isnan(item.error) for item in again):
             raise UnableError(f"the reference itself {_RANDOM}")
         item, note = moved[0], f"{moved[0].note} in another call" if moved[0].note else ""
-        if self._compiled and not note:
+        if self._other and not note:
             if self._moved(first, third):
-                raise UnableError(f"the compiled model {_RANDOM}")
-            note = COMPILED
+                raise UnableError(f"the {self._other} model {_RANDOM}")
+            note = [*WHOLE][self._other == "fused"]
         if note:
             return [_described("fail", replace(item, note=note))]
         raise UnableError(f"{_UNSTABLE}: {item.name} by {item.error:.2g} of its scale")

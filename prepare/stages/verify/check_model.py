@@ -27,7 +27,7 @@ from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import size
 from prepare.errors import RefusedError
 from prepare.pipeline.tensor_table import format_steps
-from prepare.stages.verify.case import COMPILED, VerificationCase
+from prepare.stages.verify.case import WHOLE, VerificationCase
 from prepare.stages.verify.deviations import is_under
 from prepare.stages.verify.records import Check, Verification
 from prepare.steps.conv_memory_format import SwapsClasses
@@ -77,7 +77,8 @@ def verify(
     The reference runs in float32, and in float64 where something may be wrong: see `case.py`. The tolerance
     follows from its error in the prepared model's dtypes: see `deviations.py`. Where gradients cannot be told
     otherwise, each leaf module is compared alone: see `modules_alone.py`. Dropout is off, and both models
-    draw the same random numbers. A compiled model is compared without the compiler, and called once with it.
+    draw the same random numbers. A compiled model is compared without the
+    compiler, and called once with it; so is a fused one.
 
     Raises:
         RefusedError: both models are the same object, `mode` or `amp` is unknown, mode `train` is
@@ -143,8 +144,8 @@ def _remedy(case: VerificationCase, checks: Sequence[Check]) -> str:
     wanted = format_steps(case.pipeline.steps.values() if case.pipeline else (), case.reference)
     formats = [name for name, found in wanted.items() if {*found.values()} - {"contiguous"}]
     remedies = []
-    if any(check.note == COMPILED for check in checks):
-        remedies.append("drop the step compile")
+    if steps_of_whole := [WHOLE[check.note] for check in checks if check.note in WHOLE]:
+        remedies.append(f"drop the step {steps_of_whole[0]}")
     elif formats and REPAIR_STEP not in steps:
         remedies.append(f"add the step {REPAIR_STEP}")
     if CAST_STEP in steps:
