@@ -14,13 +14,7 @@ from urllib.parse import quote
 from markupsafe import Markup
 
 from prepare.app.report import sweep_table
-from prepare.app.report.answers import (
-    advice,
-    answers,
-    stage_documents,
-    training_code,
-    verdict,
-)
+from prepare.app.report.answers import advice, answers, stage_documents, training_code
 from prepare.app.report.html import FOLDER, drawn, has_content, render, sections, short
 from prepare.app.report.sections import command, is_wrong, own_documents
 from prepare.app.report.sentences import bytes_text, converted_text, steps_text, timing_text
@@ -55,12 +49,8 @@ def run_page(run: Results) -> str:
         run.model,
         documents,
         cards=answers(run, documents),
-        verdict=verdict(run, documents),
         lead=_run_lead(run),
-        about=(
-            "report of a run" if run.task else "report on a model",
-            date[:16].replace("T", " "),
-        ),
+        about=("report of a run" if run.task else "report on a model", date[:16].replace("T", " ")),
         command=command(run) if run.task else "",
     )
 
@@ -70,7 +60,6 @@ def page(
     documents: Iterable[Document],
     *,
     cards: Iterable[Answer] = (),
-    verdict: str = "",
     lead: Iterable[Part] = (),
     about: Iterable[str] = (),
     command: str = "",
@@ -89,7 +78,6 @@ def page(
         sections=found,
         anchors={section["name"] for section in found},
         cards=list(cards),
-        verdict=verdict,
         lead=[drawn([part], f"lead-{at}", level=2) for at, part in enumerate(shown)],
         about=list(about),
         command=command,
