@@ -571,17 +571,6 @@ def a_frozen_backbone_is_trained_by_nobody(us):
     return steps_of(nn.Sequential(backbone, head), optimizer)
 
 
-@program
-def an_optimizer_of_another_model_is_no_drift(us):
-    model, other = net(), net()
-    ours, theirs = (torch.optim.Adam(each.parameters(), fused=True) for each in (model, other))
-    losses = steps_of(other, theirs)
-    theirs.zero_grad()
-    us.apply(LAST, model, optimizer=[ours, theirs])
-    assert not us.drift(LAST, model, [ours, theirs])
-    return losses + steps_of(model, ours) + steps_of(other, theirs)
-
-
 class Lookahead(torch.optim.Optimizer):
     """Keeps slow weights beside those of another optimizer, whose groups it shares."""
 

@@ -91,14 +91,14 @@ class Outside:
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: a pattern of class names, as in `UNet*`: only networks of these classes are prepared.
+        module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
     """
 
     active: ClassVar[list[Outside]] = []
     # The folder for a page of each network, and the dotted name of what writes them.
     report: Sequence[str] = ("", "")
 
-    def __init__(self, recipe: Recipe, *, module: str = "*") -> None:
+    def __init__(self, recipe: Recipe, *, module: str | nn.Module = "*") -> None:
         self.pipeline, self.module = network_pipeline(recipe), module
         self.found: list[Found] = []
         self._networks: WeakKeyDictionary[nn.Module, Found] = WeakKeyDictionary()
@@ -160,18 +160,16 @@ class Outside:
         self.pipeline.undo(network)
         before.apply(network, strict=False, optimizer=_optimizers(network), known_issues="ignore")
         if found.flow is not None and predict(network, example, amp=amp).status == "ok":
-            failed = found.flow.reason.rpartition(";")[0]
-            self._leave(found, f"in channels-last it fails: {failed}")
+            self._leave(found, f"in channels-last it fails: {found.flow.reason.rpartition(';')[0]}")
         else:  # without us it cannot be predicted either
             self.prepare(network, strict=False)
 
-    def _network(self, module: Any) -> nn.Module:
+    def _network(self, module: Any) -> Any:
         """Return the network in a wrapper that was made of it, or what is called itself."""
         module = getattr(module, "_orig_mod", module)  # of torch.compile(network)
         on_a_cpu = isinstance(module, nn.DataParallel) and not module.device_ids
         is_wrapped = isinstance(module, DistributedDataParallel) and module.module in self._networks
-        network: nn.Module = module.module if on_a_cpu or is_wrapped else module
-        return network
+        return module.module if on_a_cpu or is_wrapped else module
 
     def see(self, module: nn.Module) -> None:
         """Prepare the outermost networks in a module that is called, or that a wrapper is about to take."""
@@ -185,7 +183,8 @@ class Outside:
         if network in self._networks:
             return network not in self._seen and not self._networks[network].left
         names = [base.__name__ for base in type(network).__mro__]
-        if network in self._parts or any(name.endswith(_NO_NETWORKS) for name in names):
+        is_part = network in self._parts or network in self._wrapped
+        if is_part or any(name.endswith(_NO_NETWORKS) for name in names):
             return False
         parameters = list(network.parameters())
         has_values = not any(is_lazy(each) or each.is_meta for each in parameters)  # yet
@@ -197,7 +196,9 @@ class Outside:
 
     def wants(self, network: nn.Module) -> bool:
         """Return whether a network is one of those that were asked for."""
-        return fnmatch.fnmatchcase(type(network).__name__, self.module)
+        if isinstance(self.module, str):
+            return fnmatch.fnmatchcase(type(network).__name__, self.module)
+        return network is self.module
 
     def attempt(self, network: nn.Module) -> None:
         """Prepare a network, or write down why that cannot be: the program goes on as without us."""
@@ -251,8 +252,7 @@ class Outside:
         for each in taken:
             if isinstance(each, nn.Module):
                 self.see(each)
-                self._parts.add(maker)
-                self._wrapped.update(each.modules())
+                self._wrapped.update([maker, *each.modules()])
 
     def registered(self, module: nn.Module, *_: Any) -> None:
         """Look again, since a Parameter was registered: a new network, or `load_state_dict(assign=True)`."""
@@ -299,7 +299,7 @@ class Outside:
             yield "no network was called, and nothing was prepared"
 
 
-def outside(recipe: Recipe, *, module: str = "*") -> Outside:
+def outside(recipe: Recipe, *, module: str | nn.Module = "*") -> Outside:
     """Prepare the networks of this program from here on, each at its first call, before the first step.
 
     Say it before the networks are wrapped or compiled. What was prepared is printed to stderr at the end of
@@ -307,7 +307,7 @@ def outside(recipe: Recipe, *, module: str = "*") -> Outside:
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: a pattern of class names, as in `UNet*`: only networks of these classes are prepared.
+        module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
     """
     session = Outside(recipe, module=module).start()
 
@@ -315,9 +315,8 @@ def outside(recipe: Recipe, *, module: str = "*") -> Outside:
         if session in Outside.active and rank() == 0:
             for text in session.lines():
                 print(f"prepare: {text}", file=sys.stderr)  # noqa: T201
-            folder, write_pages = session.report
-            if folder:
-                pkgutil.resolve_name(write_pages)(session, folder)
+            if session.report[0]:
+                pkgutil.resolve_name(session.report[1])(session, session.report[0])
         session.stop()
 
     atexit.register(end)
