@@ -571,17 +571,6 @@ def a_frozen_backbone_is_trained_by_nobody(us):
     return steps_of(nn.Sequential(backbone, head), optimizer)
 
 
-@program
-def an_optimizer_of_another_model_is_no_drift(us):
-    model, other = net(), net()
-    ours, theirs = (torch.optim.Adam(each.parameters(), fused=True) for each in (model, other))
-    losses = steps_of(other, theirs)
-    theirs.zero_grad()
-    us.apply(LAST, model, optimizer=[ours, theirs])
-    assert not us.drift(LAST, model, [ours, theirs])
-    return losses + steps_of(model, ours) + steps_of(other, theirs)
-
-
 class Lookahead(torch.optim.Optimizer):
     """Keeps slow weights beside those of another optimizer, whose groups it shares."""
 
@@ -725,9 +714,8 @@ def test_a_training_is_prepared_from_outside(name, request):
     request.addfinalizer(found.stop)
     torch.manual_seed(0)
     assert PROGRAMS[name](Us(with_us=False)) == pytest.approx(expected, rel=1e-3, abs=1e-5)
-    networks = [re.match(r"\w+: (\d+) of (\d+) conv", line) for line in found.lines()]
-    counts = [each.groups() for each in networks if each]
-    assert [done for done, _ in counts] == [total for _, total in counts] != []
+    told = re.compile(r"\w+: (\d+) of \1 convolution|never |  ")
+    assert [line for line in found.lines() if not told.match(line)] == []
 
 
 # ------------------------------------------------------------------ whose code runs
