@@ -142,7 +142,8 @@ class OneTensor(nn.Module):
 
     def forward(self, batch: Tensor) -> Tensor:
         batch = batch if self.dtype is None else batch.to(self.dtype)
-        output = getattr(self.net, self.method)(batch, **self.more)
+        call = getattr(self.net, self.method) if self.method else self.net
+        output = call(batch, **self.more)
         return output if isinstance(output, Tensor) else output[0]
 
 
@@ -159,7 +160,7 @@ def built(name: str, mode: str) -> tuple[OneTensor, Tensor]:
     more = network.more() if network.more is not dict else {}
     more |= {"return_dict": False} if name.startswith("transformers") else {}
     torch.manual_seed(1)
-    method = "decode" if name.endswith("decoder") else "forward"
+    method = "decode" if name.endswith("decoder") else ""
     return OneTensor(net, method, more), torch.randn(network.shape)
 
 

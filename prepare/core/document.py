@@ -42,9 +42,9 @@ class Bars:
 class Answer:
     """A question, its answer in a few words, and a remark.
 
-    `kind` is `good`, `bad`, `warn` or `plain` (nothing to judge). `sentence` is the answer in a line of
-    text; by default the answer alone. `line` is the answer beside its question in a terminal, by default the
-    answer and the remark. `section` is the anchor with the details, by default that of its document.
+    `kind` is `good`, `bad`, `warn` or `plain` (nothing to judge). `line` is the answer beside
+    its question in a terminal, by default the answer and the remark. `section` is the anchor with the
+    details, by default that of its document.
     """
 
     question: str
@@ -52,7 +52,6 @@ class Answer:
     answer: str
     remark: str = ""
     section: str = field(default="", kw_only=True)
-    sentence: str = field(default="", kw_only=True)
     line: str = field(default="", kw_only=True)
 
 

@@ -64,22 +64,15 @@ def answers(run: Results, documents: Iterable[Document]) -> list[Answer]:
     """Return the answers that a run gives, what to do last."""
     if failed := _failed(run):
         return _failure_answers(failed)
-    found = _by_question(documents)
+    found = list(_by_question(documents).values())
+    if run.stopped:
+        found.insert(0, Answer("What happened?", "warn", "Interrupted", first_line(run.stopped)))
+    if not found and run.plan is not None and run.audit is None:
+        changes = sentences.changes_text(run.plan["summary"])
+        found.append(Answer("What would change?", "plain", capitalized(changes)))
     what = advice(run, documents)
     advised = Answer(NEXT, what.kind, what.answer, what.remark, section=what.section)
-    return [*found.values(), advised]
-
-
-def verdict(run: Results, documents: Iterable[Document]) -> str:
-    """Return the answers as sentences: `Right. 1.3x faster. Layout lost 24 times.`."""
-    if failed := _failed(run):
-        return f"{failed.status.replace('_', ' ').capitalize()}: {first_line(failed.error)}"
-    found = answers(run, documents)
-    said = [answer for answer in found if answer.question != NEXT]
-    if not said and run.plan is not None and run.audit is None:
-        return f"Planned only: {sentences.changes_text(run.plan['summary'])}."
-    stopped = f"Interrupted: {first_line(run.stopped)}. " if run.stopped else ""
-    return stopped + " ".join(f"{answer.sentence or answer.answer}." for answer in said)
+    return [*found, advised]
 
 
 def advice(run: Results, documents: Iterable[Document]) -> Advice:

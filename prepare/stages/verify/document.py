@@ -47,8 +47,7 @@ def _without(shown: ReportContext) -> Document | None:
     """Return the document of a run that was to be verified, and was not."""
     if not shown.had("verify"):
         return None
-    remark, sentence = shown.without("verify"), "Results not measured"
-    missing = Answer(parts.RIGHT, "plain", parts.NOT_MEASURED, remark, sentence=sentence)
+    missing = Answer(parts.RIGHT, "plain", parts.NOT_MEASURED, shown.without("verify"))
     same = Answer(parts.RIGHT, "plain", "Unchanged", parts.UNCHANGED)
     return Document(name="verify", place=40, answers=(same if shown.unchanged else missing,))
 
@@ -98,19 +97,18 @@ def _answer(verification: Verification) -> Answer:
     remark, mode = verification.reason, verification.mode
     if verification.status == "fail":
         remark += f"; first in {verification.culprit}" if verification.culprit else ""
-        said = f"Wrong: {remark}"
-        return Answer(parts.RIGHT, "bad", "No", remark, sentence=said, line=f"NO: {remark}")
+        return Answer(parts.RIGHT, "bad", "No", remark, line=f"NO: {remark}")
     if verification.status != "pass":
-        return Answer(parts.RIGHT, "warn", parts.UNCLEAR, remark, sentence="Unclear if right")
+        return Answer(parts.RIGHT, "warn", parts.UNCLEAR, remark)
     if any(check.status == "wrong" for check in verification.checks):
         return Answer(parts.RIGHT, "warn", f"Yes, in mode {mode} only", remark)
     hidden, right = _hidden(verification), "Outputs right"
     if hidden and mode == "train":
         line = f"outputs right; {hidden}"
-        return Answer(parts.RIGHT, "warn", right, hidden, sentence=right, line=line)
+        return Answer(parts.RIGHT, "warn", right, hidden, line=line)
     has_gradients = any("gradients" in c.what for c in verification.checks if c.status == "pass")
     remark = _outputs(verification) + (", gradients right" if has_gradients and not hidden else "")
-    return Answer(parts.RIGHT, "good", "Yes", remark, sentence="Right")
+    return Answer(parts.RIGHT, "good", "Yes", remark)
 
 
 def _advice(verification: Verification) -> Iterator[parts.Advice]:
