@@ -63,8 +63,7 @@ def is_rewritten(module: nn.Module) -> bool:
 def operation_of(module: nn.Module) -> str:
     """Return what a convolution runs as: `conv3d`, or its rewrite, as `linear` or `fused + relu`."""
     if is_rewritten(module):
-        name = str(type(module).rewritten_as)  # type: ignore[attr-defined]
-        return " + ".join((name, *getattr(module, "chain", ())))
+        return " + ".join((str(module.rewritten_as), *getattr(module, "chain", ())))
     kind = next(kind for kind in CONVOLUTIONS if isinstance(module, kind))
     return kind.__name__.replace("ConvTranspose", "conv_transpose").lower()
 
