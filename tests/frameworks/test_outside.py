@@ -96,11 +96,9 @@ def resumed():
 def assigned_checkpoint():
     net = Net()
     state = copy.deepcopy(net.state_dict())
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    losses = steps(net, optimizer)
+    losses = steps(net, torch.optim.SGD(net.parameters(), 0.1))
     net.load_state_dict(state, assign=True)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    return losses + steps(net, optimizer), [net]
+    return losses + steps(net, torch.optim.SGD(net.parameters(), 0.1)), [net]
 
 
 class Late(nn.Module):
