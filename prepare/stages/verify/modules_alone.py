@@ -149,8 +149,7 @@ def _run_alone(
                 result = functional_call(module, weights, given.args, given.kwargs)
         if numbers.draws:
             raise RuntimeError("it draws random numbers")
-        places = [p for p, _ in enumerate(leaves) if p in call.input_gradients or call.needs[p]]
-        wanted = trained | {f"{index}.{place}": leaves[place] for place in places}
+        wanted = trained | {f"{index}.{place}": leaves[place] for place in call.input_gradients}
         heads, grads = list[Tensor](), list[Tensor]()
         for place, output in enumerate(tensors_in(result)):
             outputs[f"{index}.{place}"] = output.detach()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
-from prepare.core.forward.call import Call, placed, tensors_in
+from prepare.core.forward.call import Call, map_tensors, placed, tensors_in
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import copy_of, real_stand_in, unchanged, without_gradients
 from prepare.core.model.tensors import is_plain
@@ -29,10 +30,6 @@ from prepare.pipeline.transfer import check_cast
 from prepare.steps.repairs.convolutions import CONV3D, backward_exceeds_memory
 
 KINDS = ("outputs", "input gradients", "parameter gradients", "buffers")
-# Compilers read the gradient of every input, also of those that are not leaves; a checkpoint wants gradients.
-_QUIET = (
-    r"The \.grad attribute of a Tensor that is not a leaf|None of the inputs have requires_grad"
-)
 _NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
 _DROPOUTS = frozenset(
     {torch.dropout, torch.dropout_, torch.alpha_dropout, torch.feature_dropout}
@@ -51,13 +48,11 @@ Named = dict[str, Tensor]
 class ModuleCall:
     """A call of a leaf module: its arguments and outputs, and their gradients by place.
 
-    `needs` says which arguments must get a gradient. `is_twice`: more than one backward passed it, as where a
-    forward differentiates.
+    `is_twice`: more than one backward passed it, as where a forward differentiates.
     """
 
     name: str
     arguments: Call
-    needs: tuple[bool, ...] = ()
     outputs: dict[int, Tensor] = field(default_factory=dict)
     output_gradients: dict[int, Tensor] = field(default_factory=dict)
     input_gradients: dict[int, Tensor] = field(default_factory=dict)
@@ -119,7 +114,7 @@ def run_model(
         make_deterministic(model, flags, seed)
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.set_grad_enabled(backward or graph))
-        stack.enter_context(ignored_warnings(_QUIET))
+        stack.enter_context(ignored_warnings(""))  # the user's own call has shown them
         if repair:
             stack.enter_context(repaired(model, repair))
         if not compiled:
@@ -176,16 +171,12 @@ def repaired(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     are repaired whose backward may overwrite memory.
     """
 
-    def contiguous(value: Any) -> Any:
-        is_strided = isinstance(value, Tensor) and value.layout is torch.strided
-        return value.contiguous() if is_strided else value
-
     def before(_module: nn.Module, args: Any) -> Any:
-        return tuple(map(contiguous, args))
+        return map_tensors(Tensor.contiguous, args)
 
     def after(_module: nn.Module, _args: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(contiguous)
+            output.register_hook(Tensor.contiguous)
 
     with contextlib.ExitStack() as stack:
         for module in model.modules():
@@ -197,30 +188,23 @@ def repaired(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
-def _is_leaf(module: nn.Module) -> bool:
-    """Return whether a module runs as a whole: its children, if it has any, hold numbers only."""
-    whole = hasattr(module, "parametrizations") or isinstance(module, nn.MultiheadAttention)
-    return whole or not module._modules
-
-
 @contextlib.contextmanager
 def _hooks(model: nn.Module, result: Run, *, record: bool) -> Iterator[None]:
     """Note the calls of leaves; raise before a backward that is not safe."""
-    running: dict[str, list[tuple[ModuleCall, list[tuple[Tensor, int]]]]] = {}
+    running: dict[str, list[ModuleCall]] = {}
 
     def before(name: str, _module: nn.Module, args: Any, kwargs: Any) -> Any:
-        given, passed = Call(args, kwargs), list[Tensor]()
-        call = ModuleCall(name, given.map(_copy), tuple(t.requires_grad for t in given.tensors()))
+        given, places = Call(args, kwargs), count()
+        call = ModuleCall(name, given.map(_copy))
+        running.setdefault(name, []).append(call)
 
         def view(tensor: Tensor) -> Tensor:
             # A hook of the tensor itself would get the gradients of all its uses. An alias keeps strides of
             # dimensions of one number, which `view_as` changes, and kernels choose their format by these.
-            passed.append(torch.ops.aten.alias(tensor) if tensor.requires_grad else tensor)
-            return call.watch(passed[-1], call.input_gradients, len(passed) - 1)
+            seen = torch.ops.aten.alias(tensor) if tensor.requires_grad else tensor
+            return call.watch(seen, call.input_gradients, next(places))
 
         given = given.map(view)
-        versions = [(tensor, _version(tensor)) for tensor in given.tensors()]
-        running.setdefault(name, []).append((call, versions))
         return given.args, given.kwargs
 
     def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -230,17 +214,15 @@ def _hooks(model: nn.Module, result: Run, *, record: bool) -> Iterator[None]:
         tensors = list(tensors_in(output))
         result.numbers += sum(tensor.numel() for tensor in tensors)
         if running.get(name):
-            call, versions = running[name].pop()
-            # The gradient of what a module writes in place may go another way.
-            intact = [_version(tensor) == version for tensor, version in versions]
-            call.needs = tuple(map(all, zip(call.needs, intact, strict=False)))
-            result.calls.append(call)
+            result.calls.append(call := running[name].pop())
             for index, tensor in enumerate(tensors):
                 call.outputs[index] = _copy(call.watch(tensor, call.output_gradients, index))
 
     with contextlib.ExitStack() as stack:
         for name, module in model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule) or not _is_leaf(module):
+            # Some run as a whole, and their children hold numbers only.
+            whole = hasattr(module, "parametrizations") or isinstance(module, nn.MultiheadAttention)
+            if isinstance(module, torch.jit.ScriptModule) or (module._modules and not whole):
                 continue
             if record:
                 options = {"with_kwargs": True, "prepend": True}
@@ -249,10 +231,6 @@ def _hooks(model: nn.Module, result: Run, *, record: bool) -> Iterator[None]:
             stack.callback(module.register_forward_hook(partial(after, name)).remove)
         with UnsafeCalls() if torch.is_grad_enabled() else contextlib.nullcontext():
             yield
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _copy(tensor: Tensor) -> Tensor:
