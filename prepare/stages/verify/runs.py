@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
@@ -31,15 +30,9 @@ from prepare.steps.repairs.convolutions import CONV3D, backward_exceeds_memory
 
 KINDS = ("outputs", "input gradients", "parameter gradients", "buffers")
 _NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
-_DROPOUTS = frozenset(
-    {torch.dropout, torch.dropout_, torch.alpha_dropout, torch.feature_dropout}
-    | {getattr(functional, name) for name in ("dropout", "alpha_dropout", "feature_alpha_dropout")}
-    | {functional.dropout1d, functional.dropout2d, functional.dropout3d}
-)
-_UNIFORM = frozenset({torch.rand, torch.rand_like})
-_MADE = _UNIFORM | {torch.randn, torch.randn_like}
-_IN_PLACE = {Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_}
-_RANDOM = _MADE | _IN_PLACE | {torch.bernoulli, Tensor.bernoulli}
+# Functions of torch by name, those that make a tensor and those that fill one.
+_MADE = {"rand", "rand_like", "randn", "randn_like"}
+_RANDOM = _MADE | {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_"}
 
 Named = dict[str, Tensor]
 
@@ -286,22 +279,22 @@ class SameNumbers(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func in _DROPOUTS:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if "dropout" in name:
             return args[0] if args else kwargs["input"]
-        if func is functional.scaled_dot_product_attention:
+        if name == "scaled_dot_product_attention":
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
         output = func(*args, **kwargs)
-        if func not in _RANDOM or kwargs.get("generator") is not None or output.is_complex():
+        if name not in _RANDOM or kwargs.get("generator") is not None or output.is_complex():
             return output
         self.draws += 1
         torch.default_generator.manual_seed(self.draws)
-        fixed = {"dtype": torch.float64, "device": "cpu"} if func in _MADE else {}
-        exact = {name: _in_float64(value) for name, value in kwargs.items()} | fixed
+        fixed = {"dtype": torch.float64, "device": "cpu"} if name in _MADE else {}
+        exact = {key: _in_float64(value) for key, value in kwargs.items()} | fixed
         with torch.no_grad():
             numbers = func(*map(_in_float64, args), **exact)
-            if func in _UNIFORM:  # a cast may round up to one
+            if name in ("rand", "rand_like"):  # a cast may round up to one
                 numbers.clamp_(max=1 - torch.finfo(output.dtype).eps / 2)
             return output.copy_(numbers)
 
@@ -318,8 +311,8 @@ def training_flags(model: nn.Module, mode: str) -> dict[str, bool]:
 
     So a frozen norm in a model in training mode stays frozen.
     """
-    keeps, named = model.training == (mode == "train"), model.named_modules(remove_duplicate=False)
-    return {name: module.training if keeps else mode == "train" for name, module in named}
+    trains, named = mode == "train", model.named_modules(remove_duplicate=False)
+    return {n: m.training if model.training == trains else trains for n, m in named}
 
 
 def make_deterministic(model: nn.Module, flags: Mapping[str, bool], seed: int = 0) -> None:
