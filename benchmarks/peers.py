@@ -46,6 +46,7 @@ from zoo_networks import NETWORKS, Network, diffusers
 
 from prepare.core.utils.json_records import write_json
 from prepare.core.utils.machine import MachineWatch, environment
+from prepare.core.utils.packages import version_of
 from prepare.core.utils.text import first_line
 from prepare.pipeline import Pipeline
 from prepare.registry import STEPS
@@ -141,7 +142,8 @@ class OneTensor(nn.Module):
 
     def forward(self, batch: Tensor) -> Tensor:
         batch = batch if self.dtype is None else batch.to(self.dtype)
-        output = getattr(self.net, self.method)(batch, **self.more)
+        call = getattr(self.net, self.method) if self.method else self.net
+        output = call(batch, **self.more)
         return output if isinstance(output, Tensor) else output[0]
 
 
@@ -158,7 +160,7 @@ def built(name: str, mode: str) -> tuple[OneTensor, Tensor]:
     more = network.more() if network.more is not dict else {}
     more |= {"return_dict": False} if name.startswith("transformers") else {}
     torch.manual_seed(1)
-    method = "decode" if name.endswith("decoder") else "forward"
+    method = "decode" if name.endswith("decoder") else ""
     return OneTensor(net, method, more), torch.randn(network.shape)
 
 
@@ -391,6 +393,7 @@ def measure(name: str, case: dict[str, Any], seconds: float) -> dict[str, Any]:
     torch.set_num_threads(case["threads"])
     row = {"network": name, **case, "shape": batch.shape, "rounds": count}
     row["cells"] = {way: worker.cell for way, worker in workers.items()}
+    row["peers"] = {name: version_of(name) for name in ("openvino", "onnxruntime")}
     return row | {"conditions": watch.conditions(), "environment": environment()}
 
 
@@ -502,7 +505,7 @@ def _small(rows: list[dict[str, Any]]) -> Iterator[str]:
         by_threads = {n: selected(rows, mode, dtype, n) for n in (1, 2)}
         by_threads = {n: chosen for n, chosen in by_threads.items() if chosen}
         few = next(iter(by_threads.values()))
-        yield f"{mode.capitalize()}, {dtype}, {len(few)} networks ({place(few[-1])}):\n"
+        yield f"{mode.capitalize()}, {dtype}, networks: {len(few)} ({place(few[-1])})\n"
         clocks = [f"{n} thread{'s' * (n > 1)}, {c}" for n in by_threads for c in ("clock", "CPU")]
         yield from _head("", *clocks, "error", "worst", "start, s", "MiB")
         for way in ways_in(few):
@@ -516,7 +519,9 @@ def _small(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def place(row: dict[str, Any]) -> str:
     where = row["environment"]
-    return f"{where['cpu']}, torch {where['torch']}, {where['date'][:10]}"
+    versions = {"torch": where["torch"]} | (row["peers"] if row["mode"] == "inference" else {})
+    names = [where["cpu"], *(f"{name} {version}" for name, version in versions.items())]
+    return ", ".join([*names, where["date"][:10]])
 
 
 def _head(*titles: str) -> list[str]:

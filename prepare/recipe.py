@@ -128,23 +128,17 @@ def _steps(tree: object, at: _At) -> _Steps:
     return dict(tree["steps"])
 
 
-def _header_problems(tree: dict[str, Any], at: _At) -> list[Problem]:
-    """Return unknown, missing and wrong top-level keys."""
-    unknown = [key for key in tree if key not in _KEYS][:MAX_PROBLEMS]
-    problems = [
-        Problem(at((key,)), f"unknown key {short_repr(key)}", choose(key, _KEYS)) for key in unknown
-    ]
-    problems += [
-        Problem(at(()), f"the key '{key}' is missing", f"add '{key}: {_KEYS[key]}'")
-        for key in _KEYS
-        if key not in tree
-    ]
-    for key, right in (("format", FORMAT), ("version", VERSION)):
+def _header_problems(tree: dict[str, Any], at: _At) -> Iterator[Problem]:
+    """Yield unknown, missing and wrong top-level keys."""
+    for key in [key for key in tree if key not in _KEYS][:MAX_PROBLEMS]:
+        yield Problem(at((key,)), f"unknown key {short_repr(key)}", choose(key, _KEYS))
+    for key, right in _KEYS.items():
+        if key not in tree:
+            yield Problem(at(()), f"the key '{key}' is missing", f"add '{key}: {right}'")
         # 1.0 and True equal 1, but are not a version.
-        if key in tree and (tree[key] != right or type(tree[key]) is not type(right)):
+        elif key != "steps" and (tree[key] != right or type(tree[key]) is not type(right)):
             wrong = f"the {key} is {short_repr(tree[key])}, not {short_repr(right)}"
-            problems.append(Problem(at((key,)), wrong, f"write '{key}: {right}'"))
-    return problems
+            yield Problem(at((key,)), wrong, f"write '{key}: {right}'")
 
 
 def _step_problems(steps: object, at: _At) -> list[Problem]:

@@ -149,7 +149,7 @@ class Outside:
         if found is not None and found.audit is not None and found.flow is None:
             with _undisturbed(network) as amp, suppress(Exception):  # it goes on as without us
                 found.flow = predict(network, Example(args, kwargs), amp=amp)
-                if found.flow.status != "ok":
+                if "view" in found.flow.reason:
                     self._take_back(network, Example(args, kwargs), amp)
 
     def _take_back(self, network: nn.Module, example: Example, amp: Amp) -> None:
@@ -204,6 +204,9 @@ class Outside:
             found.audit = audit(network, plan=found.plan)
         except PrepareError as error:
             self._leave(found, first_line(str(error)))
+        if found.audit is not None:  # a constructor may have called parts, to learn their sizes
+            parts = [self._networks.pop(each, None) for each in list(network.modules())[1:]]
+            self.found = [each for each in self.found if not any(each is part for part in parts)]
         if found.plan or not again:
             self._networks[network] = found
             self.found.append(found)

@@ -2,11 +2,9 @@
 
 import json
 
-import pytest
 from torch import nn
 
 from flow_checks import Net, cl
-from prepare.errors import FileError
 from prepare.stages.flow import Flow, observe
 
 
@@ -21,17 +19,3 @@ def test_a_flow_round_trips_through_its_file_byte_by_byte(tmp_path):
     assert len({path.read_bytes() for path in paths}) == 1
     data = json.loads(paths[0].read_text())
     assert (data["format"], data["version"], data["summary"]) == ("prepare.flow", 1, flow.summary)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "[]", "{}", '{"format": "prepare.audit", "version": 1}',
-     '{"format": "prepare.flow", "version": 2}',
-     '{"format": "prepare.flow", "version": 1, "wanted": {}, "notes": [], "mode": "", "status": "",'
-     ' "reason": "", "events": [{"kind": "break"}], "copies": [], "convolutions": []}'],
-)  # fmt: skip
-def test_a_file_that_is_not_a_flow_is_refused(tmp_path, text):
-    path = tmp_path / "flow.json"
-    path.write_text(text)
-    with pytest.raises(FileError):
-        Flow.load(path)

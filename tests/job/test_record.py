@@ -5,7 +5,12 @@ import json
 import pytest
 
 from prepare.app.job.record import STATUSES, Job, Record, Result, files_in
+from prepare.audit import Audit
 from prepare.errors import FileError
+from prepare.stages.bench import Comparison
+from prepare.stages.flow import Flow
+from prepare.stages.tune import Tuning
+from prepare.stages.verify import Verification
 
 ALL_OF_IT = Result("failed", "model", "a line\nand another", "Traceback ...", 1.25)
 
@@ -54,18 +59,20 @@ def test_a_job_is_read_as_it_was_written(record):
     assert record.job() == job
 
 
+@pytest.mark.parametrize("cls", [Audit, Flow, Comparison, Tuning, Verification, Result])
 @pytest.mark.parametrize(
     "text",
-    [
-        "", "{", "[]", "3", '{"format": "prepare.result"}', '{"format": "prepare.audit", "version": 1}',
-        '{"format": "prepare.result", "version": 2, "status": "ok"}', "[" * 100_000,
-        '{"format": "prepare.result", "version": 1, "status": "ok", "other": 1}',
-    ],
+    ["", "{", "[]", "3", "{}", '{"format": "prepare.plan", "version": 1}', "[" * 100_000,
+     '{"format": "prepare.KIND", "version": 9, "rows": []}',
+     '{"format": "prepare.KIND", "version": 1, "summary": {}, "rows": [{}], "other": 1}'],
 )  # fmt: skip
-def test_a_file_that_is_no_result_is_an_error_naming_it(record, text):
-    (record.folder / "result.json").write_text(text)
-    with pytest.raises(FileError, match=r"result\.json: (this is |version 2)"):
-        record.result()
+def test_a_file_that_is_no_record_is_an_error_naming_it(record, cls, text):
+    kinds = {Comparison: "bench", Tuning: "tune", Verification: "verify"}
+    kind = kinds.get(cls, cls.__name__.lower())
+    path = record.folder / "result.json"
+    path.write_text(text.replace("KIND", kind))
+    with pytest.raises(FileError, match=r"result\.json: (this is |version 9)"):
+        record.result() if cls is Result else cls.load(path)
 
 
 def test_beginning_again_removes_only_files_of_earlier_runs(record):

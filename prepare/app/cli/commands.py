@@ -264,11 +264,7 @@ def _stage_rows() -> Iterator[tuple[str, str]]:
 
 def _as_text(value: Any) -> str:
     """Return a default as a user writes it: `null`, `true`, `[]`, `60`."""
-    if isinstance(value, tuple | list):
-        return f"[{','.join(map(str, value))}]"
-    if isinstance(value, float):
-        return f"{value:g}"
-    return value if isinstance(value, str) else json.dumps(value)
+    return json.dumps(value, separators=(",", ":")).replace('"', "").removesuffix(".0")
 
 
 def _rows(rows: Iterable[tuple[str, str]], width: int, column: int = _KEY) -> Iterator[str]:

@@ -17,12 +17,8 @@ from prepare.patterns import expressions
 from prepare.registry import STEPS
 from prepare.stages.stage import STAGES, Stage, ordered_stages, tasks
 
-# The keys that hold one value each: words and switches that a help lists first, and others.
-_WORDS = ("mode", "amp", "strict", "known_issues")
-_VALUES = (
-    *("fail_on", "plugins", "seed", "isolate", "resume", "overwrite"),
-    *("weights", "strip", "save", "recipe"),
-)
+# The members of the settings that are no keys of one value each.
+_OTHERS = ("model", "steps", "input", "task", "stages", "choices")
 # Words of other programs, and what they are called here.
 _OTHER_KEYS = {"memory_format": "memfmt", "dtype": "precision"}
 # The groups that a configuration is composed of, beside those of stages.
@@ -43,8 +39,11 @@ def level_names() -> tuple[str, ...]:
 
 def key_names() -> tuple[str, ...]:
     """Return every key at the top of a configuration."""
-    plain = ("steps", "task", *_WORDS, *_VALUES)
-    return tuple(dict.fromkeys((*GROUPS, *STAGES, *plain, "hydra")))
+    return tuple(dict.fromkeys((*GROUPS, *STAGES, "steps", "task", *_values(), "hydra")))
+
+
+def _values() -> list[str]:
+    return [each.name for each in fields(Settings) if each.name not in _OTHERS]
 
 
 def _check_seed(seed: int) -> None:
@@ -112,7 +111,7 @@ def read_settings(
     if task not in tasks():
         remedy = choose(str(task), tasks())
         problems.append(Problem("task", f"{as_written(task)} is not allowed", remedy))
-    for key in (*_WORDS, *_VALUES):
+    for key in _values():
         if key in config:
             try:
                 read[key] = convert(config[key], hints[key])

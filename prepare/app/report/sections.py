@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -52,8 +51,9 @@ def audit_parts(audit: Audit) -> Iterator[Part]:
     ]
     yield Facts(rows=tuple(fact for fact in facts if fact[1]))
     titles = columns("Status word, Reason prose, Tensors number, First tensor code")
+    rows = [(*key, f"{count:,}", first) for *key, count, first in sentences.reasons_in(audit.rows)]
     title = "Not converted, or only in part"
-    yield Table(label="Not converted", title=title, columns=titles, rows=_reasons(audit.rows))
+    yield Table(label="Not converted", title=title, columns=titles, rows=rows)
     every = Table(
         label="All tensors with their status",
         columns=columns(
@@ -169,20 +169,6 @@ def _listed(value: Any) -> str:
     if isinstance(value, dict):
         value = [f"{name} {_listed(each)}" for name, each in value.items() if each]
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
-
-
-def _reasons(rows: Iterable[AuditRow]) -> list[tuple[str, str, str, str]]:
-    """Return (status, reason, number of tensors, first tensor), the worst status first."""
-    first: dict[tuple[str, str], str] = {}
-    tensors: Counter[tuple[str, str]] = Counter()
-    for row in rows:
-        if row.reason:
-            # For tied tensors the reason ends with a place, which the table of all tensors shows.
-            key = row.status, row.reason.partition(" (as ")[0]
-            first.setdefault(key, row.path)
-            tensors[key] += 1
-    ranked = sorted(first, key=lambda key: STATUSES.index(key[0]))
-    return [(*key, f"{tensors[key]:,}", first[key]) for key in ranked]
 
 
 def _tensor(row: AuditRow) -> tuple[Any, ...]:

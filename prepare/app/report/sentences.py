@@ -175,15 +175,23 @@ def is_told(remedy: str, advised: str) -> bool:
     return bool(steps) and all(step in advised for step in steps)
 
 
+def reasons_in(rows: Iterable[AuditRow]) -> list[tuple[str, str, int, str]]:
+    """Return (status, reason, number of tensors, first tensor) of each reason, the worst status first."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        if row.reason:
+            # For tied tensors the reason ends with a place, which the table of all tensors shows.
+            found.setdefault((row.status, row.reason.partition(" (as ")[0]), []).append(row.path)
+    ranked = sorted(found, key=lambda key: STATUSES.index(key[0]))
+    return [(*key, len(found[key]), found[key][0]) for key in ranked]
+
+
 def missed_notes(rows: Iterable[AuditRow]) -> list[str]:
     """Return one line for each reason of unconverted tensors, `ineffective` first; four at most."""
-    by_reason: dict[tuple[str, str], list[str]] = {}
-    missed = [row for row in rows if row.status in ("ineffective", "skipped")]
-    for row in sorted(missed, key=lambda row: row.status):
-        by_reason.setdefault((row.status, row.reason or ""), []).append(row.path)
     lines = [
-        f"{status}: {names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {reason}"
-        for (status, reason), names in by_reason.items()
+        f"{status}: {first}{f' and {count - 1} more' if count > 1 else ''}: {reason}"
+        for status, reason, count, first in reasons_in(rows)
+        if status in ("ineffective", "skipped")
     ]
     hidden = len(lines) - 4
     return lines if hidden <= 0 else [*lines[:4], f"{plural(hidden, 'more reason')}; see audit.csv"]

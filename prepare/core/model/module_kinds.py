@@ -191,17 +191,9 @@ def foreign_method(module: Any, name: str) -> Any:
     return None if isinstance(method, ReplacedMethod) else method
 
 
-# The mode of the older vmap, which `torch.autograd.functional.jacobian(vectorize=True)` uses.
-_OLD_VMAP = torch._C._dispatch_key_parse("VmapMode")
-
-
 def is_transformed() -> bool:
     """Return whether a transform runs, as `vmap`, `grad` or `jvp`; also in a forward that is compiled."""
-    if torch._C._are_functorch_transforms_active():
-        return True
-    if torch.compiler.is_compiling():
-        return False
-    return torch._C._dispatch_tls_is_dispatch_key_included(_OLD_VMAP)
+    return bool(torch._C._are_functorch_transforms_active())
 
 
 def rows_copied(x: Tensor) -> Tensor:

@@ -72,8 +72,6 @@ _UNSTABLE = (
     "the prepared model differs between its own calls, as with a race, memory that was not initialised, or a "
     "kernel that depends on threads"
 )
-# Of a check of the compiled model.
-COMPILED = "differs with the compiler"
 
 
 class UnableError(Exception):
@@ -90,7 +88,8 @@ class VerificationCase:
 
     `rewritten` names the modules whose tensors a structure step replaced, `pairs` holds the tensors that both
     models have in common. After `checks`, `deviations` holds what was compared by its kind, of leaves alone
-    with the module as name; `culprit` the first wrong module and `exact_dtype` the dtype of the exact run.
+    with the module as name; `culprit` the first wrong module, `wrong_step` a step that is wrong as a
+    whole, and `exact_dtype` the dtype of the exact run.
     """
 
     reference: nn.Module
@@ -105,6 +104,7 @@ class VerificationCase:
     backward: bool
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
     culprit: str | None = None
+    wrong_step: str = ""
     _skipped: str = ""
 
     def __post_init__(self) -> None:
@@ -120,7 +120,10 @@ class VerificationCase:
         self._flags = runs.training_flags(self.prepared, self.mode)
         self._depth = sum(bool(module._parameters) for module in self.prepared.modules())
         self._targets = {id(old): (new.dtype, new.device) for old, new in self.pairs.values()}
-        self._compiled = contains_compiled(self.prepared)
+        # With hooks on its modules, a model with one of these steps runs other code than without.
+        is_fused = any(getattr(m, "rewritten_as", "") == "fused" for m in self.prepared.modules())
+        fused = "fuse_inference" if is_fused else ""
+        self._whole = "compile" if contains_compiled(self.prepared) else fused
         # Runs whose difference from the exact one is noise.
         self._noisy: list[Run] = []
         self._left_out: dict[str, str] = {}
@@ -181,9 +184,9 @@ class VerificationCase:
     # ------------------------------------------------------------------------------------- the runs
 
     def _prepared(self, call: Call, *, as_used: bool = False, **options: Any) -> Run:
-        """Run the prepared model, without its compiler unless `as_used`."""
+        """Run the prepared model, `as_used` with its compiler and without hooks."""
         call = inputs.user_call(call, self.prepared, self.pipeline)
-        compiled = as_used and self._compiled
+        compiled = as_used and bool(self._whole)
         with contextlib.nullcontext() if compiled else eager_if_compiled(self.prepared):
             return self._run(self.prepared, call, amp=self.amp, compiled=compiled, **options)
 
@@ -337,10 +340,10 @@ class VerificationCase:
         if any(item.exceeds and not math.isnan(item.error) for item in again):
             raise UnableError(f"the reference itself {_RANDOM}")
         item, note = moved[0], f"{moved[0].note} in another call" if moved[0].note else ""
-        if self._compiled and not note:
+        if self._whole and not note:
             if self._moved(first, third):
-                raise UnableError(f"the compiled model {_RANDOM}")
-            note = COMPILED
+                raise UnableError(f"with the step {self._whole} it {_RANDOM}")
+            self.wrong_step, note = self._whole, f"differs with the step {self._whole}"
         if note:
             return [_described("fail", replace(item, note=note))]
         raise UnableError(f"{_UNSTABLE}: {item.name} by {item.error:.2g} of its scale")

@@ -27,7 +27,7 @@ from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import size
 from prepare.errors import RefusedError
 from prepare.pipeline.tensor_table import format_steps
-from prepare.stages.verify.case import COMPILED, VerificationCase
+from prepare.stages.verify.case import VerificationCase
 from prepare.stages.verify.deviations import is_under
 from prepare.stages.verify.records import Check, Verification
 from prepare.steps.conv_memory_format import SwapsClasses
@@ -76,8 +76,9 @@ def verify(
 
     The reference runs in float32, and in float64 where something may be wrong: see `case.py`. The tolerance
     follows from its error in the prepared model's dtypes: see `deviations.py`. Where gradients cannot be told
-    otherwise, each leaf module is compared alone: see `modules_alone.py`. Dropout is off, and both models
-    draw the same random numbers. A compiled model is compared without the compiler, and called once with it.
+    otherwise, each leaf module is compared alone. Dropout is off, and both models
+    draw the same random numbers. A compiled model is compared without the
+    compiler, and called once with it; so is a fused one.
 
     Raises:
         RefusedError: both models are the same object, `mode` or `amp` is unknown, mode `train` is
@@ -105,7 +106,7 @@ def verify(
     worst = first.get("wrong" if status == "pass" else status)
     bad, culprit, advice = first.get("fail") or first.get("wrong"), case.culprit, ""
     if bad is not None and bad.what not in ("values", "flags", "layout"):
-        advice = _remedy(case, checks)
+        advice = _remedy(case)
     elif bad is not None:  # these say themselves what to do
         culprit = bad.worst.rpartition(".")[0] if bad.what == "values" else bad.worst
     return Verification(
@@ -137,14 +138,14 @@ def _check_arguments(
         raise RefusedError(parameter, "this parameter has no shape yet", "run one forward first")
 
 
-def _remedy(case: VerificationCase, checks: Sequence[Check]) -> str:
+def _remedy(case: VerificationCase) -> str:
     """Return what may help: repair the layout, keep a module in float32, or remove the step."""
     steps = case.pipeline.to_config() if case.pipeline else {}
     wanted = format_steps(case.pipeline.steps.values() if case.pipeline else (), case.reference)
     formats = [name for name, found in wanted.items() if {*found.values()} - {"contiguous"}]
     remedies = []
-    if any(check.note == COMPILED for check in checks):
-        remedies.append("drop the step compile")
+    if case.wrong_step:
+        remedies.append(f"drop the step {case.wrong_step}")
     elif formats and REPAIR_STEP not in steps:
         remedies.append(f"add the step {REPAIR_STEP}")
     if CAST_STEP in steps:

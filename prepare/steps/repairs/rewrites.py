@@ -41,7 +41,7 @@ class Rewritten(_ConvNd):
 
     def served(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor | None:
         """Return the result of the rewrite; None if the rewrite is not for this call."""
-        is_same = (*_sizes(self), self.kernel_size) == (*self.chosen_for, weight.shape[2:])
+        is_same = (*sizes_of(self), self.kernel_size) == (*self.chosen_for, weight.shape[2:])
         if not (is_same and _is_common(x, weight, self.groups) and self._takes(x)):
             return None
         return self._compute(x, weight, bias)
@@ -96,7 +96,7 @@ class Rewrite(SwapClass):
         with _without_repairs(module):
             super().repair(module, formats)
         conv: Any = module
-        vars(module)["chosen_for"] = _sizes(conv)
+        vars(module)["chosen_for"] = sizes_of(conv)
         if len(conv.kernel_size) + 2 in formats:
             vars(module)["in_channels_last"] = True
 
@@ -119,7 +119,7 @@ def _without_repairs(module: nn.Module) -> Iterator[None]:
         repair.repair(module, {})
 
 
-def _sizes(module: Any) -> tuple[Any, ...]:
+def sizes_of(module: Any) -> tuple[Any, ...]:
     """Return what torch reads in each call of a convolution besides its tensors."""
     return module.stride, module.padding, module.dilation, module.groups, module.padding_mode
 
@@ -391,7 +391,7 @@ class _Flat(Rewrite):
             return f"padding {module.padding} is not 0 where the kernel is flat"
         if module.padding_mode != "zeros":
             return f"padding_mode {module.padding_mode} is not zeros"
-        return _fault_in_2d(module)
+        return fault_in_2d(module)
 
 
 _KEYS = torch._C._TorchDispatchModeKey
@@ -451,10 +451,10 @@ class _Causal(Rewrite):
             return f"stride {module.stride} is not 1 where the kernel is one pixel"
         if module.dilation[0] > 1:
             return f"dilation {module.dilation} is not 1 in time"
-        return _fault_in_2d(module)
+        return fault_in_2d(module)
 
 
-def _fault_in_2d(module: Any) -> str:
+def fault_in_2d(module: Any) -> str:
     """Return what torch's 2-d convolutions break on, and its 3-d ones do not; empty if nothing."""
     if module.groups > 1 and prod(module.dilation) > 1:  # conv2d_grouped_dilated_bfloat16_cpu
         return f"groups {module.groups} come with dilation {module.dilation}"

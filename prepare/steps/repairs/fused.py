@@ -1,0 +1,410 @@
+"""Convolutions that run with what follows them in one call of oneDNN, on weights in oneDNN's own format.
+
+A fused convolution whose batch norm, addition or activation follows returns a `Promise`: a tensor that has
+not been computed. Those operations add themselves to it, and the last one runs the call. Whatever else
+reads a promise computes it first, as torch would have: so no order of calls gives a wrong result.
+"""
+
+import threading
+from contextlib import suppress
+from functools import lru_cache
+from operator import attrgetter
+from typing import Any, ClassVar, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+from torch.nn.modules import module as torchs_module
+from torch.nn.utils.fusion import fuse_conv_bn_weights
+from torch.utils._pytree import tree_map_only
+
+from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride
+from prepare.core.model.module_kinds import NotScriptable, is_rewritten
+from prepare.steps.repairs.base import FORMATS, with_exact_strides
+from prepare.steps.repairs.rewrites import Rewrite, Rewritten, fault_in_2d, sizes_of
+
+STEP = "fuse_inference"
+# So many numbers of a tensor show whether it was changed through `.data`.
+_HEAD = 256
+_CPU = torch.device("cpu")
+_DTYPES = (torch.float32, torch.bfloat16)
+# The activations, and their arguments besides `inplace`, in the order of torch.
+ACTIVATIONS: dict[str, dict[str, Any]] = {
+    name: {} for name in ("relu", "sigmoid", "silu", "hardswish")
+}
+ACTIVATIONS |= {"gelu": {"approximate": "none"}, "leaky_relu": {"negative_slope": 0.01}}
+ACTIVATIONS |= {"hardtanh": {"min_val": -1.0, "max_val": 1.0}}
+_OF_NORM = ("running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+# The functions that a promise knows; those that end with `_` work in place.
+KINDS = {
+    getattr(owner, name): name.rstrip("_")
+    for name in (*ACTIVATIONS, "relu_", "sigmoid_", "leaky_relu_", "add", "add_")
+    for owner in (F, torch, Tensor)
+    if hasattr(owner, name)
+} | {F.batch_norm: "batch_norm"}
+_OF_RANK = (Tensor.dim, Tensor.ndim.__get__)  # type: ignore[attr-defined]
+# The private operators, each with the number of its arguments when this was written.
+_ARGUMENTS = {
+    "_convolution_pointwise.default": 10,
+    "_convolution_pointwise.binary": 13,
+    "_convolution_transpose_pointwise.default": 11,
+    "_reorder_convolution_weight.default": 6,
+    "_reorder_convolution_transpose_weight.default": 7,
+}
+_OPERATORS: dict[str, Any] = {}
+for _name, _count in _ARGUMENTS.items():
+    with suppress(AttributeError):
+        _operator = attrgetter(_name)(torch.ops.mkldnn)
+        _OPERATORS |= {_name: _operator} if len(_operator._schema.arguments) == _count else {}
+# What the dispatcher includes in plain calls: it is more in a trace, a transform or a mode.
+_PLAIN = {torch._C._dispatch_tls_local_include_set().raw_repr()}
+with torch.inference_mode():
+    _PLAIN.add(torch._C._dispatch_tls_local_include_set().raw_repr())
+
+
+def missing() -> str:
+    """Return why nothing can be fused here; empty if it can."""
+    lost = [f"mkldnn::{name}" for name in _ARGUMENTS if name not in _OPERATORS]
+    lost += [] if torch.backends.mkldnn.is_available() else ["oneDNN"]
+    return f"torch {torch.__version__} has no {lost[0]} as it is known here" if lost else ""
+
+
+class _Weights(NamedTuple):
+    """The folded and packed weights of a call, the sizes for it, and what they were made of."""
+
+    sources: tuple[Any, ...]
+    seen: list[tuple[Tensor, int, int, Tensor, Tensor]]
+    weight: Tensor
+    bias: Tensor | None
+    geometry: tuple[Any, ...]
+
+
+class _Now(threading.local):
+    """The ids of what was checked when each traced part began that runs in this thread."""
+
+    def __init__(self) -> None:
+        self.checked = [frozenset[int]()]
+
+
+_NOW = _Now()
+# What was made for each module, which copies and pickles of it make again, and the modules in each part.
+_MADE: WeakKeyDictionary[nn.Module, dict[int, _Weights]] = WeakKeyDictionary()
+_INSIDE: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
+
+
+class _Call(NamedTuple):
+    """A call of a convolution, and what follows it until now; the sources are its tensors, and a norm's."""
+
+    conv: Any
+    x: Tensor
+    version: int
+    form: tuple[tuple[int, ...], tuple[int, ...]]
+    sources: tuple[Any, ...]
+    other: Tensor | None = None
+    activation: tuple[Any, ...] = ("none", [], "")
+    done: int = 0
+
+    def run(self) -> Tensor:
+        if _version(self.x) != self.version:
+            wrong = "its input was changed in place before its result was read"
+            undo = f"from prepare.steps import {STEP}; {STEP}.undo(model)"
+            raise RuntimeError(f"{type(self.conv).__name__}: {wrong}; undo the step: {undo}")
+        computed: Tensor = self.conv.computed(self)
+        return computed
+
+    def made(self) -> _Weights | None:
+        """Return the weights that were made for such a call; None if they were made of other tensors."""
+        made = _MADE.get(self.conv, {}).get(len(self.sources))
+        pairs = zip(made.sources, self.sources, strict=True) if made else ()
+        is_same = all(a is b or (type(a) is float and a == b) for a, b in pairs)
+        return made if is_same else None
+
+
+class Promise(Tensor):
+    """The result of a convolution that has not been computed, or the value that it has got since.
+
+    After an operation in place it is the result of that one, which may be a promise too.
+    """
+
+    call: _Call
+    held: Tensor | None
+
+    @staticmethod
+    def of(call: _Call) -> Tensor:
+        make: Any = Tensor._make_wrapper_subclass
+        made: Promise = make(Promise, *call.form, dtype=call.x.dtype, device=_CPU)
+        made.call, made.held = call, None
+        return made
+
+    def value(self) -> Tensor:
+        if self.held is None:
+            # As at the call, whatever is on now.
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                self.held = self.call.run()
+        return self.held.value() if isinstance(self.held, Promise) else self.held
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _OF_RANK:
+            return len(args[0].call.form[0])
+        if kind := KINDS.get(func, ""):
+            in_place = func.__name__.endswith("_")
+            if kind == "add" and not in_place and type(args[0]) is not Promise:
+                args = args[::-1]
+            if type(args[0]) is Promise:
+                result = args[0].followed_by(kind, args[1:], kwargs, in_place=in_place)
+                if result is not None:
+                    return result
+        args, kwargs = tree_map_only(Promise, Promise.value, (args, kwargs))
+        return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        args, kwargs = tree_map_only(Promise, Promise.value, (args, kwargs or {}))
+        return func(*args, **kwargs)
+
+    def followed_by(self, kind: str, args: Any, kwargs: Any, *, in_place: bool) -> Tensor | None:
+        """Return the result with one more operation after it; None if that cannot be fused."""
+        call = self.call
+        if self.held is not None or call.conv.chain[call.done] != kind or torch.is_grad_enabled():
+            return None
+        options = ACTIVATIONS.get(kind, {})
+        names = _OF_NORM if kind == "batch_norm" else (*options, "inplace")
+        given = options | dict(zip(names, args, strict=False)) | kwargs
+        if kind == "add":
+            found = _added(call, *args, **kwargs)
+        elif kind == "batch_norm":
+            found = _normed(call, given)
+        else:
+            in_place |= given.pop("inplace", False)
+            name, algorithm = {"silu": "swish"}.get(kind, kind), given.pop("approximate", "")
+            found = {"activation": (name, [*given.values()], algorithm)}
+        if not found:
+            return None
+        after = call._replace(done=call.done + 1, **found)
+        result: Tensor = after.run() if after.done == len(call.conv.chain) else Promise.of(after)
+        if in_place:
+            self.held = result
+        return result
+
+
+def _normed(call: _Call, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the sources with those of a batch norm, as `F.batch_norm` takes them; empty if it differs."""
+    norm = [given.get(name) for name in _OF_NORM[:4]]
+    sources, shape = (*call.sources, *norm, given.get("eps", 1e-5)), call.form[0][1:2]
+    fits = norm[0] is not None and norm[1] is not None and not given.get("training")
+    is_known = call._replace(sources=sources).made() or all(
+        each is None or (each.shape == shape and _is_known(each)) for each in norm
+    )
+    return {"sources": sources} if fits and is_known else {}
+
+
+def _added(call: _Call, other: Any, *, alpha: float = 1) -> dict[str, Any]:
+    other = other.value() if isinstance(other, Promise) else other
+    shape, strides = call.form
+    fits = type(other) is Tensor and other.shape == shape and other.stride() == strides
+    is_like = fits and other.dtype is call.x.dtype and other.device == _CPU
+    return {"other": other} if is_like and alpha == 1 else {}
+
+
+def _is_known(tensor: Tensor) -> bool:
+    """Return whether this is a plain tensor of a model on the CPU, whose changes can be seen."""
+    is_plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_inference()
+    return is_plain and tensor.device == _CPU and tensor.dtype in _DTYPES
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _is_same(seen: list[Any]) -> bool:
+    """Return whether tensors hold what they held: `.data` and batch norms change values, but no version."""
+    if any(t.data_ptr() != place or t._version != version for t, place, version, _, _ in seen):
+        return False
+    now, then = (torch.cat([each[index] for each in seen]) for index in (3, 4))
+    return torch.equal(now, then)
+
+
+def _is_plain() -> bool:
+    """Return whether no trace, transform, autocast or mode of the dispatcher looks at each operation."""
+    included = torch._C._dispatch_tls_local_include_set().raw_repr()
+    return included in _PLAIN and not torch.is_autocast_enabled("cpu")
+
+
+def _is_observed() -> bool:
+    """Return whether others look at each operation, or its gradient may be needed."""
+    has_hooks = torchs_module._global_forward_hooks or torchs_module._global_forward_pre_hooks
+    is_dual = torch.autograd.forward_ad._current_level >= 0
+    return bool(has_hooks) or is_dual or torch.is_grad_enabled() or not _is_plain()
+
+
+@lru_cache(maxsize=4096)
+def _form(shape: Any, weight: Any, sizes: Any, added: Any) -> Any:
+    """Return the shape and strides of a result; None if torch raises an error for these sizes."""
+    stride, padding, dilation, groups, _ = sizes
+    given = (torch.empty(shape, device="meta"), torch.empty(weight, device="meta"), None, stride)
+    padded = (0,) * len(stride) if added is None else added
+    with suppress(RuntimeError):
+        y = torch.convolution(*given, padding, dilation, added is not None, padded, groups)
+        return (
+            (tuple(y.shape), canonical_stride(y.shape, CHANNELS_LAST[len(shape)]))
+            if y.numel()
+            else None
+        )
+
+
+class Fused(Rewritten):
+    """A convolution that runs with what follows it, and on a packed weight.
+
+    Helps: a batch norm, an activation and an addition need no pass over memory of their own. oneDNN reorders
+    no weight at a call: the fewer pixels for a large weight, the more that is.
+    Hurts: the packed weights need memory beside the Parameters.
+    Source: torch's inductor uses the same operators; `mkldnn::_convolution_pointwise`.
+    """
+
+    rewritten_as = "fused"
+    chain: tuple[str, ...] = ()
+    """What follows: `batch_norm`, `add`, then an activation, each at most once."""
+
+    def served(self, x: Tensor, weight: Any, bias: Any) -> Tensor | None:
+        """Return the result or a promise of it; None if this call is for torch's code."""
+        if torch.compiler.is_compiling() or type(x) is not Tensor:
+            return None
+        is_checked = id(self) in _NOW.checked[-1]
+        if not (_is_plain() if is_checked else self.is_ready() and not _is_observed()):
+            return None
+        is_like = x.dtype is weight.dtype and x.device == _CPU and x.dim() == weight.dim()
+        if not (is_like and _is_known(weight) and (bias is None or _is_known(bias))):
+            return None
+        if not x.is_contiguous(memory_format=FORMATS[x.dim()]):
+            return None
+        added = self.output_padding if self.transposed else None
+        form = _form(x.shape, weight.shape, self.chosen_for, added)
+        if form is None:
+            return None
+        x = with_exact_strides(x)
+        call = _Call(self, x, _version(x), form, (weight, bias))
+        return Promise.of(call) if self.chain and is_checked else call.run()
+
+    def is_ready(self) -> bool:
+        """Return whether it is as it was when it was fused, in evaluation mode, and no hook looks at it."""
+        hooked = self._forward_hooks or self._forward_pre_hooks
+        return not (self.training or hooked) and sizes_of(self) == self.chosen_for
+
+    def computed(self, call: _Call) -> Tensor:
+        """Return the result of a call, with what follows it."""
+        x, (name, *options) = call.x, call.activation
+        _, _, weight, bias, geometry = self._weights(call)
+        kind = "transpose_pointwise" if self.transposed else "pointwise"
+        if call.other is None:
+            run = _OPERATORS[f"_convolution_{kind}.default"]
+            y: Tensor = run(x, weight, bias, *geometry, name, *options)
+        else:
+            unary = None if name == "none" else name
+            run = _OPERATORS["_convolution_pointwise.binary"]
+            y = run(x, call.other, weight, bias, *geometry, "add", 1.0, unary, *options)
+        return y
+
+    def _weights(self, call: _Call) -> _Weights:
+        """Return the weights for a call: those that were made, if their sources are the same."""
+        made, sources = call.made(), call.sources
+        if made and (id(made) in _NOW.checked[-1] or _is_same(made.seen)):
+            return made
+        both: Any = (each if each is None else each.detach() for each in sources[:2])
+        weight, bias = both
+        if sources[2:]:
+            wide = (each.detach().float() if torch.is_tensor(each) else each for each in sources)
+            w, b, mean, var, scale, shift, eps = wide
+            fold: Any = fuse_conv_bn_weights
+            both = fold(w, b, mean, var, eps, scale, shift, self.transposed)
+            weight, bias = (each.detach().to(weight.dtype) for each in both)
+        added = ([*self.output_padding],) if self.transposed else ()
+        geometry = ([*self.padding], *added, [*self.stride], [*self.dilation], self.groups)
+        weight = weight.contiguous(memory_format=FORMATS[weight.dim()])
+        kind = "transpose_weight" if self.transposed else "weight"
+        reorder = _OPERATORS[f"_reorder_convolution_{kind}.default"]
+        weight = reorder(weight, *geometry, [*call.x.shape])
+        seen = []
+        for each in filter(torch.is_tensor, sources):
+            head = each.detach().as_strided((min(each.numel(), _HEAD),), (1,))
+            seen.append((each, each.data_ptr(), each._version, head, head.clone()))
+        made = _Weights(sources, seen, weight, bias, geometry)
+        _MADE.setdefault(self, {})[len(sources)] = made
+        return made
+
+
+class FusedConv2d(Fused, nn.Conv2d):
+    """torch's Conv2d with what follows it."""
+
+
+class FusedConv3d(Fused, nn.Conv3d):
+    """torch's Conv3d with what follows it."""
+
+
+class _Transposed(Fused):
+    def forward(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:  # noqa: A002
+        result = None if args or kwargs else self.served(input, self.weight, self.bias)
+        return super().forward(input, *args, **kwargs) if result is None else result
+
+
+class FusedConvTranspose2d(_Transposed, nn.ConvTranspose2d):
+    """torch's ConvTranspose2d with what follows it."""
+
+
+class FusedConvTranspose3d(_Transposed, nn.ConvTranspose3d):
+    """torch's ConvTranspose3d with what follows it."""
+
+
+class _Fusion(Rewrite):
+    step: ClassVar[str] = STEP
+    phrase = "fused"
+
+    def mismatch(self, module: Any) -> str:
+        if module.padding_mode != "zeros" or isinstance(module.padding, str):
+            return f"padding {module.padding} with {module.padding_mode} is not a number of zeros"
+        if (is_rewritten(module) and not self.is_repaired(module)) or "weight" not in vars(module)[
+            "_parameters"
+        ]:
+            return "it runs as another operation, or computes its weight"
+        if module.transposed and module.groups > 1:
+            return f"groups {module.groups} of a transposed convolution are not 1"
+        return fault_in_2d(module)
+
+    def undo(self, module: nn.Module) -> None:
+        super().undo(module)
+        vars(module).pop("chain", None)
+
+
+FUSION = _Fusion("fused", FusedConv2d, FusedConv3d, FusedConvTranspose2d, FusedConvTranspose3d)
+
+
+class Around(NotScriptable):
+    """A hook before and after the forward of a part that was traced: inside, convolutions give promises."""
+
+    step = STEP
+
+    def __call__(self, part: nn.Module, args: Any, *output: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        if output:
+            _NOW.checked = _NOW.checked[:-1] or [frozenset()]
+            return tree_map_only(Promise, Promise.value, output[0])
+        _NOW.checked.append(frozenset() if _is_observed() else _check(part))
+        return None
+
+
+def _check(part: nn.Module) -> frozenset[int]:
+    """Return the ids of what is ready in a part: nothing with a hook in it, as that may keep a promise."""
+    if (inner := _INSIDE.get(part)) is None:
+        inner = _INSIDE[part] = [*part.modules()][1:]
+    if any(each._forward_hooks or each._forward_pre_hooks for each in inner):
+        return frozenset()
+    ready = [each for each in inner if isinstance(each, Fused) and each.is_ready()]
+    weights = [each for conv in ready for each in _MADE.get(conv, {}).values()]
+    if weights and not _is_same([each for one in weights for each in one.seen]):
+        weights = [each for each in weights if _is_same(each.seen)]
+    return frozenset(map(id, (*ready, *weights)))
