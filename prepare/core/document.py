@@ -42,9 +42,9 @@ class Bars:
 class Answer:
     """A question, its answer in a few words, and a remark.
 
-    `kind` is `good`, `bad`, `warn` or `plain` (nothing to judge). `sentence` is the answer in a line of
-    text; by default the answer alone. `line` is the answer beside its question in a terminal, by default the
-    answer and the remark. `section` is the anchor with the details, by default that of its document.
+    `kind` is `good`, `bad`, `warn` or `plain` (nothing to judge). `line` is the answer beside
+    its question in a terminal, by default the answer and the remark. `section` is the anchor with the
+    details, by default that of its document.
     """
 
     question: str
@@ -52,7 +52,6 @@ class Answer:
     answer: str
     remark: str = ""
     section: str = field(default="", kw_only=True)
-    sentence: str = field(default="", kw_only=True)
     line: str = field(default="", kw_only=True)
 
 
@@ -78,8 +77,8 @@ USE_RECIPE = Advice(100, "good", "Use the recipe", "in your code", section="repr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A paragraph, or several sentences as a list. `kind` is empty, `note` for small print, or `error`; of a
-    list also `issues` or `wrong`, whose `title` is the remedy.
+    """A paragraph, or several sentences as a list. `kind` is empty, or `note` for small print; of a list
+    also `issues` or `wrong`, whose `title` is the remedy.
     """
 
     text: str | tuple[str, ...]

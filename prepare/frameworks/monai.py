@@ -16,7 +16,8 @@ class PrepareHandler(Outside):
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: a pattern of class names; by default each that is called, as the two of a GanTrainer.
+        module: the network, or a pattern of class names; by default each that is called, as the two of a
+            GanTrainer.
     """
 
     def attach(self, engine: Engine) -> None:

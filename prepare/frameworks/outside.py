@@ -34,9 +34,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from prepare.audit import Audit, audit
 from prepare.core.forward.example_input import Example
-from prepare.core.utils.process_state import is_ours
+from prepare.core.utils.process_state import PROCESS_STATE, is_ours
 from prepare.core.utils.text import first_line, plural
-from prepare.errors import KnownIssueError, PrepareError, raise_problems
+from prepare.errors import KnownIssueError, PrepareError, RefusedError, raise_problems
 from prepare.frameworks.start.sitecustomize import when_imported
 from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import rank
@@ -91,14 +91,14 @@ class Outside:
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: a pattern of class names, as in `UNet*`: only networks of these classes are prepared.
+        module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
     """
 
     active: ClassVar[list[Outside]] = []
     # The folder for a page of each network, and the dotted name of what writes them.
     report: Sequence[str] = ("", "")
 
-    def __init__(self, recipe: Recipe, *, module: str = "*") -> None:
+    def __init__(self, recipe: Recipe, *, module: str | nn.Module = "*") -> None:
         self.pipeline, self.module = network_pipeline(recipe), module
         self.found: list[Found] = []
         self._networks: WeakKeyDictionary[nn.Module, Found] = WeakKeyDictionary()
@@ -160,18 +160,16 @@ class Outside:
         self.pipeline.undo(network)
         before.apply(network, strict=False, optimizer=_optimizers(network), known_issues="ignore")
         if found.flow is not None and predict(network, example, amp=amp).status == "ok":
-            failed = found.flow.reason.rpartition(";")[0]
-            self._leave(found, f"in channels-last it fails: {failed}")
+            self._leave(found, f"in channels-last it fails: {found.flow.reason.rpartition(';')[0]}")
         else:  # without us it cannot be predicted either
             self.prepare(network, strict=False)
 
-    def _network(self, module: Any) -> nn.Module:
+    def _network(self, module: Any) -> Any:
         """Return the network in a wrapper that was made of it, or what is called itself."""
         module = getattr(module, "_orig_mod", module)  # of torch.compile(network)
         on_a_cpu = isinstance(module, nn.DataParallel) and not module.device_ids
         is_wrapped = isinstance(module, DistributedDataParallel) and module.module in self._networks
-        network: nn.Module = module.module if on_a_cpu or is_wrapped else module
-        return network
+        return module.module if on_a_cpu or is_wrapped else module
 
     def see(self, module: nn.Module) -> None:
         """Prepare the outermost networks in a module that is called, or that a wrapper is about to take."""
@@ -185,15 +183,22 @@ class Outside:
         if network in self._networks:
             return network not in self._seen and not self._networks[network].left
         names = [base.__name__ for base in type(network).__mro__]
-        if network in self._parts or any(name.endswith(_NO_NETWORKS) for name in names):
+        is_part = network in self._parts or network in self._wrapped
+        if is_part or any(name.endswith(_NO_NETWORKS) for name in names):
             return False
         parameters = list(network.parameters())
         has_values = not any(is_lazy(each) or each.is_meta for each in parameters)  # yet
-        return bool(parameters) and has_values and self.wants(network)
+        # Not those that `functional_call` gives it; and not one of `torch.export`, which checks its inputs.
+        are_its_own = all(isinstance(each, nn.Parameter) for each in parameters)
+        is_free = are_its_own and not hasattr(network, "_in_spec")
+        is_free = is_free and self._wrapped.isdisjoint(network.modules())  # what holds a wrapper
+        return bool(parameters) and has_values and is_free and self.wants(network)
 
     def wants(self, network: nn.Module) -> bool:
         """Return whether a network is one of those that were asked for."""
-        return fnmatch.fnmatchcase(type(network).__name__, self.module)
+        if isinstance(self.module, str):
+            return fnmatch.fnmatchcase(type(network).__name__, self.module)
+        return network is self.module
 
     def attempt(self, network: nn.Module) -> None:
         """Prepare a network, or write down why that cannot be: the program goes on as without us."""
@@ -226,11 +231,15 @@ class Outside:
         Raises:
             PrepareError: it cannot be prepared; it is as it was.
         """
+        optimizers = _optimizers(network)
+        if any(isinstance(each, torch.optim.LBFGS) for each in optimizers):
+            wrong = "torch's LBFGS takes a view of each gradient, which fails in channels-last"
+            raise RefusedError("optimizer", wrong, "train with another one")
         with _undisturbed(network) as amp:
             plan = self.pipeline.plan(network, amp=amp)
             if any(parameter.requires_grad for parameter in network.parameters()):
                 raise_problems(KnownIssueError, plan.training_errors)
-            self.pipeline.apply(network, strict=strict, optimizer=_optimizers(network), amp=amp)
+            self.pipeline.apply(network, strict=strict, optimizer=optimizers, amp=amp)
         return plan
 
     # ------------------------------------------------------------------------------ what is made
@@ -243,8 +252,7 @@ class Outside:
         for each in taken:
             if isinstance(each, nn.Module):
                 self.see(each)
-                self._parts.add(maker)
-                self._wrapped.update(each.modules())
+                self._wrapped.update([maker, *each.modules()])
 
     def registered(self, module: nn.Module, *_: Any) -> None:
         """Look again, since a Parameter was registered: a new network, or `load_state_dict(assign=True)`."""
@@ -291,7 +299,7 @@ class Outside:
             yield "no network was called, and nothing was prepared"
 
 
-def outside(recipe: Recipe, *, module: str = "*") -> Outside:
+def outside(recipe: Recipe, *, module: str | nn.Module = "*") -> Outside:
     """Prepare the networks of this program from here on, each at its first call, before the first step.
 
     Say it before the networks are wrapped or compiled. What was prepared is printed to stderr at the end of
@@ -299,7 +307,7 @@ def outside(recipe: Recipe, *, module: str = "*") -> Outside:
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: a pattern of class names, as in `UNet*`: only networks of these classes are prepared.
+        module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
     """
     session = Outside(recipe, module=module).start()
 
@@ -307,9 +315,8 @@ def outside(recipe: Recipe, *, module: str = "*") -> Outside:
         if session in Outside.active and rank() == 0:
             for text in session.lines():
                 print(f"prepare: {text}", file=sys.stderr)  # noqa: T201
-            folder, write_pages = session.report
-            if folder:
-                pkgutil.resolve_name(write_pages)(session, folder)
+            if session.report[0]:
+                pkgutil.resolve_name(session.report[1])(session, session.report[0])
         session.stop()
 
     atexit.register(end)
@@ -364,7 +371,8 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _torch_call(module, *args, **kwargs)
     before = _in_a_call.set(True)
     try:
-        _tell("called", module, args, kwargs)
+        with PROCESS_STATE:  # a server's threads call a network at once
+            _tell("called", module, args, kwargs)
         output = _torch_call(module, *args, **kwargs)
     finally:
         _in_a_call.reset(before)

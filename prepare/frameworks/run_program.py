@@ -44,5 +44,6 @@ def run_program(argv: list[str], report: str) -> NoReturn:
 
 def _flags() -> list[str]:
     """Return the flags of Python itself, as in `python -W ignore -m prepare`."""
-    before = sys.orig_argv[1:]
-    return before[: before.index("-m")] if "-m" in before else []
+    words = sys.orig_argv
+    ends = (at for at in range(len(words)) if words[at : at + 2] == ["-m", "prepare"])
+    return words[1 : next(ends, 1)]

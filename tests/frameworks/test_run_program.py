@@ -12,7 +12,7 @@ from prepare.pipeline import Pipeline
 
 # What the programs share: a network, and a training that prints whether outputs are channels-last, and losses.
 SHARED = """
-import os, sys, torch
+import os, sys, torch, warnings
 from torch import nn
 
 torch.set_num_threads(1)
@@ -48,13 +48,14 @@ if __name__ == "__main__":
 RANKS = """
 from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
-from shared import network, os, sys, torch, train
+from shared import network, nn, os, sys, torch, train, warnings
 
 def work(rank, kind):
     store = f"file://{os.getcwd()}/{os.getppid()}"
     distributed.init_process_group("gloo", store, rank=rank, world_size=2)
     if kind == "ddp":
-        wrapped = DistributedDataParallel(network())
+        warnings.filterwarnings("error", ".*is not prepared")
+        wrapped = nn.Sequential(DistributedDataParallel(network()))  # as Lightning's Fabric does
     else:
         from torch.distributed.fsdp import FullyShardedDataParallel
         wrapped = FullyShardedDataParallel(network(), use_orig_params=True, device_id=torch.device("cpu"))
@@ -138,15 +139,16 @@ def test_each_rank_has_the_losses_without_us_and_is_prepared(folder, words):
     ],
 )
 def test_a_program_keeps_its_words_and_its_exit_code(folder, options, program, code, said):
-    done, plain = python(*SWITCH, *options, *program), python(*program)
+    # As the script that is installed, whose own words may hold a `-m` too, or as a module.
+    script = ["-c", "from prepare.app.cli.main import main; main()"]
+    begin = [*script, *SWITCH[2:]] if "-m" in program else SWITCH
+    done, plain = python(*begin, *options, *program), python(*program)
     assert (done.returncode, plain.returncode) == (code, code), done.stderr
     assert said in done.stderr
     assert done.stdout.splitlines()[1] == plain.stdout.splitlines()[1]  # its words and names
-    if "--module" in options:
-        assert "nothing was prepared" in done.stderr
-    else:
-        assert done.stdout.startswith("[1,")
-        assert "Sequential: 2 of 2 convolutions prepared" in done.stderr
+    told = "nothing was" if "--module" in options else "Sequential: 2 of 2 convolutions"
+    assert f"{told} prepared" in done.stderr
+    assert done.stdout.startswith("[1,") == ("--module" not in options)
     if "fail" in program:  # the traceback begins in the program
         assert done.stderr.partition("Traceback")[2].splitlines()[1].startswith(f'  File "{folder}')
     assert (folder / "pages" / "0-Sequential" / "report.html").is_file() == ("--report" in options)

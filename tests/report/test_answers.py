@@ -7,7 +7,6 @@ import pytest
 import made
 from prepare.app.job.record import Job, Result, Results
 from prepare.app.report.answers import answers, stage_documents
-from prepare.app.report.answers import verdict as verdict_of
 from prepare.audit import Audit
 from prepare.errors import Problem
 from prepare.stages.flow.records import Copy, Remedy
@@ -30,16 +29,11 @@ def found(run) -> list[tuple[str, str, str]]:
     return [(answer.kind, answer.answer, answer.remark) for answer in answers(run, documents)]
 
 
-def verdict(run) -> str:
-    return verdict_of(run, stage_documents(run))
-
-
 def test_a_wrong_result_is_said_first_and_not_to_be_used():
     wrong = replace(made.verification(0.3, status="fail"), culprit="norm", advice="")
     run = having(verify=wrong, flow=made.flow(0))
     assert found(run)[0] == ("bad", "No", "outputs: 0.3 of the scale; first in norm")
     assert found(run)[-1] == ("bad", "Do not use it", "")
-    assert verdict(run).startswith("Wrong: outputs: 0.3 of the scale; first in norm. ")
 
 
 def test_the_speed_of_a_wrong_model_is_not_a_success():
@@ -64,7 +58,6 @@ def test_a_lost_layout_names_causes_and_remedy():
         "warn",
         "Add the step repair_layout (keeps the layout at 13 of 13 places)",
     )
-    assert verdict(run).endswith(" Layout lost at 13 places.")
 
 
 def test_nothing_checked_is_not_called_right():
@@ -119,7 +112,6 @@ def test_a_failed_job_says_what_went_wrong():
         ("bad", "Out of memory", "no memory"),
         ("warn", "Use a smaller input or model", ""),
     ]
-    assert verdict(run) == "Failed: no memory"
 
 
 def test_an_error_of_a_configuration_ends_with_its_remedy():

@@ -12,7 +12,6 @@ from prepare.core.utils.text import capitalized, doubt, interval_text, plural, p
 from prepare.stages.bench.records import PREPARED, UNPREPARED, Comparison, VariantResult
 
 _MARKS = {"baseline": "baseline", "faster": "better", "slower": "worse"}
-_SAYS = {"unclear": "Speed unclear", "no difference": "No faster"}
 _KINDS = {"faster": "good", "slower": "bad", "unclear": "warn"}
 _WRONG = "The outputs of the prepared model are wrong, so its time is that of another computation."
 
@@ -24,7 +23,7 @@ def bench_document(shown: parts.ReportContext) -> Document | None:
         if not shown.had("bench"):
             return None
         remark = UNCHANGED if shown.unchanged else shown.without("bench")
-        missing = Answer(FASTER, "plain", NOT_MEASURED, remark, sentence="Speed not measured")
+        missing = Answer(FASTER, "plain", NOT_MEASURED, remark)
         return Document(name="bench", place=50, answers=(missing,))
     if found.baseline != UNPREPARED:
         return _of_variants(found)
@@ -83,7 +82,7 @@ def _answer(found: Comparison, *, wrong: bool) -> Answer:
     row = found.headline
     if row.ratio is None:
         kind, answer = ("bad", "Failed") if row.verdict == "failed" else ("plain", NOT_MEASURED)
-        return Answer(FASTER, kind, answer, row.reason, sentence=f"Speed {answer.lower()}")
+        return Answer(FASTER, kind, answer, row.reason)
     answer, kind = capitalized(_speed(found, None)), _KINDS.get(row.verdict, "plain")
     between = interval_text(row.ratio_interval, row.verdict) or "not known"
     remark = f"95 % interval: {between}"
@@ -95,9 +94,7 @@ def _answer(found: Comparison, *, wrong: bool) -> Answer:
         line += "; but its outputs are wrong"
         if kind == "good":
             kind, remark = "plain", f"{remark}; but the outputs are wrong"
-    sentence = _SAYS.get(row.verdict, answer)
-    sentence += f". {capitalized(found.busy)}" if found.busy else ""
-    return Answer(FASTER, kind, answer, remark, sentence=sentence, line=line)
+    return Answer(FASTER, kind, answer, remark, line=line)
 
 
 def _advice(found: Comparison) -> Iterator[Advice]:
@@ -115,7 +112,7 @@ def _advice(found: Comparison) -> Iterator[Advice]:
 def _on_page(found: Comparison, *, wrong: bool) -> Iterator[parts.Part]:
     yield Text(text=capitalized(speed_sentence(found)), where="page")
     if wrong:
-        yield Text(text=_WRONG, kind="error", where="page")
+        yield Text(text=_WRONG, where="page")
     bars = tuple(_bar(row, wrong=wrong) for row in _as_said(found))
     yield parts.Bars(title=f"Time of one {found.what}", rows=bars)
     yield parts.Folded(title="All figures", parts=(_table(found),))

@@ -94,8 +94,7 @@ def flow_document(shown: ReportContext) -> Document | None:
     if flow is None:
         if not shown.had("flow"):
             return None
-        remark, sentence = shown.without("flow"), "Layout not measured"
-        missing = Answer(LAYOUT, "plain", NOT_MEASURED, remark, sentence=sentence)
+        missing = Answer(LAYOUT, "plain", NOT_MEASURED, shown.without("flow"))
         return Document(name="flow", place=60, answers=(missing,))
     return Document(
         name="flow",
@@ -135,15 +134,14 @@ def layout_remedy(flow: Flow) -> str:
 
 def _answer(flow: Flow, before: Flow | None, elsewhere: str = "") -> Answer:
     kind, answer, remark = _verdict(flow, before, elsewhere)
-    sentence = f"Layout {answer[0].lower()}{answer[1:]}"
     if not answer.startswith("Lost"):
-        return Answer(LAYOUT, kind, answer, remark, sentence=sentence)
+        return Answer(LAYOUT, kind, answer, remark)
     causes, _, rest = remark.partition("; ")
     first, *more = flow.events
     if first.count == 1 and first.source and not more:
         answer = answer.replace("1 place", printable(first.source))
     line = f"LOST{answer[4:]} ({causes})" + (f": {rest}" if rest else "")
-    return Answer(LAYOUT, kind, answer, remark, sentence=sentence, line=line)
+    return Answer(LAYOUT, kind, answer, remark, line=line)
 
 
 def _verdict(flow: Flow, before: Flow | None, rest: str) -> tuple[str, str, str]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from prepare.core import document as parts
 from prepare.core.document import FASTER, RIGHT, USE_RECIPE, Advice, Answer, Document
 from prepare.core.utils import text as numbers
-from prepare.core.utils.text import capitalized, doubt, interval_text, plural, printable
+from prepare.core.utils.text import doubt, interval_text, plural, printable
 from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 
 _NONE = "no recipe was shown to be right and faster"
@@ -60,15 +60,13 @@ def _faster(tuning: Tuning) -> Answer:
         between = interval_text(row.ratio_interval, row.verdict)
         line = "; ".join(filter(None, (f"{_speed(tuning)}, with {row.name}", clock)))
         remark = "; ".join(filter(None, (f"95 % interval: {between}", clock)))
-    sentence = answer
-    sentence += f". {capitalized(tuning.last.busy)}" if tuning.last.busy else ""
-    return Answer(FASTER, kind, answer, remark, sentence=sentence, line=line)
+    return Answer(FASTER, kind, answer, remark, line=line)
 
 
 def _right(tuning: Tuning) -> Answer:
     if tuning.winner == UNPREPARED:
         return Answer(RIGHT, "plain", "Unchanged", "the model as it is")
-    return Answer(RIGHT, "good", "Yes", _outputs(tuning.row(tuning.winner)), sentence="Right")
+    return Answer(RIGHT, "good", "Yes", _outputs(tuning.row(tuning.winner)))
 
 
 def _advice(tuning: Tuning) -> Advice:

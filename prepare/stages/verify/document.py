@@ -40,11 +40,9 @@ def verify_document(shown: ReportContext) -> Document | None:
         )
     if not shown.had("verify"):
         return None
-    remark, said = shown.without("verify"), "Results not measured"
-    answer = Answer(parts.RIGHT, "plain", parts.NOT_MEASURED, remark, sentence=said)
-    if shown.unchanged:
-        answer = Answer(parts.RIGHT, "plain", "Unchanged", parts.UNCHANGED)
-    return Document(name="verify", place=40, answers=(answer,))
+    missing = Answer(parts.RIGHT, "plain", parts.NOT_MEASURED, shown.without("verify"))
+    same = Answer(parts.RIGHT, "plain", "Unchanged", parts.UNCHANGED)
+    return Document(name="verify", place=40, answers=(same if shown.unchanged else missing,))
 
 
 def verify_sentence(verification: Verification) -> str:
@@ -93,19 +91,18 @@ def _answer(verification: Verification) -> Answer:
     remark, mode = verification.reason, verification.mode
     if verification.status == "fail":
         remark += f"; first in {verification.culprit}" if verification.culprit else ""
-        said = f"Wrong: {remark}"
-        return Answer(parts.RIGHT, "bad", "No", remark, sentence=said, line=f"NO: {remark}")
+        return Answer(parts.RIGHT, "bad", "No", remark, line=f"NO: {remark}")
     if verification.status != "pass":
-        return Answer(parts.RIGHT, "warn", parts.UNCLEAR, remark, sentence="Unclear if right")
+        return Answer(parts.RIGHT, "warn", parts.UNCLEAR, remark)
     if any(check.status == "wrong" for check in verification.checks):
         return Answer(parts.RIGHT, "warn", f"Yes, in mode {mode} only", remark)
     hidden, right = _hidden(verification), "Outputs right"
     if hidden and mode == "train":
         line = f"outputs right; {hidden}"
-        return Answer(parts.RIGHT, "warn", right, hidden, sentence=right, line=line)
+        return Answer(parts.RIGHT, "warn", right, hidden, line=line)
     has_gradients = any("gradients" in c.what for c in verification.checks if c.status == "pass")
     remark = _outputs(verification) + (", gradients right" if has_gradients and not hidden else "")
-    return Answer(parts.RIGHT, "good", "Yes", remark, sentence="Right")
+    return Answer(parts.RIGHT, "good", "Yes", remark)
 
 
 def _advice(verification: Verification) -> Iterator[parts.Advice]:
