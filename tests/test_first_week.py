@@ -623,26 +623,6 @@ for wrap in (lambda base: base, Lookahead, Sam):
 
 
 @program
-def an_average_of_the_weights_follows(us):
-    model = us.apply(LAST, net())
-    averages = [
-        torch.optim.swa_utils.AveragedModel(model),
-        torch.optim.swa_utils.AveragedModel(
-            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
-        ),
-    ]
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    losses = []
-    for _ in range(3):
-        losses += steps_of(model, optimizer, 1)
-        for each in averages:
-            each.update_parameters(model)
-    torch.optim.swa_utils.update_bn([images(3), images(4)], averages[0])
-    assert not us.with_us or all(map(is_last, averages))
-    return losses + [each.eval()(images(5)).mean().item() for each in averages]
-
-
-@program
 def a_run_is_resumed_in_the_other_layout(us):
     first = net()
     optimizer = torch.optim.AdamW(first.parameters(), fused=True)
