@@ -571,17 +571,6 @@ def a_frozen_backbone_is_trained_by_nobody(us):
     return steps_of(nn.Sequential(backbone, head), optimizer)
 
 
-@program
-def an_optimizer_of_another_model_is_no_drift(us):
-    model, other = net(), net()
-    ours, theirs = (torch.optim.Adam(each.parameters(), fused=True) for each in (model, other))
-    losses = steps_of(other, theirs)
-    theirs.zero_grad()
-    us.apply(LAST, model, optimizer=[ours, theirs])
-    assert not us.drift(LAST, model, [ours, theirs])
-    return losses + steps_of(model, ours) + steps_of(other, theirs)
-
-
 class Lookahead(torch.optim.Optimizer):
     """Keeps slow weights beside those of another optimizer, whose groups it shares."""
 
@@ -631,26 +620,6 @@ for wrap in (lambda base: base, Lookahead, Sam):
         return wrapped(us, wrap)
 
     PROGRAMS[f"prepared_midway_with_{getattr(wrap, '__name__', '').strip('<>')}"] = run
-
-
-@program
-def an_average_of_the_weights_follows(us):
-    model = us.apply(LAST, net())
-    averages = [
-        torch.optim.swa_utils.AveragedModel(model),
-        torch.optim.swa_utils.AveragedModel(
-            model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9), use_buffers=True
-        ),
-    ]
-    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
-    losses = []
-    for _ in range(3):
-        losses += steps_of(model, optimizer, 1)
-        for each in averages:
-            each.update_parameters(model)
-    torch.optim.swa_utils.update_bn([images(3), images(4)], averages[0])
-    assert not us.with_us or all(map(is_last, averages))
-    return losses + [each.eval()(images(5)).mean().item() for each in averages]
 
 
 @program
@@ -725,9 +694,8 @@ def test_a_training_is_prepared_from_outside(name, request):
     request.addfinalizer(found.stop)
     torch.manual_seed(0)
     assert PROGRAMS[name](Us(with_us=False)) == pytest.approx(expected, rel=1e-3, abs=1e-5)
-    networks = [re.match(r"\w+: (\d+) of (\d+) conv", line) for line in found.lines()]
-    counts = [each.groups() for each in networks if each]
-    assert [done for done, _ in counts] == [total for _, total in counts] != []
+    told = re.compile(r"\w+: (\d+) of \1 convolution|never |  ")
+    assert [line for line in found.lines() if not told.match(line)] == []
 
 
 # ------------------------------------------------------------------ whose code runs

@@ -77,8 +77,8 @@ USE_RECIPE = Advice(100, "good", "Use the recipe", "in your code", section="repr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """A paragraph, or several sentences as a list. `kind` is empty, `note` for small print, or `error`; of a
-    list also `issues` or `wrong`, whose `title` is the remedy.
+    """A paragraph, or several sentences as a list. `kind` is empty, or `note` for small print; of a list
+    also `issues` or `wrong`, whose `title` is the remedy.
     """
 
     text: str | tuple[str, ...]

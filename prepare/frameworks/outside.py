@@ -34,9 +34,9 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from prepare.audit import Audit, audit
 from prepare.core.forward.example_input import Example
-from prepare.core.utils.process_state import is_ours
+from prepare.core.utils.process_state import PROCESS_STATE, is_ours
 from prepare.core.utils.text import first_line, plural
-from prepare.errors import KnownIssueError, PrepareError, raise_problems
+from prepare.errors import KnownIssueError, PrepareError, RefusedError, raise_problems
 from prepare.frameworks.start.sitecustomize import when_imported
 from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import rank
@@ -188,7 +188,11 @@ class Outside:
             return False
         parameters = list(network.parameters())
         has_values = not any(is_lazy(each) or each.is_meta for each in parameters)  # yet
-        return bool(parameters) and has_values and self.wants(network)
+        # Not those that `functional_call` gives it; and not one of `torch.export`, which checks its inputs.
+        are_its_own = all(isinstance(each, nn.Parameter) for each in parameters)
+        is_free = are_its_own and not hasattr(network, "_in_spec")
+        is_free = is_free and self._wrapped.isdisjoint(network.modules())  # what holds a wrapper
+        return bool(parameters) and has_values and is_free and self.wants(network)
 
     def wants(self, network: nn.Module) -> bool:
         """Return whether a network is one of those that were asked for."""
@@ -227,11 +231,15 @@ class Outside:
         Raises:
             PrepareError: it cannot be prepared; it is as it was.
         """
+        optimizers = _optimizers(network)
+        if any(isinstance(each, torch.optim.LBFGS) for each in optimizers):
+            wrong = "torch's LBFGS takes a view of each gradient, which fails in channels-last"
+            raise RefusedError("optimizer", wrong, "train with another one")
         with _undisturbed(network) as amp:
             plan = self.pipeline.plan(network, amp=amp)
             if any(parameter.requires_grad for parameter in network.parameters()):
                 raise_problems(KnownIssueError, plan.training_errors)
-            self.pipeline.apply(network, strict=strict, optimizer=_optimizers(network), amp=amp)
+            self.pipeline.apply(network, strict=strict, optimizer=optimizers, amp=amp)
         return plan
 
     # ------------------------------------------------------------------------------ what is made
@@ -362,7 +370,8 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return _torch_call(module, *args, **kwargs)
     before = _in_a_call.set(True)
     try:
-        _tell("called", module, args, kwargs)
+        with PROCESS_STATE:  # a server's threads call a network at once
+            _tell("called", module, args, kwargs)
         return _torch_call(module, *args, **kwargs)
     finally:
         _in_a_call.reset(before)

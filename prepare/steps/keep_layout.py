@@ -26,12 +26,12 @@ class KeepLayout(ForChannelsLast):
     `calls` names them by class, method and code: `WanCausalConv3d.forward: F.pad(x, padding)`. With `auto`, a
     run takes the calls by which the predicted layout flow of its example gains, and writes them into its
     recipe, as `Pipeline.apply(model, example=batch)` does; without an example, all calls of
-    `pad`, `cat`, `stack`, `clone`, `repeat`, `repeat_interleave`, `interpolate`, `avg_pool3d`, `where`,
-    `softmax` and `zeros_like`. A replaced call has the same values; it returns channels-last if its operands
-    are in it; for all else it is torch's own call. A call with rarer arguments (`out`, `axis`) is left alone,
-    and so is a method that is decorated or overridden, or whose file has been changed since it was loaded.
-    `.contiguous()`, `.view()`, `.reshape()`, `.flatten()`, `sum`, `einops.rearrange`, `+` and `*` are taken
-    only if they are named. The module's class becomes a subclass of the same name with rewritten methods; the
+    `pad`, `cat`, `clone`, `repeat` and `repeat_interleave`. A replaced call has the same values; it returns
+    channels-last if its operands are in it; for all else it is torch's own call. A call with rarer arguments
+    (`out`, `axis`) is left alone, and so is a method that is decorated or overridden, or whose file has been
+    changed since it was loaded.
+    `.contiguous()`, `.view()`, `.reshape()`, `.flatten()`, `einops.rearrange` and `+` are taken only if they
+    are named. The module's class becomes a subclass of the same name with rewritten methods; the
     module keeps its identity, hooks and state_dict, and can be copied, pickled, compiled and trained.
     Helps: video autoencoders (Wan, HunyuanVideo), which pad, join and copy frames between convolutions.
     Hurts: without an example it may lose more than it keeps, where code needs a contiguous result. A

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from clocks import Clock, noisy
-from made import comparison
 from prepare.stages.bench import Comparison, compare
-from prepare.stages.bench.document import speed_sentence
 
 BATCH = torch.ones(4, 3)
 
@@ -32,16 +30,3 @@ def test_a_comparison_survives_saving_and_loading(found, tmp_path):
     assert data["environment"]["threads"] == torch.get_num_threads()
     known = {"threads", "cores_available", "others", "timer", "seed"}
     assert known <= data["settings"].keys()
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (comparison(), ("1.4x faster", "29.2", "40.0 ms", "1.32x to 1.43x")),
-        (comparison(1.0, verdict="no difference", interval=(0.98, 1.02)), ("no difference", "1.02x slower")),
-        (comparison(verdict="unclear", interval=None), ("unclear",)),
-        (comparison(1.2, verdict="slower", interval=(1.1, 1.3)), ("1.2x slower", "48.0")),
-    ],
-)  # fmt: skip
-def test_a_comparison_is_described_in_one_sentence(found, said):
-    assert all(word in speed_sentence(found) for word in said)

@@ -1,14 +1,9 @@
-"""Files are written whole or not at all: failing calls, several writers, killed writers."""
+"""Files are written whole or not at all, whichever call fails."""
 
 import errno
-import json
 import os
-import random
-import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -79,49 +74,3 @@ def run(code: str, folder: Path) -> str:
         capture_output=True, text=True, check=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     return done.stdout
-
-
-WRITER = """
-import itertools, sys
-from prepare.core.utils import files, json_records
-for n in itertools.count():
-    json_records.write_json("a.json", {"rows": [n] * (1 + n % 7 * 3000)})
-    files.write_text("b.txt", f"{n} " * (1 + n % 5 * 9000))
-    if n == 1:
-        print("ready", flush=True)
-"""
-
-
-def kill_writers(folder: Path, kills: int) -> int:
-    """Kills a writer `kills` times at random moments; returns how many kills left a temporary."""
-    rng, stray = random.Random(5), 0
-    for _ in range(kills):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER], cwd=folder, stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-        )  # fmt: skip
-        with writer:
-            assert writer.stdout.readline() == b"ready\n"
-            time.sleep(rng.uniform(0, 0.05))
-            writer.send_signal(signal.SIGKILL)
-        assert writer.returncode == -signal.SIGKILL
-        rows = json.loads((folder / "a.json").read_text())["rows"]
-        assert len(rows) == 1 + rows[0] % 7 * 3000
-        words = (folder / "b.txt").read_text().split()
-        assert len(words) == 1 + int(words[0]) % 5 * 9000
-        stray += clear(folder)
-    return stray
-
-
-def clear(folder: Path) -> int:
-    left = sorted(set(names(folder)) - {"a.json", "b.txt"})
-    assert len(left) <= 1
-    for name in left:
-        assert re.fullmatch(rf"\.\d+-\w+{files.TEMPORARY}", name)
-        (folder / name).unlink()
-    return len(left)
-
-
-@posix
-def test_a_writer_killed_at_any_moment_leaves_whole_files(tmp_path):
-    kill_writers(tmp_path, 10)

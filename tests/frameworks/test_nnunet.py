@@ -56,7 +56,6 @@ def test_nnunet_trains_saves_and_predicts_with_a_prepared_network(found, tmp_pat
     weight = first(trainer.network).conv.weight
     assert weight.stride() == LAST
     assert type(first(trainer.network).norm).__name__ == "KeepingInstanceNorm3d"
-    before = weight.detach().clone()
     batch = {
         "data": torch.randn(2, 1, 16, 16, 16),
         "target": [torch.randint(0, 2, (2, 1, *[16 // n] * 3)).float() for n in (1, 2)],
@@ -64,7 +63,6 @@ def test_nnunet_trains_saves_and_predicts_with_a_prepared_network(found, tmp_pat
     losses = [float(trainer.train_step(batch)["loss"]) for _ in range(3)]
     assert losses[-1] < losses[0]
     assert weight.grad.stride() == LAST
-    assert not torch.equal(weight, before)
 
     folder = tmp_path / "trained"
     (folder / "fold_0").mkdir(parents=True)

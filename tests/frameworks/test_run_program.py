@@ -12,7 +12,7 @@ from prepare.pipeline import Pipeline
 
 # What the programs share: a network, and a training that prints whether outputs are channels-last, and losses.
 SHARED = """
-import os, sys, torch
+import os, sys, torch, warnings
 from torch import nn
 
 torch.set_num_threads(1)
@@ -48,13 +48,14 @@ if __name__ == "__main__":
 RANKS = """
 from torch import distributed, multiprocessing
 from torch.nn.parallel import DistributedDataParallel
-from shared import network, os, sys, torch, train
+from shared import network, nn, os, sys, torch, train, warnings
 
 def work(rank, kind):
     store = f"file://{os.getcwd()}/{os.getppid()}"
     distributed.init_process_group("gloo", store, rank=rank, world_size=2)
     if kind == "ddp":
-        wrapped = DistributedDataParallel(network())
+        warnings.filterwarnings("error", ".*is not prepared")
+        wrapped = nn.Sequential(DistributedDataParallel(network()))  # as Lightning's Fabric does
     else:
         from torch.distributed.fsdp import FullyShardedDataParallel
         wrapped = FullyShardedDataParallel(network(), use_orig_params=True, device_id=torch.device("cpu"))

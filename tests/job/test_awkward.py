@@ -9,22 +9,13 @@ from prepare.pipeline import Pipeline
 from small_nets import clone, same, small_2d
 
 CONVOLUTIONS = {
-    "1x1": lambda: nn.Conv2d(4, 6, 1),
-    "one input channel": lambda: nn.Conv2d(1, 6, 3),
-    "one output channel": lambda: nn.Conv2d(4, 1, 3),
     "depthwise": lambda: nn.Conv2d(4, 4, 3, groups=4),
-    "grouped": lambda: nn.Conv2d(4, 8, 3, groups=2),
-    "transposed": lambda: nn.ConvTranspose2d(4, 8, 3),
     "transposed 3-d, grouped": lambda: nn.ConvTranspose3d(4, 8, 3, groups=2),
-    "1x1x1": lambda: nn.Conv3d(4, 6, 1),
-    "3-d, one channel": lambda: nn.Conv3d(1, 6, 3),
     "1-d beside": lambda: nn.Sequential(nn.Conv1d(4, 4, 3), nn.Conv2d(4, 4, 3)),
     "mixed": lambda: nn.Sequential(nn.Conv2d(4, 4, 3), nn.Conv3d(4, 4, 3), nn.Linear(3, 3)),
     "large": lambda: nn.Conv2d(512, 480, 3, bias=False),
     "large, 3-d": lambda: nn.ConvTranspose3d(96, 512, 3, bias=False),
-    "without bias": lambda: nn.Conv2d(4, 4, 3, bias=False),
     "empty": lambda: nn.Conv2d(4, 0, 3, bias=False),
-    "frozen": lambda: nn.Conv2d(4, 4, 3).requires_grad_(requires_grad=False),
     "strided weight": lambda: with_weight(torch.randn(6, 8, 3, 3)[:, ::2]),
     "sliced weight": lambda: with_weight(torch.randn(9, 4, 3, 3)[2:8]),
     "channels-last weight": lambda: nn.Conv2d(4, 6, 3).to(memory_format=torch.channels_last),

@@ -46,16 +46,6 @@ def test_every_switch_is_set_and_then_there_is_nothing_to_do():
     assert not pipeline(**EVERY).plan(model)
 
 
-def test_tf32_is_set_where_this_torch_has_it():
-    pipeline(tf32=True).apply(nn.Linear(2, 2))
-    assert torch.backends.cuda.matmul.allow_tf32
-    assert torch.backends.cudnn.allow_tf32
-    assert torch.get_float32_matmul_precision() == "high"
-    pipeline(tf32=False).apply(nn.Linear(2, 2))
-    assert not torch.backends.cuda.matmul.allow_tf32
-    assert not torch.backends.cudnn.allow_tf32
-
-
 def test_undo_restores_what_was_before_the_first_step():
     before = values()
     pipeline(**EVERY).apply(nn.Linear(2, 2))

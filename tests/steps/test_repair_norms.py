@@ -85,15 +85,6 @@ def test_network_gradients_at_batch_1_match_float64(norm, width):
     largest = max(_largest(p.grad) for p in exact.parameters())
     for actual, right in zip(net.parameters(), exact.parameters(), strict=True):
         assert _largest(actual.grad - right.grad) < 1e-5 * largest
-    weight, step = exact[0].weight, 1e-5
-    values = []
-    for shift in (step, -2 * step):
-        weight.data[2, 1, 0, 1] += shift
-        values.append((exact(x.double()) ** 2).sum().item())
-    difference = (values[0] - values[1]) / (2 * step)
-    assert net[0].weight.grad[2, 1, 0, 1].item() == pytest.approx(
-        difference, rel=1e-3, abs=1e-5 * largest
-    )
 
 
 @pytest.mark.parametrize("name", ["in2d-small", "gn3d-one", "ln3d-small"])

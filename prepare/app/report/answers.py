@@ -64,7 +64,7 @@ def answers(run: Results, documents: Iterable[Document]) -> list[Answer]:
     """Return the answers that a run gives, what to do last."""
     if failed := _failed(run):
         return _failure_answers(failed)
-    found = list(_by_question(documents).values())
+    found = list(by_question(documents).values())
     if run.stopped:
         found.insert(0, Answer("What happened?", "warn", "Interrupted", first_line(run.stopped)))
     if not found and run.plan is not None and run.audit is None:
@@ -83,7 +83,7 @@ def advice(run: Results, documents: Iterable[Document]) -> Advice:
     documents = list(documents)
     found = [each for document in documents for each in document.advice]
     found += _own_advice(run)
-    if open_ := [each for each in _by_question(documents).values() if each.answer in UNDECIDED]:
+    if open_ := [each for each in by_question(documents).values() if each.answer in UNDECIDED]:
         remark = open_[0].remark
         use = Advice(
             USE_RECIPE.rank,
@@ -96,7 +96,7 @@ def advice(run: Results, documents: Iterable[Document]) -> Advice:
     return min(found, key=lambda each: each.rank)
 
 
-def failure_word(result: Result) -> str:
+def _failure_word(result: Result) -> str:
     """Return the kind of failure in a few words: `The model raised`."""
     reason = (result.reason or result.status).replace("_", " ")
     return _WORDS.get(reason, capitalized(reason))
@@ -108,7 +108,7 @@ def _failed(run: Results) -> Result | None:
     return own if own and own.status not in ("ok", "verification_failed") else None
 
 
-def _by_question(documents: Iterable[Document]) -> dict[str, Answer]:
+def by_question(documents: Iterable[Document]) -> dict[str, Answer]:
     """Return one answer to each question, that of the document with the lowest place."""
     found: dict[str, Answer] = {}
     for document in sorted(documents, key=lambda each: each.place):
@@ -166,7 +166,7 @@ def _failure_answers(result: Result) -> list[Answer]:
         remedy = ""  # an error of ours without a remedy
     text = str(replace(problem, remedy=""))
     text = text.replace(f"{result.place}: ", "", 1) if result.place else text
-    answers = [("What went wrong?", "bad", failure_word(result), first_line(text))]
+    answers = [("What went wrong?", "bad", _failure_word(result), first_line(text))]
     if result.place:
         answers.append(("Where?", "plain", result.place, ""))
     if result.during:

@@ -152,25 +152,19 @@ def sweep_cards(summary: Summary, ranking: Ranking) -> Iterator[Answer]:
 
 
 def _best(summary: Summary, ranking: Ranking) -> Answer:
-    """Return the best rows of the groups by their choices, or why there is none."""
-    groups = ranking.groups
-    best = {group.about: group.best for group in groups if group.best}
+    """Return the best row of each group by its choices, or why there is none; the rest is in sentences."""
+    best = {group.about: group.best for group in ranking.groups if group.best}
     names = [sweep_table.own_choices(row, summary.varying, of) for of, row in best.items()]
     # What could not be told apart is no success.
-    tied = [row.number for group in groups for row in group.ties]
-    kind, remark = "good" if best and not tied else "plain", ""
+    kind = "plain" if not best or any(group.ties for group in ranking.groups) else "good"
+    remark = ""
     if not best:
         timed = any("timed" in row.figures for row in summary.rows)
         names = ["None was shown to be faster" if timed else "No row was timed"]
-    elif len(groups) == 1:
-        remark = timing_text(best[groups[0].about].figures)
-    else:
+    elif len(ranking.groups) > 1:
         names = [f"{name} for {of}" for name, of in zip(names, best, strict=True)]
-        none = "none was shown to be faster"
-        texts = [f"{g.about}: {sweep_table.verdict_of(g.best) if g.best else none}" for g in groups]
-        remark = "; ".join(texts[:_FEW])
-    if tied:
-        remark += f"; not told apart from {sweep_table.numbered(tied)}"
+    else:
+        remark = timing_text(next(iter(best.values())).figures)
     answer = " and ".join(dict.fromkeys(names[:_FEW]))
     return Answer("Which is best?", kind, answer, remark, section="recommendation")
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from prepare.app.report import sentences
-from prepare.app.report.answers import failure_word, training_code
+from prepare.app.report.answers import training_code
 from prepare.audit import STATUSES, Audit, AuditRow
 from prepare.core.document import Code, Document, Facts, Folded, Part, Table, Text, columns
 from prepare.core.utils.text import plural, size
@@ -111,7 +111,6 @@ def _failure(run: Results) -> Iterator[Part]:
     result = run.result
     if result is None or not result.error or is_wrong(run):
         return  # the stage that failed has a section of its own
-    yield Text(text=failure_word(result), kind="error")
     yield Code(text=result.error)
     if result.traceback:
         yield Folded(title="Traceback", parts=(Code(text=result.traceback),))

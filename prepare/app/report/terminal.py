@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from prepare.app.report import sentences
-from prepare.app.report.answers import advice, one_line, stage_documents
+from prepare.app.report.answers import advice, by_question, one_line, stage_documents
 from prepare.app.report.sweep_table import columns, conclusions, in_words, numbered, reasons
 from prepare.app.sweep.ranking import rank
 from prepare.core.document import FASTER, LAYOUT, NEXT, RIGHT, Answer, Document, Facts, Table, Text
@@ -155,13 +155,10 @@ def answer_rows(documents: Iterable[Document], *, ended: bool) -> list[Row]:
 
     Until the run has `ended`, an answer waits for those that stand before it.
     """
-    found: dict[str, str] = {}
-    for document in sorted(documents, key=lambda each: each.place):
-        for answer in document.answers if document.title or ended else ():
-            found.setdefault(answer.question, _line(answer))
+    found = by_question(each for each in documents if each.title or ended)
     ranked = [*_ORDER, *(word for word in found if word not in _ORDER)]
     known = ranked if ended else takewhile(found.__contains__, ranked)
-    return [(word.lower(), found[word]) for word in known if word in found]
+    return [(word.lower(), _line(found[word])) for word in known if word in found]
 
 
 def _title(run: Results) -> str:

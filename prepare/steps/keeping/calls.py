@@ -40,26 +40,18 @@ if TYPE_CHECKING:
 
 # The functions that are replaced, and the methods of tensors, by the name of the operator that replaces them.
 FUNCTIONS: dict[Any, str] = {
+    F.pad: "pad",
+    torch.cat: "cat",
     torch.concat: "cat",
     torch.concatenate: "cat",
-    **{getattr(F, name): name for name in ("pad", "interpolate", "avg_pool3d", "softmax")},
-    **{
-        getattr(torch, name): name
-        for name in (
-            *("cat", "stack", "where", "softmax", "clone", "empty_like", "zeros_like", "ones_like"),
-            *("repeat_interleave", "flatten", "sum"),
-        )
-    },
-    torch.reshape: "torch_reshape",
+    torch.clone: "clone",
+    torch.repeat_interleave: "repeat_interleave",
+    torch.flatten: "flatten",
 }
-METHODS = (
-    "clone", "contiguous", "flatten", "repeat", "repeat_interleave", "reshape", "softmax", "sum",
-    "view",
-)  # fmt: skip
-_OPERATORS = {ast.Add: "add", ast.Mult: "mul"}
-# These change nothing but strides. A `.contiguous()` may be there on purpose, `view` needs it, and reshapes,
-# sums and `+` are everywhere, so these are replaced only if they are named.
-SAFE = frozenset({*FUNCTIONS.values(), "clone", "repeat"}) - {"torch_reshape", "flatten", "sum"}
+METHODS = ("clone", "contiguous", "flatten", "repeat", "repeat_interleave", "reshape", "view")
+# These change nothing but strides. A `.contiguous()` may be there on purpose, `view` needs it, and reshapes
+# and `+` are everywhere, so these are replaced only if they are named.
+SAFE = frozenset({*FUNCTIONS.values(), "clone", "repeat"}) - {"flatten"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +122,7 @@ def _calls_in(owner: type, method: str, defined: FunctionType, _: CodeType) -> t
 def operator_of(node: ast.AST, source: MethodSource) -> str | None:
     """Return the name of the operator that can replace a node of a function's tree, or None."""
     if isinstance(node, ast.BinOp):
-        return _OPERATORS.get(type(node.op))
+        return "add" if isinstance(node.op, ast.Add) else None
     if not isinstance(node, ast.Call):
         return None
     operator, found = None, value_of(node.func, source)
@@ -273,7 +265,7 @@ def _replacement(operator: str, node: Any, function: Any) -> Callable[..., Any]:
     """Return what serves a call, or chooses what serves it: the function may be another by then."""
     serve = getattr(operators, operator)
     if isinstance(node, ast.BinOp):
-        return operators.otherwise(serve, getattr(arithmetic, operator))
+        return operators.otherwise(serve, arithmetic.add)
     if function is None:
         return operators.otherwise(serve, operators.method(operator))
     ours = operators.otherwise(serve, function)

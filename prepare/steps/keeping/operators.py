@@ -69,39 +69,6 @@ def method(name: str) -> Callable[..., Any]:
     return call
 
 
-def _then_formatted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's function, with the result in the format of its first argument."""
-
-    def keeping(input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  # torch's names
-        memory_format = channels_last_of(input)
-        if memory_format is None:
-            return None
-        return in_format(function(canonical(input), *args, **kwargs), memory_format)
-
-    return keeping
-
-
-def _like(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return torch's function, which gives a new tensor the strides of the format of its argument."""
-
-    def keeping(input: Any, **kwargs: Any) -> Any:  # noqa: A002
-        memory_format = None if "memory_format" in kwargs else channels_last_of(input)
-        if memory_format is None:
-            return None
-        if is_transformed():
-            return function(canonical(input).movedim(1, -1), **kwargs).movedim(-1, 1)
-        return function(input, **kwargs, memory_format=memory_format)
-
-    return keeping
-
-
-interpolate = _then_formatted(F.interpolate)
-avg_pool3d = _then_formatted(F.avg_pool3d)
-empty_like = _like(torch.empty_like)
-zeros_like = _like(torch.zeros_like)
-ones_like = _like(torch.ones_like)
-
-
 def pad(
     input: Any,  # noqa: A002  # torch's names
     pad: Any,
@@ -122,35 +89,6 @@ def cat(tensors: Any, dim: Any = 0) -> Any:
     if alike is None or not is_dim(dim, alike[0].dim() or 1):
         return None
     return torch.cat(without_empty(alike, dim), dim)
-
-
-def stack(tensors: Any, dim: Any = 0) -> Any:
-    """`torch.stack` that leaves the channels last in memory."""
-    alike = alike_tensors(tensors)
-    if alike is None or not is_dim(dim, alike[0].dim() + 1):
-        return None
-    if any(tensor.shape != alike[0].shape for tensor in alike):
-        return None
-    index = dim % (alike[0].dim() + 1)
-    rows = [tensor.movedim(1, -1) for tensor in alike]
-    # The new dimension moves the channels back if it comes before them.
-    return torch.stack(rows, index - (index > 1)).movedim(-1, 1 + (index < 2))
-
-
-def where(condition: Any, input: Any, other: Any) -> Any:  # noqa: A002
-    """`torch.where` in the format of its largest operand, if that is channels-last."""
-    alike = alike_tensors((input, other))
-    return None if alike is None or not is_tensor(condition) else torch.where(condition, *alike)
-
-
-def softmax(input: Any, dim: Any, *, dtype: Any = None) -> Any:  # noqa: A002
-    """`torch.softmax` over the permuted view in memory order, which copies nothing."""
-    if channels_last_of(input) is None or not is_dim(dim, input.dim()):
-        return None
-    if not (dtype or input.dtype).is_floating_point:
-        return None
-    rows = canonical(input).movedim(1, -1)
-    return torch.softmax(rows, memory_dim(dim, input.dim()), dtype=dtype).movedim(-1, 1)
 
 
 def clone(input: Any) -> Any:  # noqa: A002
@@ -195,11 +133,6 @@ def view(input: Any, /, *sizes: Any) -> Any:  # noqa: A002
     return input.reshape(counts) if found is None else found
 
 
-def torch_reshape(input: Any, shape: Any) -> Any:  # noqa: A002
-    """`torch.reshape`, as `reshape`."""
-    return reshape(input, shape) if isinstance(shape, (list, tuple)) else None
-
-
 def reshape(input: Any, /, *sizes: Any) -> Any:  # noqa: A002
     """`Tensor.reshape` that leaves the channels last in memory, if the tensor is so permuted.
 
@@ -227,22 +160,6 @@ def reshape(input: Any, /, *sizes: Any) -> Any:  # noqa: A002
     rows = input.permute(*range(first), *range(last, input.dim()), *range(first, last))
     moved = rows.reshape(counts[0], *counts[2:], counts[1]).movedim(-1, 1)
     return moved if channels_last_of(moved) is None else canonical(moved)
-
-
-def sum(input: Any, dim: Any, keepdim: Any = False) -> Any:  # noqa: A001, A002, FBT002
-    """`torch.sum` over one dimension that leaves the channels last in memory."""
-    if not is_tensor(input) or not is_dim(dim, input.dim()) or type(keepdim) is not bool:
-        return None
-    if input.dim() - (not keepdim) not in FORMATS:
-        return None
-    dim %= input.dim()
-    # Without one of the first two dimensions the channels are the third.
-    channels = 1 if keepdim or dim > 1 else 2
-    space = [each for each in range(channels + 1, input.dim()) if keepdim or each != dim]
-    if dim == channels or not is_slower(input, space, (channels,)):
-        return None
-    rows = input.movedim(channels, -1).sum(dim - (dim > channels), keepdim)
-    return canonical(rows.movedim(-1, 1))
 
 
 def flatten(input: Any, start_dim: Any = 0, end_dim: Any = -1) -> Any:  # noqa: A002
@@ -279,12 +196,10 @@ def rearrange(tensor: Any, pattern: Any, **axes_lengths: Any) -> Any:
 
 def add(a: Any, b: Any) -> Any:
     """`a + b`, with the operand first that decides for channels-last."""
-    return b + a if _swaps(a, b) else None
-
-
-def mul(a: Any, b: Any) -> Any:
-    """`a * b`, with the operand first that decides for channels-last."""
-    return b * a if _swaps(a, b) else None
+    if not (is_tensor(a) and is_tensor(b) and a.shape == b.shape):
+        return None
+    is_second = channels_last_of(a) is None and channels_last_of(b) is not None
+    return b + a if is_second else None
 
 
 def _formatted(x: Any, name: str) -> Any:
@@ -310,16 +225,6 @@ def _groups(axes: str) -> list[list[str]]:
         else:
             groups.append([word])
     return groups
-
-
-def _swaps(a: Any, b: Any) -> bool:
-    return (
-        is_tensor(a)
-        and is_tensor(b)
-        and a.shape == b.shape
-        and channels_last_of(a) is None
-        and channels_last_of(b) is not None
-    )
 
 
 # torch's own classes of tensors that are nothing but tensors, and the modules of those of its tracers.
