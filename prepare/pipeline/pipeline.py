@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from prepare import recipe
 from prepare.core.forward.call import Call, call_of
-from prepare.core.forward.torch_state import Amp
+from prepare.core.forward.torch_state import Amp, device_of
 from prepare.core.forward.unchanged import copy_of
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.module_tree import clone_of, copy_tree
@@ -455,7 +455,7 @@ def prepare(
         memory_format: of the weights of convolutions: `channels_last` (2-d), `channels_last_3d`, `by_rank`
             (both) or `contiguous`; also torch's objects.
         example: a batch, as before `format`. `rewrite_conv` times the convolutions with it, and runs those
-            as other operations that are faster so.
+            as other operations that are faster so; `fuse_inference` times the model in evaluation mode.
         dtype: of the weights, whatever they were: `float16` or `bfloat16`, beside which batch and instance
             norms are in float32, `float32` or `float64`.
         device: `cpu`, `cuda`, `mps` or `auto`; also torch's object.
@@ -492,6 +492,9 @@ def prepare(
         steps["input_format"] = {"attach": True}
     if example is not None:
         steps["rewrite_conv"] = {}
+        infers = not model.training and repair_layout and format_inputs
+        on_cpu = device in (None, "cpu") and device_of([model]).type == "cpu"
+        steps |= {"fuse_inference": {}} if infers and on_cpu else {}
     if not steps:
         allowed = "give memory_format, dtype, device or example"
         raise ConfigError("prepare", "nothing is asked for", allowed)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import dataclasses
+import time
 from collections.abc import Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from statistics import median
+from typing import TYPE_CHECKING, Any, Self
 
-from prepare.core.utils.text import EVAL_MODE, plural
+from prepare.core.utils.text import first_line
 from prepare.errors import Problem
 from prepare.registry import register
 from prepare.steps.conv_memory_format import SwapsClasses
@@ -16,8 +18,8 @@ if TYPE_CHECKING:
 
     from prepare.steps.repairs.base import SwapClass
 
-_WORDS = {"batch_norm": "batch norm", "add": "addition", "relu": "ReLU", "silu": "SiLU"}
-_WORDS |= {"gelu": "GELU", "hardswish": "Hardswish", "leaky_relu": "LeakyReLU", "relu6": "ReLU6"}
+# Rounds of one call each, and the part of the time that it must need less than.
+_ROUNDS, _LEAST = 6, 0.97
 
 
 @register("fuse_inference")
@@ -53,25 +55,21 @@ class FuseInference(SwapsClasses):
         for module in model.modules():
             remove_hooks(module, Around)
 
-    def in_training(self) -> Iterable[Problem]:
-        wrong = "is for inference: in training all calls run torch's own code"
-        yield Problem(f"steps.{self.name}", wrong, f"{EVAL_MODE}, or drop the step")
-
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
-        from prepare.steps._following import find_followed
-        from prepare.steps.repairs.fused import FUSION, missing
+        from prepare.steps._fusion import find_followed
+        from prepare.steps.repairs.fused import FUSION, Around, missing
 
         named = {} if missing() else dict(model.named_modules())
         names = [name for name, each in named.items() if FUSION.fits(each) and not each.training]
         yield from names
         # The parts of the model whose forward was traced: a hook tells convolutions when it runs.
-        if names:
-            yield from find_followed(model)[0]
+        parts = find_followed(model)[0] if names else []
+        yield from (name for name in parts if not Around.is_on(named[name]))
 
     def rewrites(
         self, model: torch.nn.Module, names: Iterable[str]
     ) -> Iterator[tuple[str, torch.nn.Module]]:
-        from prepare.steps._following import find_followed
+        from prepare.steps._fusion import find_followed
         from prepare.steps.repairs.fused import FUSION, Around
 
         parts, followed = find_followed(model)
@@ -82,21 +80,47 @@ class FuseInference(SwapsClasses):
                 vars(module)["chain"] = followed.get(module, ())
                 yield name, module
         for name in parts:
-            part = model.get_submodule(name)
-            if not any(isinstance(each, Around) for each in part._forward_hooks.values()):
+            if not Around.is_on(part := model.get_submodule(name)):
                 part.register_forward_pre_hook(Around())
                 part.register_forward_hook(Around(), always_call=True)
                 yield name, part
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
-        from prepare.steps.repairs.fused import FUSION, missing
+        from prepare.steps.repairs.fused import missing
 
-        fused: list[Any] = [each for each in model.modules() if FUSION.is_repaired(each)]
-        for chain, count in Counter(each.chain for each in fused).items():
-            words = " and ".join(_WORDS.get(each, each) for each in (*chain, "packed weights"))
-            yield Problem(f"steps.{self.name}", f"{plural(count, 'convolution')} with {words}")
-        if missing():
-            yield Problem(f"steps.{self.name}", f"nothing is fused: {missing()}")
+        if lost := missing():
+            yield Problem(f"steps.{self.name}", f"nothing is fused: {lost}")
+
+    def without_example(self) -> str:
+        return "" if self.include or self.exclude else "whether it is faster is not measured"
+
+    def for_example(
+        self, model: torch.nn.Module, example: Any, *, backward: bool, amp: Any
+    ) -> tuple[Self, list[str]]:
+        import torch
+
+        from prepare.core.forward.unchanged import unchanged
+        from prepare.core.model.module_tree import copy_tree
+
+        fused, times = copy_tree(model), list[float]()
+        packed: list[Any] = [
+            m for _, m in self.rewrites(fused, [*self.targets(fused)]) if hasattr(m, "chain")
+        ]
+        clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
+        try:
+            with unchanged(model, example.args, example.kwargs), torch.no_grad():
+                while packed and len(times) < _ROUNDS:
+                    marks = [clock()]
+                    for each in (model, fused):
+                        each(*example.args, **example.kwargs)
+                        marks.append(clock())
+                    times.append((marks[2] - marks[1]) / (marks[1] - marks[0]))
+        except Exception as error:  # the run says where the model fails
+            return self, [f"steps.{self.name}: the example cannot be run: {first_line(error)}"]
+        ratio, size = median(times[1:] or [1.0]), sum(m.weight.nbytes for m in packed) / 2**20
+        option, word = ("include", "fused") if ratio < _LEAST else ("exclude", "left out")
+        note = f"{word}: {ratio:.2f} of the time; packed weights take {size:.1f} MiB"
+        return dataclasses.replace(self, **{option: ("*",)}), [f"steps.{self.name}: {note}"]
 
 
 undo = FuseInference.undo

@@ -24,9 +24,16 @@ def names(model, *, declared=None, allow=(), mode="eval"):
 
 def test_formats_match_the_ranks_of_the_convolutions():
     convs = nn.Conv2d(3, 8, 3), nn.Conv3d(3, 8, 3)
-    assert names(convs[0]) == [UNPREPARED, "channels_last + input", "channels_last"]
+    assert names(convs[0]) == [
+        UNPREPARED,
+        "channels_last + input + packed",
+        "channels_last + input",
+        "channels_last",
+    ]
     kept = [n for n in names(convs[1]) if "repair" not in n]
-    assert kept == [UNPREPARED, "channels_last_3d + input", "channels_last_3d"]
+    inputs = "channels_last_3d + input"
+    assert kept == [UNPREPARED, f"{inputs} + packed", inputs, "channels_last_3d"]
+    assert not any("packed" in name for name in names(convs[0], mode="train"))
     assert [n for n in names(nn.Sequential(*convs)) if not {"input", "repair"} & {*n.split()}] == [
         UNPREPARED, "by_rank", "channels_last", "channels_last_3d"]  # fmt: skip
     assert names(nn.Linear(3, 3)) == [UNPREPARED]

@@ -61,9 +61,9 @@ def is_rewritten(module: nn.Module) -> bool:
 
 
 def operation_of(module: nn.Module) -> str:
-    """Return what a convolution runs as: `conv3d`, or the name of its rewrite, as `linear`."""
+    """Return what a convolution runs as: `conv3d`, or its rewrite, as `linear` or `fused + relu`."""
     if is_rewritten(module):
-        return str(type(module).rewritten_as)  # type: ignore[attr-defined]
+        return " + ".join((str(module.rewritten_as), *getattr(module, "chain", ())))
     kind = next(kind for kind in CONVOLUTIONS if isinstance(module, kind))
     return kind.__name__.replace("ConvTranspose", "conv_transpose").lower()
 

@@ -51,6 +51,7 @@ _REPAIR = Choice("repair", {"repair_layout": {}})
 _REPAIR_ALL = Choice("repair", {"repair_layout": {"force": True}})
 _KEEP = Choice("keep", {"keep_layout": {}})
 _FUSE = Choice("fuse", {"eval_mode": {}, "fuse_conv_bn": {}})
+_PACK = Choice("packed", {"eval_mode": {}, "fuse_inference": {}})
 _FROZEN = Choice("frozen compile", {"compile": {"freezing": True}})
 _COMPILE = Choice("compile", {"compile": {}})
 # The faster first: float16 is very slow on a CPU.
@@ -96,16 +97,24 @@ def candidates(
     risky = _risky_dtypes(model, recipes[0], amp) if mode == "train" else set()
     low = [choice for word, choice in _LOW.items() if word in allow]
     choices, compiled = [*fusions, _NO_CHANGE], [_COMPILE] if "compile" in allow else []
+    compiled_with = next(each for each in choices if each is not _PACK)
     frozen = [_FROZEN] if compiled and mode == "eval" else []
     eager: list[list[Candidate]] = []
     for precision in (*low[:1], _NO_CHANGE, *low[1:]):
         # In a risky precision, all layouts have repairs and formatted inputs.
         is_risky = precision.steps.get("half", {}).get("dtype") in risky
         tried = _repaired(layouts) if is_risky else layouts
-        mixed = product(tried, choices)
+        # Without a layout that inputs have too, nothing is packed.
+        mixed = [
+            (layout, choice)
+            for layout, choice in product(tried, choices)
+            if choice is not _PACK or "input_format" in layout.steps
+        ]
         eager.append([one for pair in mixed for one in combined(precision, *pair)])
         # With freezing norms are fused anyway.
-        ways = [(_NO_CHANGE, each) for each in frozen] + [(choices[0], each) for each in compiled]
+        ways = [(_NO_CHANGE, each) for each in frozen] + [
+            (compiled_with, each) for each in compiled
+        ]
         for layout, way in product(_compiled_layouts(tried, mode), ways):
             late += combined(precision, layout, *way)
     # Each precision has its turn, as there may be no time for all.
@@ -149,6 +158,8 @@ def _fusions(model: nn.Module, mode: str) -> Iterator[Choice]:
     """Yield norms fused into convolutions, and patch embeddings as products."""
     if mode == "eval":
         yield _FUSE
+        if device_of([model]).type == "cpu":
+            yield _PACK
     linear = find_rewrite("linear")
     if names := [name for name, module in model.named_modules() if linear.fits(module)]:
         yield Choice("rewrite", {"rewrite_conv": {"linear": [*map(exactly, names)]}})

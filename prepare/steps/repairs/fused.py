@@ -30,9 +30,7 @@ _HEAD = 256
 _CPU = torch.device("cpu")
 _DTYPES = (torch.float32, torch.bfloat16)
 # The activations, and their arguments besides `inplace`, in the order of torch.
-ACTIVATIONS: dict[str, dict[str, Any]] = {
-    name: {} for name in ("relu", "sigmoid", "silu", "hardswish")
-}
+ACTIVATIONS: dict[str, Any] = {key: {} for key in ("relu", "sigmoid", "silu", "hardswish")}
 ACTIVATIONS |= {"gelu": {"approximate": "none"}, "leaky_relu": {"negative_slope": 0.01}}
 ACTIVATIONS |= {"hardtanh": {"min_val": -1.0, "max_val": 1.0}}
 _OF_NORM = ("running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
@@ -149,12 +147,12 @@ class Promise(Tensor):
         kwargs = kwargs or {}
         if func in _OF_RANK:
             return len(args[0].call.form[0])
-        if kind := KINDS.get(func, ""):
+        if args and (kind := KINDS.get(func, "")):
             in_place = func.__name__.endswith("_")
-            if kind == "add" and not in_place and type(args[0]) is not Promise:
-                args = args[::-1]
-            if type(args[0]) is Promise:
-                result = args[0].followed_by(kind, args[1:], kwargs, in_place=in_place)
+            turns = kind == "add" and not in_place and type(args[0]) is not Promise and not kwargs
+            first, *others = args[::-1] if turns else args
+            if type(first) is Promise:
+                result = first.followed_by(kind, others, kwargs, in_place=in_place)
                 if result is not None:
                     return result
         args, kwargs = tree_map_only(Promise, Promise.value, (args, kwargs))
@@ -250,11 +248,9 @@ def _form(shape: Any, weight: Any, sizes: Any, added: Any) -> Any:
     padded = (0,) * len(stride) if added is None else added
     with suppress(RuntimeError):
         y = torch.convolution(*given, padding, dilation, added is not None, padded, groups)
-        return (
-            (tuple(y.shape), canonical_stride(y.shape, CHANNELS_LAST[len(shape)]))
-            if y.numel()
-            else None
-        )
+        if y.numel():
+            return tuple(y.shape), canonical_stride(y.shape, CHANNELS_LAST[len(shape)])
+    return None
 
 
 class Fused(Rewritten):
@@ -386,6 +382,10 @@ class Around(NotScriptable):
     """A hook before and after the forward of a part that was traced: inside, convolutions give promises."""
 
     step = STEP
+
+    @classmethod
+    def is_on(cls, part: nn.Module) -> bool:
+        return any(isinstance(each, cls) for each in part._forward_hooks.values())
 
     def __call__(self, part: nn.Module, args: Any, *output: Any) -> Any:
         if torch.compiler.is_compiling():
