@@ -112,7 +112,7 @@ def _advice(found: Comparison) -> Iterator[Advice]:
 def _on_page(found: Comparison, *, wrong: bool) -> Iterator[parts.Part]:
     yield Text(text=capitalized(speed_sentence(found)), where="page")
     if wrong:
-        yield Text(text=_WRONG, kind="error", where="page")
+        yield Text(text=_WRONG, where="page")
     bars = tuple(_bar(row, wrong=wrong) for row in _as_said(found))
     yield parts.Bars(title=f"Time of one {found.what}", rows=bars)
     yield parts.Folded(title="All figures", parts=(_table(found),))

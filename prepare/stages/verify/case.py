@@ -5,12 +5,20 @@ A run in float64 takes ten times as long as one in float32 where a kernel is mis
 NEAR of the tolerance also passes against float64: its error there is at most that difference and the error of
 the unprepared model, and six times the latter is allowed. Only what differs by more is compared in float64,
 module by module, and on other inputs. For 16 bits a run in float32 is exact enough.
+
+A whole model amplifies rounding: a ReLU whose input changes its sign changes single gradients of all layers
+before it. So leaf modules are compared alone, on the inputs and gradients that they had in one run of the
+prepared model: both take the same side of each kink, and an error in one module stands out at any depth. What
+the prepared module computed is what it computed inside of the whole model, so memory that two modules share
+shows as well.
 """
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,11 +26,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from prepare.core.forward.call import tensors_in
 from prepare.core.forward.compiled import contains_compiled, eager_if_compiled
 from prepare.core.forward.input_formatter import same_casts
 from prepare.core.forward.run_example import explained
-from prepare.core.utils.text import finite, plural
-from prepare.stages.verify import inputs
+from prepare.core.forward.torch_state import autocast, device_of
+from prepare.core.forward.unchanged import unchanged
+from prepare.core.utils.process_state import ignored_warnings
+from prepare.core.utils.text import finite, first_line, plural
+from prepare.stages.verify import inputs, runs
 from prepare.stages.verify.deviations import (
     Deviation,
     compare,
@@ -30,9 +42,8 @@ from prepare.stages.verify.deviations import (
     is_under,
     sensitivity,
 )
-from prepare.stages.verify.modules_alone import MODULE_KINDS, compare_alone
 from prepare.stages.verify.records import Check
-from prepare.stages.verify.runs import KINDS, Run, cast, run_model, training_flags
+from prepare.stages.verify.runs import KINDS, ModuleCall, Named, Run, cast
 
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
@@ -49,16 +60,18 @@ _AMPLIFIED = 30.0
 # there is no time for that, errors of more than the last cannot be told.
 _BLIND, _BLIND_16, _HIDDEN = 1e-3, 0.05, 0.1
 _GRADIENTS, _OF_MODULES = KINDS[1:3], KINDS[2:]
+_ALONE = ("module outputs", "module gradients")
+# A kernel in float32 may add up many numbers in another order: the floor of its tolerance allows for so many
+# layers, 0.008 %, which is far below the errors that are searched for.
+_DEPTH = 100
+# Within so much of the allowance, what the unprepared module computes in the same dtypes decides: the error
+# against float64 is then at most its own error and this, which is always allowed.
+_NEAR_ALONE = 0.5
 _RANDOM = "returns other outputs with every seed: its dropout and random numbers cannot be fixed"
 _UNSTABLE = (
     "the prepared model differs between its own calls, as with a race, memory that was not initialised, or a "
     "kernel that depends on threads"
 )
-# Of a check of the compiled or fused model: the note, and the step.
-WHOLE = {
-    "differs with the compiler": "compile",
-    "differs when its convolutions are fused": "fuse_inference",
-}
 
 
 class UnableError(Exception):
@@ -75,7 +88,8 @@ class VerificationCase:
 
     `rewritten` names the modules whose tensors a structure step replaced, `pairs` holds the tensors that both
     models have in common. After `checks`, `deviations` holds what was compared by its kind, of leaves alone
-    with the module as name; `culprit` the first wrong module and `exact_dtype` the dtype of the exact run.
+    with the module as name; `culprit` the first wrong module, `wrong_step` a step that is wrong as a
+    whole, and `exact_dtype` the dtype of the exact run.
     """
 
     reference: nn.Module
@@ -90,6 +104,7 @@ class VerificationCase:
     backward: bool
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
     culprit: str | None = None
+    wrong_step: str = ""
     _skipped: str = ""
 
     def __post_init__(self) -> None:
@@ -102,14 +117,13 @@ class VerificationCase:
         self.exact_dtype = torch.float64 if is_wide else torch.float32
         # The part of the tolerance up to which nothing needs a further look.
         self._limit = _NEAR if self._in_32 else 1.0
-        self.flags = training_flags(self.prepared, self.mode)
+        self._flags = runs.training_flags(self.prepared, self.mode)
         self._depth = sum(bool(module._parameters) for module in self.prepared.modules())
-        self.targets = {path: (new.dtype, new.device) for path, (_, new) in self.pairs.items()}
-        self._by_id = {id(old): self.targets[path] for path, (old, _) in self.pairs.items()}
-        operations = {getattr(each, "rewritten_as", "") for each in self.prepared.modules()}
-        # With hooks on its modules, as for a comparison, such a model runs other code than without.
-        self._compiled = contains_compiled(self.prepared)
-        self._other = "compiled" if self._compiled else "fused" if "fused" in operations else ""
+        self._targets = {id(old): (new.dtype, new.device) for old, new in self.pairs.values()}
+        # With hooks on its modules, a model with one of these steps runs other code than without.
+        is_fused = any(getattr(m, "rewritten_as", "") == "fused" for m in self.prepared.modules())
+        fused = "fuse_inference" if is_fused else ""
+        self._whole = "compile" if contains_compiled(self.prepared) else fused
         # Runs whose difference from the exact one is noise.
         self._noisy: list[Run] = []
         self._left_out: dict[str, str] = {}
@@ -161,7 +175,7 @@ class VerificationCase:
             self.culprit = next(iter(self._wrong_modules()), "")
         late = next((text for text in self._left_out.values() if "no time was left" in text), "")
         if late and hidden > _HIDDEN and not self.wrong:
-            checks.append(UnableError(f"not compared: {late}", MODULE_KINDS[1]).check)
+            checks.append(UnableError(f"not compared: {late}", _ALONE[1]).check)
         if self._skipped:
             for kind in _GRADIENTS:
                 checks.append(Check(what=kind, status="skipped", note=self._skipped))
@@ -170,9 +184,9 @@ class VerificationCase:
     # ------------------------------------------------------------------------------------- the runs
 
     def _prepared(self, call: Call, *, as_used: bool = False, **options: Any) -> Run:
-        """Run the prepared model, without its compiler unless `as_used`."""
+        """Run the prepared model, `as_used` with its compiler and without hooks."""
         call = inputs.user_call(call, self.prepared, self.pipeline)
-        compiled = as_used and bool(self._other)
+        compiled = as_used and bool(self._whole)
         with contextlib.nullcontext() if compiled else eager_if_compiled(self.prepared):
             return self._run(self.prepared, call, amp=self.amp, compiled=compiled, **options)
 
@@ -181,16 +195,18 @@ class VerificationCase:
         # What activations lose here counts as noise, not as an error of the prepared model.
         call = inputs.rounded_call(call, self.prepared, self.pipeline, self.dtype)
         given = call.map(inputs.nudged).map(lambda tensor: cast(tensor, tensor.dtype))
-
-        def low(tensor: Tensor) -> Tensor:
-            made = cast(tensor, *self._by_id.get(id(tensor), (tensor.dtype, tensor.device)))
-            # A kernel in float32 rounds at every addition, so its weights differ as the inputs do.
-            if self._in_32 and isinstance(made, nn.Parameter):
-                made.data = inputs.nudged(made.data)
-            return made
-
         with same_casts(self.reference, self.prepared):
-            return self._run(self.reference, given, repair=self.dtype, stand_in=low, amp=self.amp)
+            return self._run(
+                self.reference, given, repair=self.dtype, stand_in=self._low, amp=self.amp
+            )
+
+    def _low(self, tensor: Tensor) -> Tensor:
+        """Cast one of the reference's tensors to the prepared model's dtype and device, contiguous."""
+        made = cast(tensor, *self._targets.get(id(tensor), (tensor.dtype, tensor.device)))
+        # A kernel in float32 rounds at every addition, so its weights differ as the inputs do.
+        if self._in_32 and isinstance(made, nn.Parameter):
+            made.data = inputs.nudged(made.data)
+        return made
 
     def _exact(self, call: Call, **options: Any) -> Run:
         """Run the reference on the user's own inputs, all in `exact_dtype`."""
@@ -199,9 +215,9 @@ class VerificationCase:
         return self._run(self.reference, call.map(convert), **options)
 
     def _run(self, model: nn.Module, call: Call, **options: Any) -> Run:
-        own: Any = {"backward": self.backward, "flags": self.flags}
+        own: Any = {"backward": self.backward, "flags": self._flags}
         try:
-            return run_model(model, call, **own | options)
+            return runs.run_model(model, call, **own | options)
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
@@ -274,9 +290,10 @@ class VerificationCase:
         """Compare each leaf module alone."""
         recorded = self._prepared(self.call, record=True)
         names = {c.name for c in recorded.calls if not is_under(c.name, self.rewritten)}
-        alone, self._left_out = compare_alone(self, recorded, names)
+        self._left_out.clear()
+        alone = self._alone_in(recorded, names)
         self._alone = names - {*self._left_out}
-        self.deviations |= {kind: alone[kind] for kind in MODULE_KINDS[: 1 + self.backward]}
+        self.deviations |= {kind: alone[kind] for kind in _ALONE[: 1 + self.backward]}
 
     def _look_again(self) -> None:
         """Keep what is wrong on slightly different inputs too."""
@@ -285,7 +302,7 @@ class VerificationCase:
         if any(item.kind in KINDS for item in self.wrong):
             again = self._deviations(self._exact(moved), actual, [self._in_its_dtypes(moved)])
         if names:
-            again |= compare_alone(self, actual, names)[0]
+            again |= self._alone_in(actual, names)
         wrong = {(i.kind, i.name) for items in again.values() for i in items if i.exceeds}
         for kind, items in self.deviations.items():
             self.deviations[kind] = [
@@ -294,7 +311,7 @@ class VerificationCase:
             ]
 
     def _wrong_modules(self) -> list[str]:
-        return list(dict.fromkeys(item.name for item in self.wrong if item.kind in MODULE_KINDS))
+        return list(dict.fromkeys(item.name for item in self.wrong if item.kind in _ALONE))
 
     def _allow_amplified(self) -> None:
         """Allow the errors of gradients if every module alone is right: the model amplifies rounding.
@@ -323,10 +340,10 @@ class VerificationCase:
         if any(item.exceeds and not math.isnan(item.error) for item in again):
             raise UnableError(f"the reference itself {_RANDOM}")
         item, note = moved[0], f"{moved[0].note} in another call" if moved[0].note else ""
-        if self._other and not note:
+        if self._whole and not note:
             if self._moved(first, third):
-                raise UnableError(f"the {self._other} model {_RANDOM}")
-            note = [*WHOLE][self._other == "fused"]
+                raise UnableError(f"with the step {self._whole} it {_RANDOM}")
+            self.wrong_step, note = self._whole, f"differs with the step {self._whole}"
         if note:
             return [_described("fail", replace(item, note=note))]
         raise UnableError(f"{_UNSTABLE}: {item.name} by {item.error:.2g} of its scale")
@@ -336,6 +353,115 @@ class VerificationCase:
         allowed = {item.name: item.allowed for item in self.deviations["outputs"]}
         items = self._compare("outputs", one.tensors["outputs"], [], other.tensors["outputs"])
         return [i for i in items if i.exceeds and not i.error <= allowed.get(i.name, 0.0)]
+
+    # --------------------------------------------------------------------------------- modules alone
+
+    def _alone_in(self, run: Run, wanted: Collection[str]) -> dict[str, list[Deviation]]:
+        """Compare the recorded calls of the wanted leaves. Return deviations with the module as name."""
+        calls: dict[str, list[ModuleCall]] = {}
+        for call in run.calls:
+            if call.name in wanted:
+                calls.setdefault(call.name, []).append(call)
+        low = self._run_alone(calls, self._low, self.amp)
+        items = {name: self._of_module(run, calls[name], low[name]) for name in low}
+        # A wrong output may come from a module that is as wrong in the unprepared model.
+        may_be_near = not any(item.kind in ("outputs", "buffers") for item in self.wrong)
+        for name, near in items.items():
+            if may_be_near and all(i.error <= _NEAR_ALONE * i.allowed for i in near):
+                del calls[name]
+        exact = self._run_alone(calls, partial(cast, dtype=torch.float64))
+        for name in exact:
+            items[name] = self._of_module(run, calls[name], exact[name], low[name])
+        found: dict[str, list[Deviation]] = {kind: [] for kind in _ALONE}
+        for name, own in items.items():
+            for item in own if name not in self._left_out else ():
+                # What a module leaves in its buffers counts as an output.
+                kind = item.kind if item.kind in _ALONE else _ALONE[0]
+                found[kind].append(replace(item, kind=kind, name=name))
+        return found
+
+    def _of_module(
+        self, run: Run, calls: list[ModuleCall], exact: Any, *noisy: Any
+    ) -> list[Deviation]:
+        """Compare what a module computed in a run with what the reference computes alone."""
+        head = f"{calls[0].name}." if calls[0].name else ""
+        given: dict[str, Named] = {kind: {} for kind in exact}
+        for index, call in enumerate(calls):
+            for kind, named in zip(_ALONE, (call.outputs, call.input_gradients), strict=True):
+                given[kind] |= {f"{index}.{place}": tensor for place, tensor in named.items()}
+        found, depth = [], _DEPTH if self._in_32 else 1
+        for kind, right in exact.items():
+            whole = run.tensors.get("buffers" if kind == "buffers" else "parameter gradients", {})
+            own = {name: whole[head + name] for name in right if head + name in whole}
+            actual = {name: t for name, t in (given[kind] | own).items() if name in right}
+            if all(map(is_finite, right.values())):
+                others = [each[kind] for each in noisy]
+                found += compare(kind, right, others, actual, dtype=self.dtype, depth=depth)
+        return found
+
+    def _run_alone(
+        self, calls: dict[str, list[ModuleCall]], convert: Any, amp: str = "none"
+    ) -> dict[str, dict[str, Named]]:
+        """Call modules of the reference on recorded arguments, all tensors converted."""
+        model, found = self.reference, dict[str, dict[str, Named]]()
+        with (
+            ignored_warnings(),
+            unchanged(model, stand_in=convert),
+            same_casts(model, self.prepared),
+            runs.repaired(model, self.dtype),
+        ):
+            runs.make_deterministic(model, self._flags)
+            # Another module that holds the same Parameter adds to its gradient.
+            owners = Counter(id(p) for m in model.modules() for p in m._parameters.values())
+            shared = {each for each, count in owners.items() if count > 1}
+            for name, own in calls.items():
+                try:
+                    if self.budget.left() < 0:
+                        raise TimeoutError("no time was left; raise verify.seconds")
+                    module = model.get_submodule(name)
+                    found[name] = self._call_alone(module, own, convert, shared, amp)
+                except (MemoryError, torch.OutOfMemoryError):
+                    raise
+                except Exception as error:  # the module's code may depend on the code around it
+                    self._left_out[name] = first_line(error)
+        return found
+
+    def _call_alone(
+        self, module: nn.Module, calls: list[ModuleCall], convert: Any, shared: set[int], amp: str
+    ) -> dict[str, Named]:
+        outputs, gradients, leaves = Named(), Named(), list[Tensor]()
+        mine = {
+            n: p for n, p in module.named_parameters() if p.requires_grad and id(p) not in shared
+        }
+
+        def leaf(tensor: Tensor) -> Tensor:
+            made = convert(tensor.detach())
+            leaves.append(made.requires_grad_(self.backward and made.is_floating_point()))
+            return made.clone()
+
+        for index, call in enumerate(calls):
+            leaves.clear()
+            with torch.set_grad_enabled(self.backward), runs.SameNumbers() as numbers:
+                given = call.arguments.map(leaf)
+                with autocast(amp, device_of([module], leaves)):
+                    result = list(tensors_in(module(*given.args, **given.kwargs)))
+            if call.is_twice or numbers.draws:
+                raise RuntimeError("the forward differentiates, or draws random numbers")
+            outputs |= {f"{index}.{place}": output.detach() for place, output in enumerate(result)}
+            known = call.output_gradients
+            heads = {
+                place: t for place, t in enumerate(result) if place in known and t.requires_grad
+            }
+            into = {**mine, **{f"{index}.{place}": leaves[place] for place in call.input_gradients}}
+            if heads and into:
+                grads = [known[place].to(t.dtype).contiguous() for place, t in heads.items()]
+                roots, ends = [*heads.values()], [*into.values()]
+                made = torch.autograd.grad(roots, ends, grads, allow_unused=True)
+                for name, gradient in zip(into, made, strict=True):
+                    if gradient is not None:
+                        gradients[name] = gradients.get(name, 0) + gradient
+        buffers = {name: buffer.clone() for name, buffer in module.named_buffers()}
+        return dict(zip((*_ALONE, "buffers"), (outputs, gradients, buffers), strict=True))
 
     # --------------------------------------------------------------------------------- the judgement
 
@@ -352,7 +478,7 @@ class VerificationCase:
         if kind == "outputs" and not any(item.size or item.exceeds for item in items):
             all_zero = "they are all zero, so nothing can be compared"
             return UnableError(all_zero if items else "there are none").check
-        alone, note = kind in MODULE_KINDS, ""
+        alone, note = kind in _ALONE, ""
         if alone and self._left_out:
             name, reason = next(iter(self._left_out.items()))
             note = f"{plural(len(self._left_out), 'module')} not compared alone, first "

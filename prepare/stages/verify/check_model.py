@@ -27,7 +27,7 @@ from prepare.core.utils.suggest import choose
 from prepare.core.utils.text import size
 from prepare.errors import RefusedError
 from prepare.pipeline.tensor_table import format_steps
-from prepare.stages.verify.case import WHOLE, VerificationCase
+from prepare.stages.verify.case import VerificationCase
 from prepare.stages.verify.deviations import is_under
 from prepare.stages.verify.records import Check, Verification
 from prepare.steps.conv_memory_format import SwapsClasses
@@ -76,7 +76,7 @@ def verify(
 
     The reference runs in float32, and in float64 where something may be wrong: see `case.py`. The tolerance
     follows from its error in the prepared model's dtypes: see `deviations.py`. Where gradients cannot be told
-    otherwise, each leaf module is compared alone: see `modules_alone.py`. Dropout is off, and both models
+    otherwise, each leaf module is compared alone. Dropout is off, and both models
     draw the same random numbers. A compiled model is compared without the
     compiler, and called once with it; so is a fused one.
 
@@ -106,7 +106,7 @@ def verify(
     worst = first.get("wrong" if status == "pass" else status)
     bad, culprit, advice = first.get("fail") or first.get("wrong"), case.culprit, ""
     if bad is not None and bad.what not in ("values", "flags", "layout"):
-        advice = _remedy(case, checks)
+        advice = _remedy(case)
     elif bad is not None:  # these say themselves what to do
         culprit = bad.worst.rpartition(".")[0] if bad.what == "values" else bad.worst
     return Verification(
@@ -138,14 +138,14 @@ def _check_arguments(
         raise RefusedError(parameter, "this parameter has no shape yet", "run one forward first")
 
 
-def _remedy(case: VerificationCase, checks: Sequence[Check]) -> str:
+def _remedy(case: VerificationCase) -> str:
     """Return what may help: repair the layout, keep a module in float32, or remove the step."""
     steps = case.pipeline.to_config() if case.pipeline else {}
     wanted = format_steps(case.pipeline.steps.values() if case.pipeline else (), case.reference)
     formats = [name for name, found in wanted.items() if {*found.values()} - {"contiguous"}]
     remedies = []
-    if steps_of_whole := [WHOLE[check.note] for check in checks if check.note in WHOLE]:
-        remedies.append(f"drop the step {steps_of_whole[0]}")
+    if case.wrong_step:
+        remedies.append(f"drop the step {case.wrong_step}")
     elif formats and REPAIR_STEP not in steps:
         remedies.append(f"add the step {REPAIR_STEP}")
     if CAST_STEP in steps:
@@ -202,73 +202,68 @@ def time_limit(seconds: float, step: float) -> float:
 def _static_checks(
     reference: nn.Module, prepared: nn.Module, pairs: _Pairs, pipeline: Pipeline | None
 ) -> tuple[list[Check], tuple[str, ...]]:
-    """Return the checks, and the modules whose tensors a structure step replaced."""
+    """Check what needs no forward. Return the checks, and the modules whose tensors a step replaced."""
     rewritten, mode_changed = list[str](), list[str]()
     for action in pipeline.plan(reference, known_issues="ignore").actions if pipeline else ():
         if pipeline is not None and action.phase == "structure":
             step = pipeline.steps[action.step]
             rewritten += [] if getattr(step, "keeps_tensors", False) else action.modules
+            # A step may change the mode of modules, but no change of a class does.
             mode_changed += [] if isinstance(step, SwapsClasses) else action.modules
-    checks = [
-        _check_values(reference, prepared, pairs, rewritten),
-        _check_flags(reference, prepared, mode_changed),
-    ]
+    checks = [_values(reference, prepared, pairs, rewritten)]
+    checks.append(_flags(reference, prepared, mode_changed))
     if pipeline is not None:
         drift = [(each.where, str(each)) for each in pipeline.check(prepared)]
-        where, note = drift[0] if drift else ("", "")
-        note += f"{_more(drift)}; apply the pipeline again" if drift else ""
-        checks.append(_checked("layout", where, note))
+        checks.append(_checked("layout", drift, "; apply the pipeline again"))
     return checks, tuple(rewritten)
 
 
-def _checked(what: str, worst: str = "", note: str = "", compared: int = 0) -> Check:
-    """Return a check that fails if it has a note."""
-    status = "fail" if note else "pass"
-    return Check(what=what, status=status, worst=worst, note=note, compared=compared)
+def _checked(what: str, wrong: Sequence[tuple[str, str]], remedy: str, compared: int = 0) -> Check:
+    """Return a check that fails if something is wrong: places with what is wrong there."""
+    if not wrong:
+        return Check(what=what, status="pass", compared=compared)
+    more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+    note = f"{wrong[0][1]}{more}{remedy}"
+    return Check(what=what, status="fail", worst=wrong[0][0], note=note, compared=compared)
 
 
-def _more(found: Sequence[Any]) -> str:
-    return f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-
-
-def _check_values(
+def _values(
     reference: nn.Module, prepared: nn.Module, pairs: _Pairs, rewritten: Sequence[str]
 ) -> Check:
-    """Check that every tensor equals the reference's, cast to its dtype, bit for bit.
-
-    A number beyond the range of the dtype may be clamped, and must not be infinite.
-    """
+    """Check that every tensor equals the reference's, cast to its dtype, bit for bit."""
     paths = {entry.path for model in (reference, prepared) for entry in named_tensors(model)}
-    own = [path for path in sorted(paths) if not is_under(path, rewritten)]
-    different = [path for path in own if path not in pairs or not _is_equal(*pairs[path])]
-    if not different:
-        return _checked("values", compared=len(pairs))
-    worst, note = different[0], "differs from the reference's values, cast to its dtype"
-    note = note if worst in pairs else "is in only one of the two models"
-    remedy = "take copy.deepcopy(model) just before apply, as reference"
-    return _checked("values", worst, f"{worst}{_more(different)} {note}; {remedy}", len(paths))
+    wrong = []
+    for path in sorted(path for path in paths if not is_under(path, rewritten)):
+        if path not in pairs:
+            wrong.append((path, f"{path} is in only one of the two models"))
+        elif not _is_equal(*pairs[path]):
+            wrong.append((path, f"{path} differs from the reference's values, cast to its dtype"))
+    remedy = "; take copy.deepcopy(model) just before apply, as reference"
+    return _checked("values", wrong, remedy, len(pairs))
 
 
-def _check_flags(reference: nn.Module, prepared: nn.Module, mode_changed: Sequence[str]) -> Check:
+def _flags(reference: nn.Module, prepared: nn.Module, mode_changed: Sequence[str]) -> Check:
     """Check that the same modules are in training mode, if both models themselves are in the same mode.
 
-    A step may change the mode of modules, but no change of a class does. A module whose code never reads a
-    mode may differ: some classes come back from `copy.deepcopy` in training mode.
+    A module whose code never reads a mode may differ: some classes come back from `copy.deepcopy` in
+    training mode.
     """
     if reference.training != prepared.training:
         note = "one model is in training mode, the other is not"
         return Check(what="flags", status="skipped", note=note)
     flags = {name: module.training for name, module in named_modules(reference)}
-    for name, module in named_modules(prepared):
-        is_same = flags.get(name, module.training) == module.training
-        if not is_same and not is_under(name, mode_changed) and may_read_mode(module):
-            mode = "train" if module.training else "eval"
-            note = f"{name} is in {mode} mode, but not in the reference; set both to the same mode"
-            return _checked("flags", name, note, len(flags))
-    return _checked("flags", compared=len(flags))
+    wrong = [
+        (name, f"{name} is in another mode than in the reference")
+        for name, module in named_modules(prepared)
+        if flags.get(name, module.training) != module.training
+        and not is_under(name, mode_changed)
+        and may_read_mode(module)
+    ]
+    return _checked("flags", wrong, "; set both to the same mode", len(flags))
 
 
 def _is_equal(reference: Tensor, prepared: Tensor) -> bool:
+    """Return whether a cast gives these values. What is beyond the new range is clamped, and not infinite."""
     if not (is_plain(reference) and is_plain(prepared)):
         return True  # only its class knows the values of such a tensor; the outputs are compared
     if reference.shape != prepared.shape or reference.is_complex() != prepared.is_complex():

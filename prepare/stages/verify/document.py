@@ -15,10 +15,8 @@ if TYPE_CHECKING:
 
 # Above this sensitivity a comparison of gradients says nothing.
 _HIDDEN = 0.1
-_FINE = ("pass", "skipped")
 _COLUMNS = parts.columns(
-    "Status text, Compared text, Worst code, Error number, Tolerance number, "
-    "Of the tolerance number"
+    "Status text, Compared text, Worst code, Error number, Tolerance number, Of the tolerance number"
 )
 _ABOUT_ERRORS = (
     "An error is the largest difference from the exact result, relative to the size of the tensor. Its "
@@ -28,23 +26,18 @@ _ABOUT_ERRORS = (
 
 def verify_document(shown: ReportContext) -> Document | None:
     """Return what is shown of the verification of a run; None if it was to have none."""
-    verification = shown.found.get("verify")
-    if verification is None:
-        return _without(shown)
-    return Document(
-        name="verify",
-        title=parts.RIGHT,
-        place=40,
-        line=verify_sentence(verification),
-        head="verify",
-        answers=(_answer(verification),),
-        advice=tuple(_advice(verification)),
-        parts=lambda: _parts(verification),
-    )
-
-
-def _without(shown: ReportContext) -> Document | None:
-    """Return the document of a run that was to be verified, and was not."""
+    found = shown.found.get("verify")
+    if found is not None:
+        return Document(
+            name="verify",
+            title=parts.RIGHT,
+            place=40,
+            line=verify_sentence(found),
+            head="verify",
+            answers=(_answer(found),),
+            advice=tuple(_advice(found)),
+            parts=lambda: _parts(found),
+        )
     if not shown.had("verify"):
         return None
     missing = Answer(parts.RIGHT, "plain", parts.NOT_MEASURED, shown.without("verify"))
@@ -63,8 +56,9 @@ def verify_sentence(verification: Verification) -> str:
     text += f", {_outputs(verification)}"
     for kind in ("outputs", "gradients"):
         if found := verification.sensitivity(kind):
-            least, place = found
-            text += f"; finds errors of {kind} from {_percent(least)} in {place or 'the model'}"
+            text += (
+                f"; finds errors of {kind} from {_percent(found[0])} in {found[1] or 'the model'}"
+            )
     if verification.reason:
         text += f"; wrong, but not a failure in mode {verification.mode}: {verification.reason}"
     return printable(text)
@@ -129,13 +123,16 @@ def _parts(verification: Verification) -> Iterator[Part]:
         yield Text(text=f"the first difference is in {printable(verification.culprit)}")
     if verification.advice:
         yield Text(text=verification.advice)
-    checks = sorted(verification.checks, key=lambda check: check.status in _FINE)
+    checks = sorted(verification.checks, key=_is_fine)
     table = Table(label="Checks", columns=_COLUMNS, rows=list(map(_row, checks)), noun="check")
     found: tuple[Part, ...] = (table, Text(text=_ABOUT_ERRORS, kind="note"))
     passed = sum(check.status == "pass" for check in checks)
-    is_fine = all(check.status in _FINE for check in checks)
     title = f"{passed} of {plural(len(checks), 'check')} passed"
-    yield from (parts.Folded(title=title, parts=found),) if is_fine else found
+    yield from (parts.Folded(title=title, parts=found),) if all(map(_is_fine, checks)) else found
+
+
+def _is_fine(check: Check) -> bool:
+    return check.status in ("pass", "skipped")
 
 
 def _row(check: Check) -> tuple[str, ...]:

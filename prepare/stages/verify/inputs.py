@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,8 +31,8 @@ _PERIOD = 10007
 
 def user_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
     """Return the call that a user makes: formatted, unless the prepared model formats its inputs itself."""
-    formats_itself = pipeline is not None and user_formatter(pipeline) is None
-    return call if formats_itself else format_call(call, prepared, pipeline)
+    is_formatted = pipeline is None or user_formatter(pipeline) is not None
+    return format_call(call, prepared, pipeline) if is_formatted else call
 
 
 def format_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
@@ -82,16 +81,10 @@ def jittered(tensor: Tensor) -> Tensor:
 
 def _noise(like: Tensor) -> Tensor:
     """Return random numbers with a variance of 1; they repeat, since each costs as much as a product."""
-    drawn, count = _drawn(), like.numel()
-    return (
-        drawn.repeat(count // len(drawn) + 1)[:count].view(like.shape).to(like.device, like.dtype)
-    )
-
-
-@cache
-def _drawn() -> Tensor:
-    generator = torch.Generator("cpu").manual_seed(0)
-    return torch.randn(_PERIOD, generator=generator, dtype=torch.float32, device="cpu")
+    count, generator = like.numel(), torch.Generator("cpu").manual_seed(0)
+    drawn = torch.randn(min(count, _PERIOD), generator=generator, device="cpu")
+    drawn = drawn.repeat(-(-count // max(len(drawn), 1)))[:count]
+    return drawn.view(like.shape).to(like.device, like.dtype)
 
 
 def _formatter_like(model: nn.Module) -> Formatter:

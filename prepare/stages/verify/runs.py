@@ -10,16 +10,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
-from prepare.core.forward.call import Call, placed, tensors_in
+from prepare.core.forward.call import Call, map_tensors, placed, tensors_in
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import copy_of, real_stand_in, unchanged, without_gradients
 from prepare.core.model.tensors import is_plain
@@ -29,20 +29,10 @@ from prepare.pipeline.transfer import check_cast
 from prepare.steps.repairs.convolutions import CONV3D, backward_exceeds_memory
 
 KINDS = ("outputs", "input gradients", "parameter gradients", "buffers")
-# Compilers read the gradient of every input, also of those that are not leaves; a checkpoint wants gradients.
-_QUIET = (
-    r"The \.grad attribute of a Tensor that is not a leaf|None of the inputs have requires_grad"
-)
 _NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
-_DROPOUTS = frozenset(
-    {torch.dropout, torch.dropout_, torch.alpha_dropout, torch.feature_dropout}
-    | {getattr(functional, name) for name in ("dropout", "alpha_dropout", "feature_alpha_dropout")}
-    | {functional.dropout1d, functional.dropout2d, functional.dropout3d}
-)
-_UNIFORM = frozenset({torch.rand, torch.rand_like})
-_MADE = _UNIFORM | {torch.randn, torch.randn_like}
-_IN_PLACE = {Tensor.bernoulli_, Tensor.uniform_, Tensor.normal_, Tensor.exponential_}
-_RANDOM = _MADE | _IN_PLACE | {torch.bernoulli, Tensor.bernoulli}
+# Functions of torch by name, those that make a tensor and those that fill one.
+_MADE = {"rand", "rand_like", "randn", "randn_like"}
+_RANDOM = _MADE | {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_"}
 
 Named = dict[str, Tensor]
 
@@ -51,13 +41,11 @@ Named = dict[str, Tensor]
 class ModuleCall:
     """A call of a leaf module: its arguments and outputs, and their gradients by place.
 
-    `needs` says which arguments must get a gradient. `is_twice`: more than one backward passed it, as where a
-    forward differentiates.
+    `is_twice`: more than one backward passed it, as where a forward differentiates.
     """
 
     name: str
     arguments: Call
-    needs: tuple[bool, ...] = ()
     outputs: dict[int, Tensor] = field(default_factory=dict)
     output_gradients: dict[int, Tensor] = field(default_factory=dict)
     input_gradients: dict[int, Tensor] = field(default_factory=dict)
@@ -119,7 +107,7 @@ def run_model(
         make_deterministic(model, flags, seed)
         stack.enter_context(torch.inference_mode(mode=False))
         stack.enter_context(torch.set_grad_enabled(backward or graph))
-        stack.enter_context(ignored_warnings(_QUIET))
+        stack.enter_context(ignored_warnings(""))  # the user's own call has shown them
         if repair:
             stack.enter_context(repaired(model, repair))
         if not compiled:
@@ -176,16 +164,12 @@ def repaired(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
     are repaired whose backward may overwrite memory.
     """
 
-    def contiguous(value: Any) -> Any:
-        is_strided = isinstance(value, Tensor) and value.layout is torch.strided
-        return value.contiguous() if is_strided else value
-
     def before(_module: nn.Module, args: Any) -> Any:
-        return tuple(map(contiguous, args))
+        return map_tensors(Tensor.contiguous, args)
 
     def after(_module: nn.Module, _args: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.requires_grad:
-            output.register_hook(contiguous)
+            output.register_hook(Tensor.contiguous)
 
     with contextlib.ExitStack() as stack:
         for module in model.modules():
@@ -197,30 +181,23 @@ def repaired(model: nn.Module, dtype: torch.dtype) -> Iterator[None]:
         yield
 
 
-def _is_leaf(module: nn.Module) -> bool:
-    """Return whether a module runs as a whole: its children, if it has any, hold numbers only."""
-    whole = hasattr(module, "parametrizations") or isinstance(module, nn.MultiheadAttention)
-    return whole or not module._modules
-
-
 @contextlib.contextmanager
 def _hooks(model: nn.Module, result: Run, *, record: bool) -> Iterator[None]:
     """Note the calls of leaves; raise before a backward that is not safe."""
-    running: dict[str, list[tuple[ModuleCall, list[tuple[Tensor, int]]]]] = {}
+    running: dict[str, list[ModuleCall]] = {}
 
     def before(name: str, _module: nn.Module, args: Any, kwargs: Any) -> Any:
-        given, passed = Call(args, kwargs), list[Tensor]()
-        call = ModuleCall(name, given.map(_copy), tuple(t.requires_grad for t in given.tensors()))
+        given, places = Call(args, kwargs), count()
+        call = ModuleCall(name, given.map(_copy))
+        running.setdefault(name, []).append(call)
 
         def view(tensor: Tensor) -> Tensor:
             # A hook of the tensor itself would get the gradients of all its uses. An alias keeps strides of
             # dimensions of one number, which `view_as` changes, and kernels choose their format by these.
-            passed.append(torch.ops.aten.alias(tensor) if tensor.requires_grad else tensor)
-            return call.watch(passed[-1], call.input_gradients, len(passed) - 1)
+            seen = torch.ops.aten.alias(tensor) if tensor.requires_grad else tensor
+            return call.watch(seen, call.input_gradients, next(places))
 
         given = given.map(view)
-        versions = [(tensor, _version(tensor)) for tensor in given.tensors()]
-        running.setdefault(name, []).append((call, versions))
         return given.args, given.kwargs
 
     def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
@@ -230,17 +207,15 @@ def _hooks(model: nn.Module, result: Run, *, record: bool) -> Iterator[None]:
         tensors = list(tensors_in(output))
         result.numbers += sum(tensor.numel() for tensor in tensors)
         if running.get(name):
-            call, versions = running[name].pop()
-            # The gradient of what a module writes in place may go another way.
-            intact = [_version(tensor) == version for tensor, version in versions]
-            call.needs = tuple(map(all, zip(call.needs, intact, strict=False)))
-            result.calls.append(call)
+            result.calls.append(call := running[name].pop())
             for index, tensor in enumerate(tensors):
                 call.outputs[index] = _copy(call.watch(tensor, call.output_gradients, index))
 
     with contextlib.ExitStack() as stack:
         for name, module in model.named_modules():
-            if isinstance(module, torch.jit.ScriptModule) or not _is_leaf(module):
+            # Some run as a whole, and their children hold numbers only.
+            whole = hasattr(module, "parametrizations") or isinstance(module, nn.MultiheadAttention)
+            if isinstance(module, torch.jit.ScriptModule) or (module._modules and not whole):
                 continue
             if record:
                 options = {"with_kwargs": True, "prepend": True}
@@ -249,10 +224,6 @@ def _hooks(model: nn.Module, result: Run, *, record: bool) -> Iterator[None]:
             stack.callback(module.register_forward_hook(partial(after, name)).remove)
         with UnsafeCalls() if torch.is_grad_enabled() else contextlib.nullcontext():
             yield
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 def _copy(tensor: Tensor) -> Tensor:
@@ -308,22 +279,22 @@ class SameNumbers(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        kwargs = kwargs or {}
-        if func in _DROPOUTS:
+        kwargs, name = kwargs or {}, getattr(func, "__name__", "")
+        if "dropout" in name:
             return args[0] if args else kwargs["input"]
-        if func is functional.scaled_dot_product_attention:
+        if name == "scaled_dot_product_attention":
             args = (*args[:4], 0.0, *args[5:]) if len(args) > 4 else args
             kwargs |= {"dropout_p": 0.0} if "dropout_p" in kwargs else {}
         output = func(*args, **kwargs)
-        if func not in _RANDOM or kwargs.get("generator") is not None or output.is_complex():
+        if name not in _RANDOM or kwargs.get("generator") is not None or output.is_complex():
             return output
         self.draws += 1
         torch.default_generator.manual_seed(self.draws)
-        fixed = {"dtype": torch.float64, "device": "cpu"} if func in _MADE else {}
-        exact = {name: _in_float64(value) for name, value in kwargs.items()} | fixed
+        fixed = {"dtype": torch.float64, "device": "cpu"} if name in _MADE else {}
+        exact = {key: _in_float64(value) for key, value in kwargs.items()} | fixed
         with torch.no_grad():
             numbers = func(*map(_in_float64, args), **exact)
-            if func in _UNIFORM:  # a cast may round up to one
+            if name in ("rand", "rand_like"):  # a cast may round up to one
                 numbers.clamp_(max=1 - torch.finfo(output.dtype).eps / 2)
             return output.copy_(numbers)
 
@@ -340,8 +311,8 @@ def training_flags(model: nn.Module, mode: str) -> dict[str, bool]:
 
     So a frozen norm in a model in training mode stays frozen.
     """
-    keeps, named = model.training == (mode == "train"), model.named_modules(remove_duplicate=False)
-    return {name: module.training if keeps else mode == "train" for name, module in named}
+    trains, named = mode == "train", model.named_modules(remove_duplicate=False)
+    return {n: m.training if model.training == trains else trains for n, m in named}
 
 
 def make_deterministic(model: nn.Module, flags: Mapping[str, bool], seed: int = 0) -> None:

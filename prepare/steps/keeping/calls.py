@@ -132,28 +132,7 @@ def operator_of(node: ast.AST, source: MethodSource) -> str | None:
         operator = FUNCTIONS.get(found) if isinstance(found, Hashable) else None
     elif isinstance(node.func, ast.Attribute) and node.func.attr in METHODS:
         operator = node.func.attr
-    return operator if operator and _is_served(operator, node, is_method=found is None) else None
-
-
-def _is_served(operator: str, node: ast.Call, *, is_method: bool) -> bool:
-    """Return whether the operator has the arguments of a call, as it is written."""
-    if any(keyword.arg is None for keyword in node.keywords):
-        return False
-    given = [node.func, *node.args] if is_method else node.args
-    parameters = _signature(operator).parameters.values()
-    takes_any = any(each.kind is each.VAR_POSITIONAL for each in parameters)
-    if not takes_any and any(isinstance(argument, ast.Starred) for argument in given):
-        return False
-    try:
-        _signature(operator).bind(*given, **{str(each.arg): each for each in node.keywords})
-    except TypeError:
-        return False
-    return True
-
-
-@lru_cache
-def _signature(operator: str) -> inspect.Signature:
-    return inspect.signature(getattr(operators, operator))
+    return operator
 
 
 def value_of(node: ast.AST, source: MethodSource) -> Any:

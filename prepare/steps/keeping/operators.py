@@ -29,7 +29,10 @@ def otherwise(operator: Callable[..., Any], function: Callable[..., Any]) -> Cal
     """Return a call of `operator` and, where that returns None, of `function` with the same arguments."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        found = operator(*args, **kwargs)
+        try:
+            found = operator(*args, **kwargs)
+        except TypeError:  # it does not have these parameters
+            found = None
         if found is None:
             return function(*args, **kwargs)
         if not torch.compiler.is_compiling() and (seen := _SEEN.get(None)) is not None:
