@@ -193,7 +193,7 @@ class VerificationCase:
     def _in_its_dtypes(self, call: Call) -> Run:
         """Run the reference in the prepared dtypes, on inputs that differ by what a module may round."""
         # What activations lose here counts as noise, not as an error of the prepared model.
-        call = inputs.rounded_call(call, self.prepared, self.pipeline, self.dtype)
+        call = inputs.rounded_call(call, self.prepared, self.pipeline)
         given = call.map(inputs.nudged).map(lambda tensor: cast(tensor, tensor.dtype))
         with same_casts(self.reference, self.prepared):
             return self._run(

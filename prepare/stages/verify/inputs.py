@@ -11,13 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.call import Call, map_named, placed
-from prepare.core.forward.input_formatter import (
-    FormatHook,
-    Formatter,
-    is_named,
-    may_be_activation,
-    needless,
-)
+from prepare.core.forward.input_formatter import Formatter, may_be_activation
 from prepare.stages.verify.deviations import rounding_step
 
 if TYPE_CHECKING:
@@ -42,18 +36,15 @@ def format_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> C
     return pipeline.format_call(call, prepared)
 
 
-def rounded_call(
-    call: Call, prepared: nn.Module, pipeline: Pipeline | None, dtype: torch.dtype
-) -> Call:
+def rounded_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
     """Return the formatted call, but what is no activation as the user gave it: to round that is an error."""
-    formatted, hook = format_call(call, prepared, pipeline), FormatHook.of(prepared, Formatter())
+    formatted = format_call(call, prepared, pipeline)
     own = dict(placed((call.args, call.kwargs)))
-    spare = needless(prepared, formatted.args, formatted.kwargs, dtype) if len(own) > 1 else ()
 
     def choose(tensor: Tensor, place: str) -> Tensor:
-        mine, is_spare = own[place], is_named(hook.name_of(place), spare)
-        is_rounded = may_be_activation(mine) and not is_spare
-        return tensor if is_rounded or mine.dtype == tensor.dtype else mine.to(tensor.device)
+        mine = own[place]
+        is_same = may_be_activation(mine) or mine.dtype == tensor.dtype
+        return tensor if is_same else mine.to(tensor.device)
 
     return Call(*map_named(choose, (formatted.args, formatted.kwargs)))
 
