@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +29,15 @@ def user_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Cal
 
 
 def format_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
-    """Convert the call to the device, dtypes and memory formats of the prepared model."""
-    if pipeline is None:
-        return call.map(_formatter_like(prepared).tensor)
-    return pipeline.format_call(call, prepared)
+    """Convert the call to the device, dtypes and memory formats of the prepared model.
+
+    Without a pipeline, these are the device and dtype of its largest parameter.
+    """
+    if pipeline is not None:
+        return pipeline.format_call(call, prepared)
+    floats = [p for p in prepared.parameters() if p.is_floating_point()]
+    largest = max(floats, key=Tensor.numel, default=None)
+    return call if largest is None else call.map(Formatter(largest.device, largest.dtype).tensor)
 
 
 def rounded_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
@@ -76,12 +80,3 @@ def _noise(like: Tensor) -> Tensor:
     drawn = torch.randn(min(count, _PERIOD), generator=generator, device="cpu")
     drawn = drawn.repeat(-(-count // max(len(drawn), 1)))[:count]
     return drawn.view(like.shape).to(like.device, like.dtype)
-
-
-def _formatter_like(model: nn.Module) -> Formatter:
-    """Return a formatter for the device and dtype of most of the model's parameters."""
-    counts: Counter[tuple[torch.device, torch.dtype]] = Counter()
-    for tensor in model.parameters():
-        if tensor.is_floating_point():
-            counts[tensor.device, tensor.dtype] += tensor.numel()
-    return Formatter(*counts.most_common(1)[0][0]) if counts else Formatter()
