@@ -375,7 +375,7 @@ class Worker:
 def measure(name: str, case: dict[str, Any], seconds: float) -> dict[str, Any]:
     """Return the row of a network: the cells of all ways; call it in a process of its own."""
     torch.set_num_threads(1)  # a pool of threads does not survive a fork
-    watch, (model, batch) = MachineWatch(), built(name, case["mode"])
+    model, batch = built(name, case["mode"])
     workers: dict[str, Worker] = {}
     with tempfile.TemporaryDirectory() as folder:
         given = (model, batch, case, folder)
@@ -386,26 +386,42 @@ def measure(name: str, case: dict[str, Any], seconds: float) -> dict[str, Any]:
             for way in ways(case):
                 print(f"\r{name}: {way:24}", end="", file=sys.stderr, flush=True)
                 workers[way] = Worker(way, given)
-            count = take_turns(workers, seconds)
+            rounds = take_turns(workers, seconds)
         finally:
             for worker in workers.values():
                 worker.end()
     torch.set_num_threads(case["threads"])
-    row = {"network": name, **case, "shape": batch.shape, "rounds": count}
+    row = {"network": name, **case, "shape": batch.shape, **rounds}
     row["cells"] = {way: worker.cell for way, worker in workers.items()}
     row["peers"] = {name: version_of(name) for name in ("openvino", "onnxruntime")}
-    return row | {"conditions": watch.conditions(), "environment": environment()}
+    return row | {"environment": environment()}
 
 
-def take_turns(workers: dict[str, Worker], seconds: float) -> int:
-    """Time all ways in rounds for so many seconds, or in the fewest rounds; return the number of rounds."""
+def take_turns(workers: dict[str, Worker], seconds: float) -> dict[str, Any]:
+    """Time all ways in rounds for so many seconds, or in the fewest rounds.
+
+    Return the number of rounds, and the cores that other programs used meanwhile.
+    """
     base, rounds = workers[EAGER].cell, Rounds(time.perf_counter)
     if "reason" in base:
-        return 0
+        return {"rounds": 0, "others": 0.0}
+    watch, spent = MachineWatch(), processor_seconds(workers)
     while rounds.count < FEWEST or rounds.seconds() < seconds:
         for worker in rounds.turns([*workers.values()]):
             worker.sample(base["calls"], warm=base["seconds"] < WARM_BELOW)
-    return rounds.count
+    ours = (processor_seconds(workers) - spent) / rounds.seconds()
+    others = max(0.0, (watch.conditions()["others"] or 0.0) - ours)
+    return {"rounds": rounds.count, "others": round(others, 2)}
+
+
+def processor_seconds(workers: dict[str, Worker]) -> float:
+    """Return the seconds that processors spent on these processes so far."""
+    ticks = 0
+    for worker in workers.values():
+        with suppress(OSError):  # it has died
+            fields = Path(f"/proc/{worker.process.pid}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])  # utime, stime
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 # --- Tables.
@@ -481,7 +497,7 @@ def _large(rows: list[dict[str, Any]]) -> Iterator[str]:
             if not (chosen := selected(rows, mode, dtype, threads)):
                 continue
             names = ways_in(chosen)
-            busiest = max(row["conditions"].get("others") or 0.0 for row in chosen)
+            busiest = max(row["others"] for row in chosen)
             yield f"## {mode.capitalize()}, {dtype}, {threads} thread{'s' * (threads > 1)}\n"
             yield f"{place(chosen[-1])}. Other programs used at most {busiest:.1f} cores."
             for what, unit in _UNITS.items():

@@ -95,7 +95,7 @@ class Outside:
     """
 
     active: ClassVar[list[Outside]] = []
-    # The folder for a page of each network, and the dotted name of what writes them.
+    # The folder for a page of each network, and the dotted name of what writes them; empty: nothing is told.
     report: Sequence[str] = ("", "")
 
     def __init__(self, recipe: Recipe, *, module: str | nn.Module = "*") -> None:
@@ -312,7 +312,7 @@ def outside(recipe: Recipe, *, module: str | nn.Module = "*") -> Outside:
     session = Outside(recipe, module=module).start()
 
     def end() -> None:
-        if session in Outside.active and rank() == 0:
+        if session in Outside.active and rank() == 0 and session.report:
             for text in session.lines():
                 print(f"prepare: {text}", file=sys.stderr)  # noqa: T201
             if session.report[0]:
@@ -347,9 +347,8 @@ def _undisturbed(network: nn.Module) -> Iterator[Amp]:
     amp: Amp = "none"
     if torch.is_autocast_enabled(kind):
         amp = "float16" if torch.get_autocast_dtype(kind) == torch.float16 else "bfloat16"
-    with ExitStack() as stack:
+    with ExitStack() as stack, torch.inference_mode(mode=False):
         stack.enter_context(torch.autocast(kind, enabled=False))
-        stack.enter_context(torch.inference_mode(mode=False))
         for each in network.modules():
             if each._compiled_call_impl is not None:
                 _replace(stack, each, "_compiled_call_impl", None)
@@ -373,11 +372,10 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     try:
         with PROCESS_STATE:  # a server's threads call a network at once
             _tell("called", module, args, kwargs)
-        output = _torch_call(module, *args, **kwargs)
+        return _torch_call(module, *args, **kwargs)
     finally:
         _in_a_call.reset(before)
-    _rest()
-    return output
+        _rest()
 
 
 def _watch_calls() -> None:

@@ -38,7 +38,6 @@ def run_program(argv: list[str], report: str) -> NoReturn:
     paths = [str(Path(sitecustomize.__file__).parent), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     os.environ[sitecustomize.ASKED] = json.dumps(asked)
-    sys.stdout.flush()
     os.execv(sys.executable, [*sys.orig_argv[:1], *_flags(), *words])  # noqa: S606
 
 

@@ -259,10 +259,9 @@ def module_problems(model: nn.Module) -> Iterator[Problem]:
 
 def lazy_problems(table: RequestTable) -> Iterator[Problem]:
     """Yield a problem if parameters have no shape yet; nothing can be planned for them."""
-    uninitialised = [request for request in table.requests if is_lazy(request.tensor)]
-    if uninitialised:
+    if lazy := [request for request in table.requests if is_lazy(request.tensor)]:
         wrong = "not initialised yet (a lazy module)"
-        yield Problem(_paths(uninitialised), wrong, "run one forward pass first")
+        yield Problem(_paths(lazy), wrong, "run one forward pass first")
 
 
 def _paths(requests: Iterable[TensorRequest]) -> str:

@@ -101,10 +101,12 @@ def _differences(ranks: list[dict[str, str]]) -> Iterator[Problem]:
     """Yield the first difference between the first rank and another."""
     first = ranks[0]
     for number, held in enumerate(ranks):
-        differ = [p for p in sorted(first | held) if first.get(p) != held.get(p)]
+        differ = [path for path in sorted(first | held) if first.get(path) != held.get(path)]
         if differ or [*first] != [*held]:
-            path, more = (differ or ["the model"])[0], f" ({len(differ)} tensors differ)"
-            states = f"{first.get(path, 'missing')} on rank 0, and {held.get(path, 'missing')}"
-            wrong = states if differ else "its tensors are in another order"
-            yield Problem(path, f"{wrong} on rank {number}{more if differ else ''}", _REMEDY)
+            path = differ[0] if differ else "the model"
+            here, there = (each.get(path, "missing") for each in (first, held))
+            wrong = (
+                f"{here} on rank 0, and {there}" if differ else "its tensors are in another order"
+            )
+            yield Problem(path, f"{wrong} on rank {number}", _REMEDY)
             return

@@ -47,8 +47,7 @@ def like(model: _Model, reference: nn.Module) -> _Model:
     for request in requests:
         new = targets[request.path]
         if state(request.tensor) != state(new):
-            tensors = request.tensors
-            moves.append(Move(request.path, tensors, new.device, new.dtype, stride_of(new)))
+            moves.append(Move(request.path, request.tensors, new.device, new.dtype, stride_of(new)))
     snapshot, transfer = Snapshot(copy), Transfer(moves)
     pairs = [(module, reference.get_submodule(name)) for name, module in copy.named_modules()]
     with held_interrupts():

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 import prepare
+from prepare.app.report.sentences import converted_text
+from prepare.audit import audit
 from prepare.core.forward.call import call_of
 from prepare.pipeline import Pipeline
 from prepare.stages.verify import verify
@@ -364,6 +366,14 @@ def test_without_an_operator_the_step_stands_aside(monkeypatch):
     plan = PIPELINE.plan(lively(Block()))
     assert not any(action.step == "fuse_inference" for action in plan.actions)
     assert any("_convolution_pointwise.binary" in str(warning) for warning in plan.warnings)
+
+
+def test_the_first_line_says_what_was_fused():
+    model = lively(nn.Sequential(Block(), nn.Conv2d(8, 8, 1)))
+    plan = PIPELINE.plan(model)
+    text = converted_text(audit(PIPELINE.apply(model), plan=plan))
+    assert "2 run with their batch norm, ReLU and addition" in text
+    assert "1 runs on packed weights alone" in text
 
 
 def test_verify_passes_and_finds_a_fault(block, x, monkeypatch):

@@ -67,8 +67,9 @@ def converted_text(audit: Audit) -> str:
     runs = "".join(
         f", {count:,} {'runs' if count == 1 else 'run'} as {name}"
         for name, count in found.items()
-        if not name.startswith("conv")
+        if not name.startswith(("conv", "fused"))
     )
+    runs += _fused_text([name.split(" + ")[1:] for name in found.elements() if "fused" in name])
     asking = {*(audit.summary.get("format_steps") or ())}
     if not asking and not converted:
         before = audited_text(audit) if not is_judged(audit) else plural(total, "convolution")
@@ -90,6 +91,19 @@ def converted_text(audit: Audit) -> str:
         named = ", ".join(f"{count:,} {kind}" for kind, count in kinds)
         text += f"; {named} not asked for (memfmt=by_rank converts both)"
     return text
+
+
+def _fused_text(followed: list[list[str]]) -> str:
+    """Return `, 51 run with their batch norm and ReLU, 2 on packed weights alone`."""
+    named = {"add": "addition", "relu": "ReLU"}
+    *names, last = [*dict.fromkeys(name for names in followed for name in names)] or [""]
+    words = " and ".join(
+        filter(None, (", ".join(named.get(n, n) for n in names), named.get(last, last)))
+    )
+    alone = followed.count([])
+    parts = (len(followed) - alone, f"with their {words}"), (alone, "on packed weights alone")
+    texts = (f", {n:,} {'runs' if n == 1 else 'run'} {how}" for n, how in parts if n)
+    return "".join(texts).replace("_", " ")
 
 
 def bytes_text(summary: Mapping[str, Any], first: str = "before") -> str:

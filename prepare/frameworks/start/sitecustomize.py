@@ -49,14 +49,11 @@ def when_imported(name: str, then: Callable[[Any], None]) -> None:
 
 
 def _begin(_: Any) -> None:
-    from prepare.frameworks.outside import Outside, outside
+    from prepare.frameworks.outside import outside
 
     recipe, module, *report = json.loads(os.environ[ASKED])
     os.environ[ASKED] = json.dumps([recipe, module])  # for what it starts, which tells nothing
-    if report:
-        outside(recipe, module=module).report = report
-    else:
-        Outside(recipe, module=module).start()
+    outside(recipe, module=module).report = report
 
 
 if __name__ == "sitecustomize":

@@ -5,10 +5,10 @@ not been computed. Those operations add themselves to it, and the last one runs 
 reads a promise computes it first, as torch would have: so no order of calls gives a wrong result.
 """
 
+import operator
 import threading
 from contextlib import suppress
 from functools import lru_cache
-from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -53,7 +53,7 @@ _ARGUMENTS = {
 _OPERATORS: dict[str, Any] = {}
 for _name, _count in _ARGUMENTS.items():
     with suppress(AttributeError):
-        _operator = attrgetter(_name)(torch.ops.mkldnn)
+        _operator = operator.attrgetter(_name)(torch.ops.mkldnn)
         _OPERATORS |= {_name: _operator} if len(_operator._schema.arguments) == _count else {}
 # What the dispatcher includes in plain calls: it is more in a trace, a transform or a mode.
 _PLAIN = {torch._C._dispatch_tls_local_include_set().raw_repr()}
@@ -111,12 +111,11 @@ class _Call(NamedTuple):
         computed: Tensor = self.conv.computed(self)
         return computed
 
-    def made(self) -> _Weights | None:
-        """Return the weights that were made for such a call; None if they were made of other tensors."""
-        made = _MADE.get(self.conv, {}).get(len(self.sources))
-        pairs = zip(made.sources, self.sources, strict=True) if made else ()
-        is_same = all(a is b or (type(a) is float and a == b) for a, b in pairs)
-        return made if is_same else None
+
+def _made(conv: nn.Module, sources: tuple[Any, ...]) -> _Weights | None:
+    """Return the weights that were made of these tensors; None if they were made of others."""
+    made = _MADE.get(conv, {}).get(len(sources))
+    return made if made and all(map(operator.is_, made.sources, sources)) else None
 
 
 class Promise(Tensor):
@@ -195,7 +194,7 @@ def _normed(call: _Call, given: dict[str, Any]) -> dict[str, Any]:
     norm = [given.get(name) for name in _OF_NORM[:4]]
     sources, shape = (*call.sources, *norm, given.get("eps", 1e-5)), call.form[0][1:2]
     fits = norm[0] is not None and norm[1] is not None and not given.get("training")
-    is_known = call._replace(sources=sources).made() or all(
+    is_known = _made(call.conv, sources) or all(
         each is None or (each.shape == shape and _is_known(each)) for each in norm
     )
     return {"sources": sources} if fits and is_known else {}
@@ -273,10 +272,12 @@ class Fused(Rewritten):
         is_checked = id(self) in _NOW.checked[-1]
         if not (_is_plain() if is_checked else self.is_ready() and not _is_observed()):
             return None
-        is_like = x.dtype is weight.dtype and x.device == _CPU and x.dim() == weight.dim()
-        if not (is_like and _is_known(weight) and (bias is None or _is_known(bias))):
+        own: Any = self._parameters
+        rank = x.dim()
+        if weight is not own["weight"] or bias is not own["bias"] or rank != weight.dim():
             return None
-        if not x.is_contiguous(memory_format=FORMATS[x.dim()]):
+        is_like = x.dtype is weight.dtype and x.device == _CPU
+        if not (is_like and x.is_contiguous(memory_format=FORMATS[rank])):
             return None
         added = self.output_padding if self.transposed else None
         form = _form(x.shape, weight.shape, self.chosen_for, added)
@@ -288,8 +289,12 @@ class Fused(Rewritten):
 
     def is_ready(self) -> bool:
         """Return whether it is as it was when it was fused, in evaluation mode, and no hook looks at it."""
-        hooked = self._forward_hooks or self._forward_pre_hooks
-        return not (self.training or hooked) and sizes_of(self) == self.chosen_for
+        if self.training or self._forward_hooks or self._forward_pre_hooks:
+            return False
+        own: Any = self._parameters
+        weight, bias = own.get("weight"), own.get("bias")
+        is_known = weight is not None and _is_known(weight) and (bias is None or _is_known(bias))
+        return is_known and sizes_of(self) == self.chosen_for
 
     def computed(self, call: _Call) -> Tensor:
         """Return the result of a call, with what follows it."""
@@ -307,7 +312,8 @@ class Fused(Rewritten):
 
     def _weights(self, call: _Call) -> _Weights:
         """Return the weights for a call: those that were made, if their sources are the same."""
-        made, sources = call.made(), call.sources
+        sources = call.sources
+        made = _made(self, sources)
         if made and (id(made) in _NOW.checked[-1] or _is_same(made.seen)):
             return made
         both: Any = (each if each is None else each.detach() for each in sources[:2])
