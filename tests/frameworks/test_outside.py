@@ -253,8 +253,7 @@ def test_a_network_that_nothing_calls_is_named_at_the_end():
     assert lines.startswith("Net: 2 of 2 convolutions prepared")
     assert "layout    kept" in lines
     assert "Conv2d" in lines.partition("never called")[2]
-    assert not is_last(idle)
-    assert lazy.has_uninitialized_params()
+    assert (is_last(idle), lazy.has_uninitialized_params()) == (False, True)
 
 
 def test_outside_is_the_switch_at_the_top_of_a_program():
