@@ -236,7 +236,6 @@ class VerificationCase:
         except UnableError:
             self._exact(self.call)  # it is no fault if the reference raises too
             raise
-        self.budget.extend(first.seconds * (3 if self.mode == "train" else 1))
         if reason := self._refusal(first, torch.float32):
             raise UnableError(reason)
         return first
