@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -295,10 +295,9 @@ class Pipeline:
 
     def asking(self) -> list[_Asking]:
         """Return the steps that choose options by an example, and have none yet."""
-        steps = list(self.steps.values())
-        steps += [] if self._phases["inputs"] else [InputFormat()]  # which is what `format` does
-        asking = [step for step in steps if isinstance(step, _Asking)]
-        return [step for step in asking if step.bind(steps).without_example()]
+        more = [] if self._phases["inputs"] else [InputFormat()]  # which is what `format` does
+        steps = [*self.steps.values(), *more]
+        return [s for s in steps if isinstance(s, _Asking) and s.bind(steps).without_example()]
 
     def step_for(
         self, step: _Asking, copied: nn.Module, example: Any, amp: Amp
@@ -314,9 +313,8 @@ class Pipeline:
         bound, given = step.bind(steps), others.formatted(call_of(example).map(copy_of), copied)
         # A wrapped model runs collectives, which rank 0 would wait in for ever.
         raise_problems(RefusedError, module_problems(copied))
-        chosen, notes = on_rank_zero(
-            lambda: bound.for_example(copied, given, backward=backward, amp=amp)
-        )
+        ask = partial(bound.for_example, copied, given, backward=backward, amp=amp)
+        chosen, notes = on_rank_zero(ask)
         # What follows other steps goes on following them.
         same = {f.name for f in fields(step) if getattr(chosen, f.name) == getattr(bound, f.name)}
         return replace(chosen, **{name: getattr(step, name) for name in same}), notes
@@ -384,9 +382,8 @@ class Pipeline:
 
     def input_format(self) -> InputFormat:
         """Return the step that formats batches of tensors, also if the pipeline declares none."""
-        steps = self.steps.values()
-        declared = next((step for step in steps if isinstance(step, InputFormat)), InputFormat())
-        return declared.bind(steps)
+        declared = (step for step in self._phases["inputs"] if isinstance(step, InputFormat))
+        return next(declared, None) or InputFormat().bind(self.steps.values())
 
     def __repr__(self) -> str:
         return f"Pipeline.from_config({self.to_config()!r})"
