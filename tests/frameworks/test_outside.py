@@ -96,11 +96,9 @@ def resumed():
 def assigned_checkpoint():
     net = Net()
     state = copy.deepcopy(net.state_dict())
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    losses = steps(net, optimizer)
+    losses = steps(net, torch.optim.SGD(net.parameters(), 0.1))
     net.load_state_dict(state, assign=True)
-    optimizer = torch.optim.SGD(net.parameters(), 0.1)
-    return losses + steps(net, optimizer), [net]
+    return losses + steps(net, torch.optim.SGD(net.parameters(), 0.1)), [net]
 
 
 class Late(nn.Module):
@@ -161,7 +159,13 @@ def traced():
     return [*losses, *(call(x).mean().item() for call in calls)], [net]
 
 
-PROGRAMS = [mixed_precision_and_accumulation, folds, resumed, assigned_checkpoint, late_build, like_that_of_timm, compiled, data_parallel_and_parts, served, traced]  # fmt: skip
+def views():  # of outputs, which torch refuses where they are in channels-last; `reshape` works
+    net = Net()
+    return [net(x).view(-1).sum().item() for x in batches(1)], [net]
+
+
+REFUSED = pytest.param(views, marks=pytest.mark.xfail(raises=RuntimeError, strict=True))
+PROGRAMS = [REFUSED, mixed_precision_and_accumulation, folds, resumed, assigned_checkpoint, late_build, like_that_of_timm, compiled, data_parallel_and_parts, served, traced]  # fmt: skip
 
 
 @contextmanager
@@ -217,23 +221,18 @@ class Flat(nn.Conv2d):
 TRACED = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), torch.ones(2, 3, 12, 12))
 
 
-@pytest.mark.parametrize(("net", "why"), [(TRACED, "script"), (Flat(3, 4, 3), "in forward:.*view")])
+@pytest.mark.parametrize(
+    ("net", "why"),
+    [(TRACED, "script"), (Flat(3, 4, 3), "in forward:.*view"), (nn.Conv2d(3, 4, 3), "LBFGS")],
+)
 def test_what_cannot_be_prepared_is_said_and_the_program_goes_on(net, why):
-    optimizer = torch.optim.SGD(net.parameters(), 0.0)
-    before = steps(net, optimizer)
-    optimizer.zero_grad()
+    others = [torch.optim.LBFGS(net.parameters())] if why == "LBFGS" else []
+    before = steps(net, torch.optim.SGD(net.parameters(), 0.0))
+    net.zero_grad()
     with session() as found, pytest.warns(UserWarning, match=f"is not prepared: .*{why}"):
         assert steps(net, torch.optim.SGD(net.parameters(), 0.0)) == before
-    assert "is as it was" in next(found.lines())
+    assert "is as it was" in next(found.lines()), others
     assert next(net.parameters()).stride() == (27, 9, 3, 1)
-
-
-def test_an_optimizer_that_takes_views_leaves_the_network_as_it_was():
-    net = Net()
-    net.optimizer = torch.optim.LBFGS(net.parameters())
-    with session(), pytest.warns(UserWarning, match="LBFGS"):
-        net(batches(1)[0])
-    assert not is_last(net)
 
 
 def test_gradients_that_would_be_wrong_leave_the_network_as_it_was():
@@ -254,8 +253,7 @@ def test_a_network_that_nothing_calls_is_named_at_the_end():
     assert lines.startswith("Net: 2 of 2 convolutions prepared")
     assert "layout    kept" in lines
     assert "Conv2d" in lines.partition("never called")[2]
-    assert not is_last(idle)
-    assert lazy.has_uninitialized_params()
+    assert (is_last(idle), lazy.has_uninitialized_params()) == (False, True)
 
 
 def test_outside_is_the_switch_at_the_top_of_a_program():

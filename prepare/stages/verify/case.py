@@ -67,10 +67,10 @@ _DEPTH = 100
 # Within so much of the allowance, what the unprepared module computes in the same dtypes decides: the error
 # against float64 is then at most its own error and this, which is always allowed.
 _NEAR_ALONE = 0.5
+_LATE = "no time was left; raise verify.seconds"
 _RANDOM = "returns other outputs with every seed: its dropout and random numbers cannot be fixed"
 _UNSTABLE = (
-    "the prepared model differs between its own calls, as with a race, memory that was not initialised, or a "
-    "kernel that depends on threads"
+    "the prepared model differs between its own calls, as with a race or memory not initialised"
 )
 
 
@@ -110,11 +110,11 @@ class VerificationCase:
     def __post_init__(self) -> None:
         tensors = (*self.prepared.parameters(), *self.prepared.buffers())
         dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
-        dtypes |= set() if self.amp == "none" else {getattr(torch, self.amp)}
+        dtypes |= {getattr(torch, self.amp)} if self.amp != "none" else set()
         #: The coarsest dtype of the prepared model.
         self.dtype = max(dtypes, key=lambda dtype: torch.finfo(dtype).eps, default=torch.float32)
-        is_wide, self._in_32 = self.dtype == torch.float64, self.dtype == torch.float32
-        self.exact_dtype = torch.float64 if is_wide else torch.float32
+        self._in_32 = self.dtype == torch.float32
+        self.exact_dtype = self.dtype if self.dtype == torch.float64 else torch.float32
         # The part of the tolerance up to which nothing needs a further look.
         self._limit = _NEAR if self._in_32 else 1.0
         self._flags = runs.training_flags(self.prepared, self.mode)
@@ -122,8 +122,8 @@ class VerificationCase:
         self._targets = {id(old): (new.dtype, new.device) for old, new in self.pairs.values()}
         # With hooks on its modules, a model with one of these steps runs other code than without.
         is_fused = any(getattr(m, "rewritten_as", "") == "fused" for m in self.prepared.modules())
-        fused = "fuse_inference" if is_fused else ""
-        self._whole = "compile" if contains_compiled(self.prepared) else fused
+        self._whole = "fuse_inference" if is_fused else ""
+        self._whole = "compile" if contains_compiled(self.prepared) else self._whole
         # Runs whose difference from the exact one is noise.
         self._noisy: list[Run] = []
         self._left_out: dict[str, str] = {}
@@ -162,7 +162,10 @@ class VerificationCase:
         if not all(map(_may_be_rounding, self._open())):
             exact = self._go_exact(first, exact, actual)
         if self._open() or hidden > (_BLIND if self._in_32 else _BLIND_16):
-            self._compare_modules()
+            recorded = self._prepared(self.call, record=True)
+            names = {c.name for c in recorded.calls if not is_under(c.name, self.rewritten)}
+            self.deviations |= self._alone_in(recorded, names)
+            self._alone = names - {*self._left_out}
         self._allow_amplified()
         if self._open():
             exact = self._go_exact(first, exact, actual)
@@ -173,12 +176,11 @@ class VerificationCase:
         if self.wrong:
             # Where every module is right alone, the code between them is wrong.
             self.culprit = next(iter(self._wrong_modules()), "")
-        late = next((text for text in self._left_out.values() if "no time was left" in text), "")
-        if late and hidden > _HIDDEN and not self.wrong:
-            checks.append(UnableError(f"not compared: {late}", _ALONE[1]).check)
+        if _LATE in self._left_out.values() and hidden > _HIDDEN and not self.wrong:
+            checks.append(UnableError(f"not compared: {_LATE}", _ALONE[1]).check)
         if self._skipped:
-            for kind in _GRADIENTS:
-                checks.append(Check(what=kind, status="skipped", note=self._skipped))
+            note = self._skipped
+            checks += [Check(what=kind, status="skipped", note=note) for kind in _GRADIENTS]
         return [*(self._judged(*each, exact) for each in self.deviations.items()), *checks]
 
     # ------------------------------------------------------------------------------------- the runs
@@ -193,7 +195,7 @@ class VerificationCase:
     def _in_its_dtypes(self, call: Call) -> Run:
         """Run the reference in the prepared dtypes, on inputs that differ by what a module may round."""
         # What activations lose here counts as noise, not as an error of the prepared model.
-        call = inputs.rounded_call(call, self.prepared, self.pipeline, self.dtype)
+        call = inputs.rounded_call(call, self.prepared, self.pipeline)
         given = call.map(inputs.nudged).map(lambda tensor: cast(tensor, tensor.dtype))
         with same_casts(self.reference, self.prepared):
             return self._run(
@@ -221,10 +223,11 @@ class VerificationCase:
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            text = str(explained(model, error))
-            if model is self.prepared:
-                raise UnableError(text, "forward", "fail") from error
-            raise UnableError(f"the reference raises: {text}", "forward") from error
+            text, own = str(explained(model, error)), model is self.prepared
+            said = (
+                (text, "forward", "fail") if own else (f"the reference raises: {text}", "forward")
+            )
+            raise UnableError(*said) from error
 
     def _first_call(self) -> Run:
         """Call the prepared model without a backward: what it takes says whether the others fit."""
@@ -233,7 +236,6 @@ class VerificationCase:
         except UnableError:
             self._exact(self.call)  # it is no fault if the reference raises too
             raise
-        self.budget.extend(first.seconds * (3 if self.mode == "train" else 1))
         if reason := self._refusal(first, torch.float32):
             raise UnableError(reason)
         return first
@@ -264,12 +266,9 @@ class VerificationCase:
 
     def _open(self) -> list[Deviation]:
         """Return what may be wrong: more than the limit of what is allowed."""
-        return [
-            item
-            for kind, items in self.deviations.items()
-            for item in items
-            if not item.error <= item.allowed * (self._limit if kind in KINDS else 1.0)
-        ]
+        limits = {kind: self._limit if kind in KINDS else 1.0 for kind in self.deviations}
+        every = [item for items in self.deviations.values() for item in items]
+        return [item for item in every if not item.error <= item.allowed * limits[item.kind]]
 
     def _go_exact(self, first: Run, exact: Run, actual: Run) -> Run:
         """Compare with a run in float64 from now on, if there is none yet and it fits; return the latest."""
@@ -286,15 +285,6 @@ class VerificationCase:
         self.deviations |= self._deviations(wide, actual, self._noisy)
         return wide
 
-    def _compare_modules(self) -> None:
-        """Compare each leaf module alone."""
-        recorded = self._prepared(self.call, record=True)
-        names = {c.name for c in recorded.calls if not is_under(c.name, self.rewritten)}
-        self._left_out.clear()
-        alone = self._alone_in(recorded, names)
-        self._alone = names - {*self._left_out}
-        self.deviations |= {kind: alone[kind] for kind in _ALONE[: 1 + self.backward]}
-
     def _look_again(self) -> None:
         """Keep what is wrong on slightly different inputs too."""
         moved, names = self.call.map(inputs.jittered), self._wrong_modules()
@@ -304,11 +294,10 @@ class VerificationCase:
         if names:
             again |= self._alone_in(actual, names)
         wrong = {(i.kind, i.name) for items in again.values() for i in items if i.exceeds}
-        for kind, items in self.deviations.items():
-            self.deviations[kind] = [
-                item if item.is_garbage or (kind, item.name) in wrong else _allowed(item)
-                for item in items
-            ]
+        for items in self.deviations.values():
+            for index, item in enumerate(items):
+                if not item.is_garbage and (item.kind, item.name) not in wrong:
+                    items[index] = _allowed(item)
 
     def _wrong_modules(self) -> list[str]:
         return list(dict.fromkeys(item.name for item in self.wrong if item.kind in _ALONE))
@@ -321,8 +310,8 @@ class VerificationCase:
         is_right = self._alone and not self._left_out and not self._wrong_modules()
         if (is_right or self.mode == "eval") and all(map(_may_be_rounding, self._open())):
             self._limit = 1.0
-            for kind, items in self.deviations.items():
-                self.deviations[kind] = list(map(_allowed, items))
+            for items in self.deviations.values():
+                items[:] = map(_allowed, items)
 
     def _other_calls(self, first: Run, exact: Run, actual: Run) -> list[Check]:
         """Call the prepared model once more as it will be used, in training on inputs without gradients.
@@ -372,7 +361,7 @@ class VerificationCase:
         exact = self._run_alone(calls, partial(cast, dtype=torch.float64))
         for name in exact:
             items[name] = self._of_module(run, calls[name], exact[name], low[name])
-        found: dict[str, list[Deviation]] = {kind: [] for kind in _ALONE}
+        found: dict[str, list[Deviation]] = {kind: [] for kind in _ALONE[: 1 + self.backward]}
         for name, own in items.items():
             for item in own if name not in self._left_out else ():
                 # What a module leaves in its buffers counts as an output.
@@ -417,7 +406,7 @@ class VerificationCase:
             for name, own in calls.items():
                 try:
                     if self.budget.left() < 0:
-                        raise TimeoutError("no time was left; raise verify.seconds")
+                        raise TimeoutError(_LATE)
                     module = model.get_submodule(name)
                     found[name] = self._call_alone(module, own, convert, shared, amp)
                 except (MemoryError, torch.OutOfMemoryError):
@@ -478,11 +467,10 @@ class VerificationCase:
         if kind == "outputs" and not any(item.size or item.exceeds for item in items):
             all_zero = "they are all zero, so nothing can be compared"
             return UnableError(all_zero if items else "there are none").check
-        alone, note = kind in _ALONE, ""
-        if alone and self._left_out:
-            name, reason = next(iter(self._left_out.items()))
-            note = f"{plural(len(self._left_out), 'module')} not compared alone, first "
-            note += f"{name or 'the model itself'}: {reason}"
+        alone, left, note = kind in _ALONE, self._left_out, ""
+        if alone and left:
+            first = next(iter(left))
+            note = f"{plural(len(left), 'module')} not compared alone, {first}: {left[first]}"
         if not items:
             return Check(what=kind, status="skipped", note=note or "there is nothing to compare")
         worst = max(items, key=lambda item: item.excess)
@@ -491,7 +479,7 @@ class VerificationCase:
         status = "pass" if not worst.exceeds else "fail" if counts else "wrong"
         check = _described(status, replace(worst, note=worst.note or note))
         check = replace(check, compared=len(self._alone) if alone else len(items))
-        finds = None if kind == "buffers" or (alone and self._left_out) else self._finds(kind)
+        finds = None if kind == "buffers" or (alone and left) else self._finds(kind)
         return replace(check, sensitivity=finds[0], least_sensitive=finds[1]) if finds else check
 
 

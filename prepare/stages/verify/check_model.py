@@ -37,9 +37,8 @@ if TYPE_CHECKING:
     from prepare.stages.stage import Mode
 
 _Pairs = dict[str, tuple[Tensor, Tensor]]
-SECONDS = 30.0
-# A model whose runs take long gets the time of so many of its steps, up to a limit in seconds.
-_STEPS, _LONGEST = 20, 300.0
+# Enough for some twenty steps of a large model; a small one takes a second.
+SECONDS = 120.0
 # A run may use this part of the free memory.
 _FREE_PART = 0.5
 
@@ -70,7 +69,7 @@ def verify(
             verification; in `eval` they are reported, and only wrong outputs, and buffers that a forward in
             eval mode changes, fail it.
         gradients: compare gradients in mode `eval` too, where they are only reported.
-        seconds: the time limit in seconds; by default 30, up to 300 for a large model.
+        seconds: the time limit in seconds; by default 120.
         amp: run the forward of the prepared model under `torch.autocast` to this dtype, with scaled gradients
             for float16. The tolerance is then that of the dtype; the exact run has no autocast.
 
@@ -156,21 +155,12 @@ def _remedy(case: VerificationCase) -> str:
 
 
 class Budget:
-    """The seconds and bytes that are left.
-
-    Without a limit of the user's, a large model gets more time, and that of other programs does not count.
-    """
+    """The seconds and bytes that are left."""
 
     def __init__(self, seconds: float | None, model: nn.Module) -> None:
-        self._given, self.seconds = seconds, seconds or SECONDS
-        self._start, self._own = time.monotonic(), time.process_time()
+        self.seconds, self._start = seconds or SECONDS, time.monotonic()
         devices = {tensor.device for tensor in model.parameters()} | {torch.device("cpu")}
         self._free = min(filter(None, map(free_memory, devices)), default=None)
-
-    def extend(self, step: float) -> None:
-        """Give a model more time whose step takes so many seconds."""
-        if self._given is None:
-            self.seconds = time_limit(self.seconds, step)
 
     def spent(self) -> float:
         """Return the seconds on the clock since the start."""
@@ -178,10 +168,7 @@ class Budget:
 
     def left(self) -> float:
         """Return the seconds that are left."""
-        if self._given is not None:
-            return self.seconds - self.spent()
-        own = min(self.spent(), time.process_time() - self._own)
-        return min(self.seconds - own, max(self.seconds, _LONGEST) - self.spent())
+        return self.seconds - self.spent()
 
     def refuses(self, seconds: float, numbers: float, dtype: torch.dtype) -> str:
         """Say why a run of so many seconds that holds so many numbers does not fit; empty if it fits."""
@@ -192,11 +179,6 @@ class Budget:
         rest = f"{max(self.left(), 0):.0f} of {self.seconds:.0f} s are left"
         takes = f"{run} takes about {seconds:.2g} s, but {rest}; raise verify.seconds"
         return takes if seconds > self.left() else ""
-
-
-def time_limit(seconds: float, step: float) -> float:
-    """Return the limit of the time of a model whose step takes `step` seconds, at least `seconds`."""
-    return max(seconds, min(_STEPS * step, _LONGEST))
 
 
 def _static_checks(

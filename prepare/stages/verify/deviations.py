@@ -62,9 +62,8 @@ class Deviation:
     @property
     def excess(self) -> float:
         """The error in multiples of what is allowed; infinite if the error is NaN."""
-        if math.isnan(self.error):
-            return math.inf
-        return part_of_tolerance(self.error, self.allowed) or 0.0
+        part = part_of_tolerance(self.error, self.allowed) or 0.0
+        return math.inf if math.isnan(self.error) else part
 
     @property
     def is_garbage(self) -> bool:
@@ -139,8 +138,7 @@ def sensitivity(items: Iterable[Deviation], *, by_module: bool) -> tuple[float, 
         if item.size and not item.note and item.share >= _NEGLIGIBLE:
             place = item.name.rpartition(".")[0] if by_module else item.name
             least[place] = min(item.allowed / item.size, least.get(place, math.inf))
-    found = {place: value for place, value in least.items() if math.isfinite(value)}
-    return max(((value, place) for place, value in found.items()), default=None)
+    return max(((v, place) for place, v in least.items() if math.isfinite(v)), default=None)
 
 
 def largest(tensor: Tensor) -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from prepare.core.forward.call import Call, map_named, placed
-from prepare.core.forward.input_formatter import (
-    FormatHook,
-    Formatter,
-    is_named,
-    may_be_activation,
-    needless,
-)
+from prepare.core.forward.input_formatter import Formatter, may_be_activation
 from prepare.stages.verify.deviations import rounding_step
 
 if TYPE_CHECKING:
@@ -36,24 +29,26 @@ def user_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Cal
 
 
 def format_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
-    """Convert the call to the device, dtypes and memory formats of the prepared model."""
-    if pipeline is None:
-        return call.map(_formatter_like(prepared).tensor)
-    return pipeline.format_call(call, prepared)
+    """Convert the call to the device, dtypes and memory formats of the prepared model.
+
+    Without a pipeline, these are the device and dtype of its largest parameter.
+    """
+    if pipeline is not None:
+        return pipeline.format_call(call, prepared)
+    floats = [p for p in prepared.parameters() if p.is_floating_point()]
+    largest = max(floats, key=Tensor.numel, default=None)
+    return call if largest is None else call.map(Formatter(largest.device, largest.dtype).tensor)
 
 
-def rounded_call(
-    call: Call, prepared: nn.Module, pipeline: Pipeline | None, dtype: torch.dtype
-) -> Call:
+def rounded_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
     """Return the formatted call, but what is no activation as the user gave it: to round that is an error."""
-    formatted, hook = format_call(call, prepared, pipeline), FormatHook.of(prepared, Formatter())
+    formatted = format_call(call, prepared, pipeline)
     own = dict(placed((call.args, call.kwargs)))
-    spare = needless(prepared, formatted.args, formatted.kwargs, dtype) if len(own) > 1 else ()
 
     def choose(tensor: Tensor, place: str) -> Tensor:
-        mine, is_spare = own[place], is_named(hook.name_of(place), spare)
-        is_rounded = may_be_activation(mine) and not is_spare
-        return tensor if is_rounded or mine.dtype == tensor.dtype else mine.to(tensor.device)
+        mine = own[place]
+        is_same = may_be_activation(mine) or mine.dtype == tensor.dtype
+        return tensor if is_same else mine.to(tensor.device)
 
     return Call(*map_named(choose, (formatted.args, formatted.kwargs)))
 
@@ -85,12 +80,3 @@ def _noise(like: Tensor) -> Tensor:
     drawn = torch.randn(min(count, _PERIOD), generator=generator, device="cpu")
     drawn = drawn.repeat(-(-count // max(len(drawn), 1)))[:count]
     return drawn.view(like.shape).to(like.device, like.dtype)
-
-
-def _formatter_like(model: nn.Module) -> Formatter:
-    """Return a formatter for the device and dtype of most of the model's parameters."""
-    counts: Counter[tuple[torch.device, torch.dtype]] = Counter()
-    for tensor in model.parameters():
-        if tensor.is_floating_point():
-            counts[tensor.device, tensor.dtype] += tensor.numel()
-    return Formatter(*counts.most_common(1)[0][0]) if counts else Formatter()

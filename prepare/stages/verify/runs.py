@@ -125,11 +125,9 @@ def run_model(
             interruptible(_backward, [t for t in named.values() if t.requires_grad])
         buffers = {n: b.detach() for n, b in model.named_buffers() if not b.is_nested}
         result.tensors = {"outputs": {n: t.detach() for n, t in named.items()}, "buffers": buffers}
-        trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        if backward:
-            both: list[dict[str, Any]] = [leaves, trained]
-            for kind, tensors in zip(KINDS[1:3], both, strict=True):
-                result.tensors[kind] = {n: t.grad for n, t in tensors.items() if t.grad is not None}
+        both: tuple[Any, ...] = (leaves, dict(model.named_parameters())) if backward else ()
+        for kind, tensors in zip(KINDS[1:3], both, strict=False):
+            result.tensors[kind] = {n: t.grad for n, t in tensors.items() if t.grad is not None}
     result.seconds = time.perf_counter() - start
     return result
 
@@ -142,11 +140,10 @@ def cast(tensor: Tensor, dtype: torch.dtype, device: torch.device | None = None)
     """
     if not is_plain(tensor):
         return tensor
+    if tensor.is_complex():
+        dtype = torch.promote_types(dtype, torch.complex32)
+    dtype = dtype if tensor.is_floating_point() or tensor.is_complex() else tensor.dtype
     with torch.no_grad():
-        if tensor.is_complex():
-            dtype = torch.promote_types(dtype, torch.complex32)
-        elif not tensor.is_floating_point():
-            dtype = tensor.dtype
         values = torch.empty(tensor.shape, dtype=dtype, device=device or tensor.device)
         values.copy_(tensor.resolve_neg())
         if not tensor.is_complex():
