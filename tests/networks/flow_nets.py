@@ -97,8 +97,10 @@ MORE: dict[str, tuple] = {
     "kornia_dexined": (_kornia("filters.dexined", "DexiNed"), (2, 3, 64, 64)),
 }  # fmt: skip
 NETS = [*model_configs(), *MORE]
-# Networks whose predicted and observed flows differ, and the parts that differ.
+# Networks whose predicted and observed flows differ: the parts that differ, or the status.
 KNOWN_DIFFERENCES = {
     # torch's fake interpolate of one channel returns other strides, and cat follows them.
-    "kornia_dexined": ("events", "copies", "convolutions")
+    "kornia_dexined": ("events", "copies", "convolutions"),
+    # Its positions repeat as often as a tensor of sizes says.
+    "transformers_qwen3_vl": ("cannot predict",),
 }

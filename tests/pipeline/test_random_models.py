@@ -184,9 +184,7 @@ def test_parameters_keep_their_identity_ties_flags_and_hooks(case):
             )
         elif key.endswith("hooks"):
             # An attached input format comes before all others.
-            theirs = len(before[key])
-            begin = 0 if key.endswith(":_forward_hooks") else len(fact) - theirs
-            assert fact[begin : begin + theirs] == before[key]
+            assert fact[len(fact) - len(before[key]) :] == before[key]
     assert storages(model) == storages(case[0].build())
 
 
@@ -207,7 +205,11 @@ def test_a_skipped_tensor_stays_unchanged_in_all_its_places(case):
     for name, tensor in tensors(model).items():
         owner = re.sub(r"(^|\.)parametrizations\..*", "", name.rpartition(".")[0])
         if any(matches(word, owner, modules[owner]) for word in patterns_of(steps, "half", "keep")):
-            assert tensor.dtype is start[name].dtype
+            # Beside 16 bits a kept module is in float32, whatever it was.
+            is_cast = tensor.is_floating_point() and "float16" in steps["half"].get(
+                "dtype", "float16"
+            )
+            assert tensor.dtype is (torch.float32 if is_cast else start[name].dtype)
         if isinstance(modules[owner], Keeper) and name.endswith("bias"):
             assert tensor.dtype is start[name].dtype
         for step, (*_, rank) in CONVERTERS.items():

@@ -74,6 +74,8 @@ def _flat(numbers):
     kernel = kernel if is_space else (numbers.randint(2, 4), 1, 1)
     padding = numbers.choice(("valid", "same", None, None, None))
     steps = tuple(numbers.randint(1, 3) if each else 1 for each in along)
+    if channels == groups:
+        steps = (*steps[:2], min(steps[1:]))
     dilation = tuple(numbers.randint(1, 2) if each and groups == 1 else 1 for each in along)
     spans = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
     module = nn.Conv3d(

@@ -294,6 +294,7 @@ def test_what_is_set_on_a_convolution_is_read_in_each_call(name, change, is_earl
     [
         (nn.Conv3d(4, 4, (1, 3, 3), dilation=(1, 2, 2), groups=4), "groups"),
         (nn.Conv3d(4, 4, (3, 1, 1), dilation=(2, 1, 1), groups=2), "groups"),
+        (nn.Conv3d(2, 4, (1, 2, 2), stride=(1, 1, 3), groups=2), "stride"),
         (nn.Conv3d(4, 4, (1, 2, 1), padding=(0, 1, 1)), "padding"),
         (nn.Conv3d(4, 4, (3, 1, 1), padding=(3, 0, 0)), "padding"),
     ],
