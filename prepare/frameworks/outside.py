@@ -296,7 +296,7 @@ class Outside:
         if names := sorted({type(each).__name__ for each in self.unprepared()}):
             yield f"never called, so not prepared: {', '.join(names)}"
         if not self.found:
-            yield "no network was called, and nothing was prepared"
+            yield "no network was called in this process, and nothing was prepared"
 
 
 def outside(recipe: Recipe, *, module: str | nn.Module = "*") -> Outside:

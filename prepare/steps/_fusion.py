@@ -27,7 +27,7 @@ from prepare.steps.repairs.fused import ACTIVATIONS, KINDS
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 _KINDS = {operator.add: "add", operator.iadd: "add", **KINDS}
-_NAMES = {"ReLU6": "hardtanh", "LeakyReLU": "leaky_relu"}
+_NAMES = {"LeakyReLU": "leaky_relu"}
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -129,24 +129,18 @@ def _following(part: nn.Module, conv: fx.Node) -> tuple[str, ...]:
     """Return what follows a convolution, with nothing between that might change its input in place."""
     chain, node = list[str](), conv
     module: Any = part.get_submodule(str(conv.target))
-    while not (chain and chain[-1] in ACTIVATIONS):
+    while not (chain and chain[-1] in ("add", *ACTIVATIONS)):
         last, node = node, node.next
         while node.op == "get_attr":
             node = node.next
         if [*last.users] != [node]:
             break
         kind = _kind_of(part, node)
-        # After an addition oneDNN knows ReLU alone, and with groups torch fuses no addition.
-        fits = kind in ACTIVATIONS and ("add" not in chain or kind == "relu")
-        if kind == "add":
+        # With groups torch does not fuse an addition.
+        fits = kind in ACTIVATIONS
+        if kind == "add" and not module.transposed and module.groups == 1:
             is_first = node.args[0] is last or node.target is operator.add
-            fits = (
-                not module.transposed
-                and module.groups == 1
-                and "add" not in chain
-                and is_first
-                and node.args.count(last) == 1
-            )
+            fits = is_first and node.args.count(last) == 1
         if fits or (kind == "batch_norm" and not chain):
             chain.append(kind)
         elif kind != "identity":

@@ -24,7 +24,7 @@ _ROUNDS, _LEAST = 6, 0.97
 
 @register("fuse_inference")
 class FuseInference(SwapsClasses):
-    """Runs each convolution with its batch norm, addition and activation, on a weight in oneDNN's format.
+    """Runs a convolution with its batch norm, an addition or an activation, on a weight in oneDNN's format.
 
     For inference on a CPU, in float32 and bfloat16, and for inputs in channels-last: every other call runs
     torch's own code, as a call that needs gradients, or under autocast or a compiler. Modules keep their

@@ -35,9 +35,6 @@ def wait_for(devices: Iterable[torch.device]) -> None:
 def with_threads(count: int) -> Iterator[None]:
     """Run torch's operators in `count` threads."""
     before = torch.get_num_threads()
-    if count == before:
-        yield
-        return
     torch.set_num_threads(count)
     try:
         yield

@@ -29,15 +29,15 @@ STEP = "fuse_inference"
 _HEAD = 256
 _CPU = torch.device("cpu")
 _DTYPES = (torch.float32, torch.bfloat16)
-# The activations, and their arguments besides `inplace`, in the order of torch.
-ACTIVATIONS: dict[str, Any] = {key: {} for key in ("relu", "sigmoid", "silu", "hardswish")}
+# The activations, and their arguments besides `inplace`, in the order of torch. Not ReLU and Hardtanh: those
+# of oneDNN return a number for NaN, and torch's in place take less time than their part in a promise.
+ACTIVATIONS: dict[str, Any] = {"sigmoid": {}, "silu": {}, "hardswish": {}}
 ACTIVATIONS |= {"gelu": {"approximate": "none"}, "leaky_relu": {"negative_slope": 0.01}}
-ACTIVATIONS |= {"hardtanh": {"min_val": -1.0, "max_val": 1.0}}
 _OF_NORM = ("running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 # The functions that a promise knows; those that end with `_` work in place.
 KINDS = {
     getattr(owner, name): name.rstrip("_")
-    for name in (*ACTIVATIONS, "relu_", "sigmoid_", "leaky_relu_", "add", "add_")
+    for name in (*ACTIVATIONS, "sigmoid_", "leaky_relu_", "add", "add_")
     for owner in (F, torch, Tensor)
     if hasattr(owner, name)
 } | {F.batch_norm: "batch_norm"}
@@ -56,9 +56,24 @@ for _name, _count in _ARGUMENTS.items():
         _operator = operator.attrgetter(_name)(torch.ops.mkldnn)
         _OPERATORS |= {_name: _operator} if len(_operator._schema.arguments) == _count else {}
 # What the dispatcher includes in plain calls: it is more in a trace, a transform or a mode.
-_PLAIN = {torch._C._dispatch_tls_local_include_set().raw_repr()}
-with torch.inference_mode():
-    _PLAIN.add(torch._C._dispatch_tls_local_include_set().raw_repr())
+_PLAIN: set[int] = set()
+
+
+def _included() -> int:
+    state: int = torch._C._dispatch_tls_local_include_set().raw_repr()
+    return state
+
+
+def _note_plain() -> None:
+    _PLAIN.add(_included())
+    with torch.inference_mode():
+        _PLAIN.add(_included())
+
+
+# In a thread of its own, as this file may be read inside of a mode.
+_thread = threading.Thread(target=_note_plain)
+_thread.start()
+_thread.join()
 
 
 def missing() -> str:
@@ -228,8 +243,7 @@ def _is_same(seen: list[Any]) -> bool:
 
 def _is_plain() -> bool:
     """Return whether no trace, transform, autocast or mode of the dispatcher looks at each operation."""
-    included = torch._C._dispatch_tls_local_include_set().raw_repr()
-    return included in _PLAIN and not torch.is_autocast_enabled("cpu")
+    return _included() in _PLAIN and not torch.is_autocast_enabled("cpu")
 
 
 def _is_observed() -> bool:
@@ -263,7 +277,7 @@ class Fused(Rewritten):
 
     rewritten_as = "fused"
     chain: tuple[str, ...] = ()
-    """What follows: `batch_norm`, `add`, then an activation, each at most once."""
+    """What follows: a `batch_norm`, then `add` or an activation."""
 
     def served(self, x: Tensor, weight: Any, bias: Any) -> Tensor | None:
         """Return the result or a promise of it; None if this call is for torch's code."""
@@ -305,9 +319,8 @@ class Fused(Rewritten):
             run = _OPERATORS[f"_convolution_{kind}.default"]
             y: Tensor = run(x, weight, bias, *geometry, name, *options)
         else:
-            unary = None if name == "none" else name
             run = _OPERATORS["_convolution_pointwise.binary"]
-            y = run(x, call.other, weight, bias, *geometry, "add", 1.0, unary, *options)
+            y = run(x, call.other, weight, bias, *geometry, "add", 1.0, None, [], None)
         return y
 
     def _weights(self, call: _Call) -> _Weights:
