@@ -87,7 +87,9 @@ def verify(
         return Verification(status="cannot tell", reason=reference, mode=mode)
     if not isinstance(reference, nn.Module):
         reference = reference()
-    _check_arguments(reference, prepared, mode=mode, gradients=gradients)
+    if mode == "train" and not gradients:
+        raise RefusedError("gradients", "mode 'train' requires them", "leave out gradients=False")
+    _check_models(reference, prepared, mode)
     amp = read_amp(amp)
     autocast(amp, device_of([prepared]))  # raises if the device has none
     budget, call = Budget(seconds, prepared), call_of(batch).map(Tensor.detach)
@@ -103,10 +105,9 @@ def verify(
     first = {check.status: check for check in reversed(checks)}
     status = next((word for word in ("fail", "cannot tell") if word in first), "pass")
     worst = first.get("wrong" if status == "pass" else status)
-    bad, culprit, advice = first.get("fail") or first.get("wrong"), case.culprit, ""
-    if bad is not None and bad.what not in ("values", "flags", "layout"):
-        advice = _remedy(case)
-    elif bad is not None:  # these say themselves what to do
+    bad, culprit = first.get("fail") or first.get("wrong"), case.culprit
+    says_itself = bad is not None and bad.what in ("values", "flags", "layout")
+    if bad is not None and says_itself:
         culprit = bad.worst.rpartition(".")[0] if bad.what == "values" else bad.worst
     return Verification(
         status=status,
@@ -116,20 +117,16 @@ def verify(
         dtype=name_of(case.dtype),
         checks=tuple(checks),
         culprit=type(prepared).__name__ if culprit == "" else culprit or "",
-        advice=advice,
+        advice=_remedy(case) if bad and not says_itself else "",
         seconds=round(budget.spent(), 3),
         environment=environment(),
         amp=amp,
     )
 
 
-def _check_arguments(
-    reference: nn.Module, prepared: nn.Module, *, mode: str, gradients: bool
-) -> None:
+def _check_models(reference: nn.Module, prepared: nn.Module, mode: str) -> None:
     if mode not in ("eval", "train"):
         raise RefusedError("mode", f"{mode!r} is not a mode", choose(mode, ("eval", "train")))
-    if mode == "train" and not gradients:
-        raise RefusedError("gradients", "mode 'train' requires them", "leave out gradients=False")
     if prepared is reference:
         remedy = "apply works in place: pass copy.deepcopy(model), taken before apply, as reference"
         raise RefusedError("prepared", "is the same object as the reference", remedy)

@@ -56,9 +56,24 @@ for _name, _count in _ARGUMENTS.items():
         _operator = operator.attrgetter(_name)(torch.ops.mkldnn)
         _OPERATORS |= {_name: _operator} if len(_operator._schema.arguments) == _count else {}
 # What the dispatcher includes in plain calls: it is more in a trace, a transform or a mode.
-_PLAIN = {torch._C._dispatch_tls_local_include_set().raw_repr()}
-with torch.inference_mode():
-    _PLAIN.add(torch._C._dispatch_tls_local_include_set().raw_repr())
+_PLAIN: set[int] = set()
+
+
+def _included() -> int:
+    state: int = torch._C._dispatch_tls_local_include_set().raw_repr()
+    return state
+
+
+def _note_plain() -> None:
+    _PLAIN.add(_included())
+    with torch.inference_mode():
+        _PLAIN.add(_included())
+
+
+# In a thread of its own, as this file may be read inside of a mode.
+_thread = threading.Thread(target=_note_plain)
+_thread.start()
+_thread.join()
 
 
 def missing() -> str:
@@ -228,8 +243,7 @@ def _is_same(seen: list[Any]) -> bool:
 
 def _is_plain() -> bool:
     """Return whether no trace, transform, autocast or mode of the dispatcher looks at each operation."""
-    included = torch._C._dispatch_tls_local_include_set().raw_repr()
-    return included in _PLAIN and not torch.is_autocast_enabled("cpu")
+    return _included() in _PLAIN and not torch.is_autocast_enabled("cpu")
 
 
 def _is_observed() -> bool:
