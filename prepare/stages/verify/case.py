@@ -34,7 +34,7 @@ from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import finite, first_line, plural
-from prepare.stages.verify import inputs, runs
+from prepare.stages.verify import runs
 from prepare.stages.verify.deviations import (
     Deviation,
     compare,
@@ -187,7 +187,7 @@ class VerificationCase:
 
     def _prepared(self, call: Call, *, as_used: bool = False, **options: Any) -> Run:
         """Run the prepared model, `as_used` with its compiler and without hooks."""
-        call = inputs.user_call(call, self.prepared, self.pipeline)
+        call = runs.user_call(call, self.prepared, self.pipeline)
         compiled = as_used and bool(self._whole)
         with contextlib.nullcontext() if compiled else eager_if_compiled(self.prepared):
             return self._run(self.prepared, call, amp=self.amp, compiled=compiled, **options)
@@ -195,8 +195,8 @@ class VerificationCase:
     def _in_its_dtypes(self, call: Call) -> Run:
         """Run the reference in the prepared dtypes, on inputs that differ by what a module may round."""
         # What activations lose here counts as noise, not as an error of the prepared model.
-        call = inputs.rounded_call(call, self.prepared, self.pipeline)
-        given = call.map(inputs.nudged).map(lambda tensor: cast(tensor, tensor.dtype))
+        call = runs.format_call(call, self.prepared, self.pipeline)
+        given = call.map(runs.nudged).map(lambda tensor: cast(tensor, tensor.dtype))
         with same_casts(self.reference, self.prepared):
             return self._run(
                 self.reference, given, repair=self.dtype, stand_in=self._low, amp=self.amp
@@ -207,7 +207,7 @@ class VerificationCase:
         made = cast(tensor, *self._targets.get(id(tensor), (tensor.dtype, tensor.device)))
         # A kernel in float32 rounds at every addition, so its weights differ as the inputs do.
         if self._in_32 and isinstance(made, nn.Parameter):
-            made.data = inputs.nudged(made.data)
+            made.data = runs.nudged(made.data)
         return made
 
     def _exact(self, call: Call, **options: Any) -> Run:
@@ -287,7 +287,7 @@ class VerificationCase:
 
     def _look_again(self) -> None:
         """Keep what is wrong on slightly different inputs too."""
-        moved, names = self.call.map(inputs.jittered), self._wrong_modules()
+        moved, names = self.call.map(runs.jittered), self._wrong_modules()
         actual, again = self._prepared(moved, record=bool(names)), {}
         if any(item.kind in KINDS for item in self.wrong):
             again = self._deviations(self._exact(moved), actual, [self._in_its_dtypes(moved)])
