@@ -69,9 +69,7 @@ _DEPTH = 100
 _NEAR_ALONE = 0.5
 _LATE = "no time was left; raise verify.seconds"
 _RANDOM = "returns other outputs with every seed: its dropout and random numbers cannot be fixed"
-_UNSTABLE = (
-    "the prepared model differs between its own calls, as with a race or memory not initialised"
-)
+_UNSTABLE = "the prepared model differs between its own calls, as with memory not initialised"
 
 
 class UnableError(Exception):
@@ -101,7 +99,7 @@ class VerificationCase:
     pairs: dict[str, tuple[Tensor, Tensor]]
     call: Call
     mode: str
-    backward: bool
+    backward: bool = True
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
     culprit: str | None = None
     wrong_step: str = ""
@@ -223,11 +221,10 @@ class VerificationCase:
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            text, own = str(explained(model, error)), model is self.prepared
-            said = (
-                (text, "forward", "fail") if own else (f"the reference raises: {text}", "forward")
-            )
-            raise UnableError(*said) from error
+            text = str(explained(model, error))
+            if model is self.prepared:
+                raise UnableError(text, "forward", "fail") from error
+            raise UnableError(f"the reference raises: {text}", "forward") from error
 
     def _first_call(self) -> Run:
         """Call the prepared model without a backward: what it takes says whether the others fit."""
@@ -328,14 +325,12 @@ class VerificationCase:
         again = self._compare("outputs", exact.tensors["outputs"], [], second)
         if any(item.exceeds and not math.isnan(item.error) for item in again):
             raise UnableError(f"the reference itself {_RANDOM}")
-        item, note = moved[0], f"{moved[0].note} in another call" if moved[0].note else ""
-        if self._whole and not note:
-            if self._moved(first, third):
-                raise UnableError(f"with the step {self._whole} it {_RANDOM}")
-            self.wrong_step, note = self._whole, f"differs with the step {self._whole}"
-        if note:
-            return [_described("fail", replace(item, note=note))]
-        raise UnableError(f"{_UNSTABLE}: {item.name} by {item.error:.2g} of its scale")
+        if not self._whole:
+            raise UnableError(f"{_UNSTABLE}: {moved[0].name} by {moved[0].error:.2g} of its scale")
+        if self._moved(first, third):
+            raise UnableError(f"with the step {self._whole} it {_RANDOM}")
+        self.wrong_step, note = self._whole, f"differs with the step {self._whole}"
+        return [_described("fail", replace(moved[0], note=note))]
 
     def _moved(self, one: Run, other: Run) -> list[Deviation]:
         """Return the outputs that differ between two runs by more than is allowed."""
