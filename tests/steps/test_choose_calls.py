@@ -35,13 +35,13 @@ class Hidden(nn.Module):
 
     def forward(self, x):
         x = self.conv(x).contiguous()
-        return torch.softmax(x, 1)
+        return torch.repeat_interleave(x, 2, dim=1)
 
 
 def test_breaks_behind_others_are_found():
     torch.manual_seed(0)
     choice = chosen(Hidden().to(memory_format=LAST))
-    assert [call.operator for call in choice.calls] == ["contiguous", "softmax"]
+    assert [call.operator for call in choice.calls] == ["contiguous", "repeat_interleave"]
     assert choice.after.summary["breaks"] == 0
 
 
