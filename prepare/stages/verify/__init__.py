@@ -10,8 +10,4 @@ if TYPE_CHECKING:
 
 __all__ = ["Check", "Verification", "verify"]
 
-__getattr__ = lazy_names(
-    __name__,
-    records=("Check", "Verification"),
-    check_model=("verify",),
-)
+__getattr__ = lazy_names(__name__, records=("Check", "Verification"), check_model=("verify",))

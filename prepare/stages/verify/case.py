@@ -35,13 +35,7 @@ from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import finite, first_line, plural
 from prepare.stages.verify import runs
-from prepare.stages.verify.deviations import (
-    Deviation,
-    compare,
-    is_finite,
-    is_under,
-    sensitivity,
-)
+from prepare.stages.verify.deviations import Deviation, compare, is_finite, is_under, sensitivity
 from prepare.stages.verify.records import Check
 from prepare.stages.verify.runs import KINDS, ModuleCall, Named, Run, cast
 
@@ -64,9 +58,6 @@ _ALONE = ("module outputs", "module gradients")
 # A kernel in float32 may add up many numbers in another order: the floor of its tolerance allows for so many
 # layers, 0.008 %, which is far below the errors that are searched for.
 _DEPTH = 100
-# Within so much of the allowance, what the unprepared module computes in the same dtypes decides: the error
-# against float64 is then at most its own error and this, which is always allowed.
-_NEAR_ALONE = 0.5
 _LATE = "no time was left; raise verify.seconds"
 _RANDOM = "returns other outputs with every seed: its dropout and random numbers cannot be fixed"
 _UNSTABLE = "the prepared model differs between its own calls, as with memory not initialised"
@@ -120,8 +111,8 @@ class VerificationCase:
         self._targets = {id(old): (new.dtype, new.device) for old, new in self.pairs.values()}
         # With hooks on its modules, a model with one of these steps runs other code than without.
         is_fused = any(getattr(m, "rewritten_as", "") == "fused" for m in self.prepared.modules())
-        self._whole = "fuse_inference" if is_fused else ""
-        self._whole = "compile" if contains_compiled(self.prepared) else self._whole
+        is_compiled = contains_compiled(self.prepared)
+        self._whole = "compile" if is_compiled else "fuse_inference" if is_fused else ""
         # Runs whose difference from the exact one is noise.
         self._noisy: list[Run] = []
         self._left_out: dict[str, str] = {}
@@ -157,8 +148,6 @@ class VerificationCase:
             self.deviations = self._deviations(exact, actual, self._noisy)
         found = (self._finds(kind) for kind in _GRADIENTS if self.mode == "train")
         hidden = max((least for least, _ in filter(None, found)), default=0.0)
-        if not all(map(_may_be_rounding, self._open())):
-            exact = self._go_exact(first, exact, actual)
         if self._open() or hidden > (_BLIND if self._in_32 else _BLIND_16):
             recorded = self._prepared(self.call, record=True)
             names = {c.name for c in recorded.calls if not is_under(c.name, self.rewritten)}
@@ -347,25 +336,18 @@ class VerificationCase:
             if call.name in wanted:
                 calls.setdefault(call.name, []).append(call)
         low = self._run_alone(calls, self._low, self.amp)
-        items = {name: self._of_module(run, calls[name], low[name]) for name in low}
-        # A wrong output may come from a module that is as wrong in the unprepared model.
-        may_be_near = not any(item.kind in ("outputs", "buffers") for item in self.wrong)
-        for name, near in items.items():
-            if may_be_near and all(i.error <= _NEAR_ALONE * i.allowed for i in near):
-                del calls[name]
+        calls = {name: calls[name] for name in low}
         exact = self._run_alone(calls, partial(cast, dtype=torch.float64))
-        for name in exact:
-            items[name] = self._of_module(run, calls[name], exact[name], low[name])
         found: dict[str, list[Deviation]] = {kind: [] for kind in _ALONE[: 1 + self.backward]}
-        for name, own in items.items():
-            for item in own if name not in self._left_out else ():
+        for name in exact:
+            for item in self._of_module(run, calls[name], exact[name], low[name]):
                 # What a module leaves in its buffers counts as an output.
                 kind = item.kind if item.kind in _ALONE else _ALONE[0]
                 found[kind].append(replace(item, kind=kind, name=name))
         return found
 
     def _of_module(
-        self, run: Run, calls: list[ModuleCall], exact: Any, *noisy: Any
+        self, run: Run, calls: list[ModuleCall], exact: Any, noisy: Any
     ) -> list[Deviation]:
         """Compare what a module computed in a run with what the reference computes alone."""
         head = f"{calls[0].name}." if calls[0].name else ""
@@ -379,8 +361,8 @@ class VerificationCase:
             own = {name: whole[head + name] for name in right if head + name in whole}
             actual = {name: t for name, t in (given[kind] | own).items() if name in right}
             if all(map(is_finite, right.values())):
-                others = [each[kind] for each in noisy]
-                found += compare(kind, right, others, actual, dtype=self.dtype, depth=depth)
+                noise = [noisy[kind]]
+                found += compare(kind, right, noise, actual, dtype=self.dtype, depth=depth)
         return found
 
     def _run_alone(
@@ -404,8 +386,6 @@ class VerificationCase:
                         raise TimeoutError(_LATE)
                     module = model.get_submodule(name)
                     found[name] = self._call_alone(module, own, convert, shared, amp)
-                except (MemoryError, torch.OutOfMemoryError):
-                    raise
                 except Exception as error:  # the module's code may depend on the code around it
                     self._left_out[name] = first_line(error)
         return found
@@ -433,9 +413,7 @@ class VerificationCase:
                 raise RuntimeError("the forward differentiates, or draws random numbers")
             outputs |= {f"{index}.{place}": output.detach() for place, output in enumerate(result)}
             known = call.output_gradients
-            heads = {
-                place: t for place, t in enumerate(result) if place in known and t.requires_grad
-            }
+            heads = {p: t for p, t in enumerate(result) if p in known and t.requires_grad}
             into = {**mine, **{f"{index}.{place}": leaves[place] for place in call.input_gradients}}
             if heads and into:
                 grads = [known[place].to(t.dtype).contiguous() for place, t in heads.items()]
