@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from prepare.stages.verify import check_model, verify
+from prepare.stages.verify import case, verify
 from prepare.stages.verify.document import verify_document
 from verify_checks import FLAT, check, prepared
 from verify_faults import Net
@@ -21,7 +21,7 @@ def test_a_run_that_does_not_fit_is_cannot_tell_with_the_reason():
 
 
 def test_a_run_that_is_too_large_is_cannot_tell(monkeypatch):
-    monkeypatch.setattr(check_model, "free_memory", lambda _: 2000)
+    monkeypatch.setattr(case, "free_memory", lambda _: 2000)
     result = check(Net(), FLAT, torch.randn(2, 3, 16, 16))
     assert result.status == "cannot tell"
     assert "are free" in result.reason
@@ -34,7 +34,7 @@ def test_a_fault_is_found_where_float64_does_not_fit(mode, monkeypatch):
     model[0].register_forward_hook(lambda _module, _args, out: out * 1.01)
     seen = set()
     for power in range(13, 25):
-        monkeypatch.setattr(check_model, "free_memory", lambda _, free=2**power: free)
+        monkeypatch.setattr(case, "free_memory", lambda _, free=2**power: free)
         result = verify(reference, model, batch, pipeline=pipeline, mode=mode, seconds=600.0)
         seen.add((result.status, result.culprit, result.reference))
     assert seen == {("cannot tell", "", ""), ("fail", "0", "float32"), ("fail", "0", "float64")}

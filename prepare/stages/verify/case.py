@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -32,8 +33,10 @@ from prepare.core.forward.input_formatter import same_casts
 from prepare.core.forward.run_example import explained
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged
+from prepare.core.model.devices import free_memory
+from prepare.core.model.tensors import name_of
 from prepare.core.utils.process_state import ignored_warnings
-from prepare.core.utils.text import finite, first_line, plural
+from prepare.core.utils.text import finite, first_line, plural, size
 from prepare.stages.verify import runs
 from prepare.stages.verify.deviations import Deviation, compare, is_finite, is_under, sensitivity
 from prepare.stages.verify.records import Check
@@ -42,10 +45,11 @@ from prepare.stages.verify.runs import KINDS, ModuleCall, Named, Run, cast
 if TYPE_CHECKING:
     from prepare.core.forward.call import Call
     from prepare.pipeline import Pipeline
-    from prepare.stages.verify.check_model import Budget
 
 # Up to this part of the tolerance, a difference from a run in float32 needs no run in float64.
 _NEAR = 0.4
+# A run may use this part of the free memory.
+_FREE_PART = 0.5
 # A run in float64 may take so many times as long as one in float32.
 _SLOWER = 10.0
 # Gradients of modules that are right alone may be off by so many times what is allowed: amplified rounding.
@@ -58,6 +62,9 @@ _ALONE = ("module outputs", "module gradients")
 # A kernel in float32 may add up many numbers in another order: the floor of its tolerance allows for so many
 # layers, 0.008 %, which is far below the errors that are searched for.
 _DEPTH = 100
+# Within so much of the allowance, what the unprepared module computes in the same dtypes decides: the error
+# against float64 is then at most its own error and this, which is always allowed.
+_NEAR_ALONE = 0.5
 _LATE = "no time was left; raise verify.seconds"
 _RANDOM = "returns other outputs with every seed: its dropout and random numbers cannot be fixed"
 _UNSTABLE = "the prepared model differs between its own calls, as with memory not initialised"
@@ -75,17 +82,19 @@ class UnableError(Exception):
 class VerificationCase:
     """One call in the mode of use; in `eval`, wrong gradients do not fail.
 
-    `rewritten` names the modules whose tensors a structure step replaced, `pairs` holds the tensors that both
-    models have in common. After `checks`, `deviations` holds what was compared by its kind, of leaves alone
-    with the module as name; `culprit` the first wrong module, `wrong_step` a step that is wrong as a
-    whole, and `exact_dtype` the dtype of the exact run.
+    `end` is when its time ends, on the clock of `time.monotonic`. `rewritten` names the modules whose tensors
+    a structure step replaced, `pairs` holds the tensors that both models have in common.
+
+    After `checks`, `deviations` holds what was compared by its kind, of leaves alone with the module as
+    name; `culprit` the first wrong module, `wrong_step` a step that is wrong as a whole, and `exact_dtype`
+    the dtype of the exact run.
     """
 
     reference: nn.Module
     prepared: nn.Module
     pipeline: Pipeline | None
     amp: str
-    budget: Budget
+    end: float
     rewritten: tuple[str, ...]
     pairs: dict[str, tuple[Tensor, Tensor]]
     call: Call
@@ -113,6 +122,8 @@ class VerificationCase:
         is_fused = any(getattr(m, "rewritten_as", "") == "fused" for m in self.prepared.modules())
         is_compiled = contains_compiled(self.prepared)
         self._whole = "compile" if is_compiled else "fuse_inference" if is_fused else ""
+        devices = {tensor.device for tensor in tensors} | {torch.device("cpu")}
+        self._free = min(filter(None, map(free_memory, devices)), default=None)
         # Runs whose difference from the exact one is noise.
         self._noisy: list[Run] = []
         self._left_out: dict[str, str] = {}
@@ -231,7 +242,13 @@ class VerificationCase:
         backward = 1 + self.backward
         weights = sum(tensor.numel() for tensor in self.prepared.parameters())
         seconds = first.seconds * (2 * backward - 1) * (_SLOWER if dtype == torch.float64 else 1)
-        return self.budget.refuses(seconds, (2 * weights + first.numbers) * backward, dtype)
+        memory = int((2 * weights + first.numbers) * backward * dtype.itemsize)
+        run, left = f"a call in {name_of(dtype)}", max(self.end - time.monotonic(), 0.0)
+        if self._free is not None and memory > _FREE_PART * self._free:
+            free = f"{size(self._free)} are free"
+            return f"{run} needs about {size(memory)}, but {free}; make the batch smaller"
+        takes = f"{run} takes about {seconds:.2g} s, but {left:.0f} s are left"
+        return f"{takes}; raise verify.seconds" if seconds > left else ""
 
     def _deviations(self, exact: Run, actual: Run, noisy: list[Run]) -> dict[str, list[Deviation]]:
         found = {}
@@ -336,18 +353,25 @@ class VerificationCase:
             if call.name in wanted:
                 calls.setdefault(call.name, []).append(call)
         low = self._run_alone(calls, self._low, self.amp)
-        calls = {name: calls[name] for name in low}
+        items = {name: self._of_module(run, calls[name], low[name]) for name in low}
+        # A wrong output may come from a module that is as wrong in the unprepared model.
+        may_be_near = not any(item.kind in ("outputs", "buffers") for item in self.wrong)
+        for name, near in items.items():
+            if may_be_near and all(i.error <= _NEAR_ALONE * i.allowed for i in near):
+                del calls[name]
         exact = self._run_alone(calls, partial(cast, dtype=torch.float64))
-        found: dict[str, list[Deviation]] = {kind: [] for kind in _ALONE[: 1 + self.backward]}
         for name in exact:
-            for item in self._of_module(run, calls[name], exact[name], low[name]):
+            items[name] = self._of_module(run, calls[name], exact[name], low[name])
+        found: dict[str, list[Deviation]] = {kind: [] for kind in _ALONE[: 1 + self.backward]}
+        for name, own in items.items():
+            for item in own if name not in self._left_out else ():
                 # What a module leaves in its buffers counts as an output.
                 kind = item.kind if item.kind in _ALONE else _ALONE[0]
                 found[kind].append(replace(item, kind=kind, name=name))
         return found
 
     def _of_module(
-        self, run: Run, calls: list[ModuleCall], exact: Any, noisy: Any
+        self, run: Run, calls: list[ModuleCall], exact: Any, *noisy: Any
     ) -> list[Deviation]:
         """Compare what a module computed in a run with what the reference computes alone."""
         head = f"{calls[0].name}." if calls[0].name else ""
@@ -361,8 +385,8 @@ class VerificationCase:
             own = {name: whole[head + name] for name in right if head + name in whole}
             actual = {name: t for name, t in (given[kind] | own).items() if name in right}
             if all(map(is_finite, right.values())):
-                noise = [noisy[kind]]
-                found += compare(kind, right, noise, actual, dtype=self.dtype, depth=depth)
+                others = [each[kind] for each in noisy]
+                found += compare(kind, right, others, actual, dtype=self.dtype, depth=depth)
         return found
 
     def _run_alone(
@@ -382,7 +406,7 @@ class VerificationCase:
             shared = {each for each, count in owners.items() if count > 1}
             for name, own in calls.items():
                 try:
-                    if self.budget.left() < 0:
+                    if time.monotonic() > self.end:
                         raise TimeoutError(_LATE)
                     module = model.get_submodule(name)
                     found[name] = self._call_alone(module, own, convert, shared, amp)
@@ -434,9 +458,8 @@ class VerificationCase:
     def _judged(self, kind: str, items: list[Deviation], exact: Run) -> Check:
         for name, tensor in exact.tensors.get(kind, {}).items():
             if not is_finite(tensor):
-                return replace(
-                    UnableError("the reference is not finite here", kind).check, worst=name
-                )
+                check = UnableError("the reference is not finite here", kind).check
+                return replace(check, worst=name)
         if kind == "outputs" and not any(item.size or item.exceeds for item in items):
             all_zero = "they are all zero, so nothing can be compared"
             return UnableError(all_zero if items else "there are none").check

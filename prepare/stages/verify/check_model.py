@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from prepare.core.forward.call import call_of
 from prepare.core.forward.input_formatter import CAST_STEP, keep_option
 from prepare.core.forward.torch_state import Amp, autocast, device_of, read_amp
-from prepare.core.model.devices import free_memory
 from prepare.core.model.forward_code import may_read_mode
 from prepare.core.model.known_issues import REPAIR_STEP
 from prepare.core.model.tensors import (
@@ -23,12 +22,12 @@ from prepare.core.model.tensors import (
     named_tensors,
 )
 from prepare.core.utils.suggest import choose
-from prepare.core.utils.text import size
 from prepare.errors import RefusedError
 from prepare.pipeline.tensor_table import format_steps
 from prepare.stages.verify.case import VerificationCase
 from prepare.stages.verify.deviations import is_under
 from prepare.stages.verify.records import Check, Verification
+from prepare.stages.verify.runs import cast
 from prepare.steps.conv_memory_format import SwapsClasses
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 _Pairs = dict[str, tuple[Tensor, Tensor]]
 # Enough for some twenty steps of a large model; a small one takes a second.
 SECONDS = 120.0
-# A run may use this part of the free memory.
-_FREE_PART = 0.5
 
 
 def verify(
@@ -80,6 +77,7 @@ def verify(
         RefusedError: both models are the same object, `mode` or `amp` is unknown, or a lazy
             module has no parameters yet.
     """
+    end = time.monotonic() + (seconds or SECONDS)
     if isinstance(reference, str):
         return Verification(status="cannot tell", reason=reference, mode=mode)
     if not isinstance(reference, nn.Module):
@@ -87,14 +85,12 @@ def verify(
     _check_models(reference, prepared, mode)
     amp = read_amp(amp)
     autocast(amp, device_of([prepared]))  # raises if the device has none
-    budget, call = Budget(seconds, prepared), call_of(batch).map(Tensor.detach)
+    call = call_of(batch).map(Tensor.detach)
     originals = {entry.path: entry.tensor for entry in named_tensors(reference)}
     others = {entry.path: entry.tensor for entry in named_tensors(prepared)}
     pairs = {path: (originals[path], new) for path, new in others.items() if path in originals}
     checks, rewritten = _static_checks(reference, prepared, pairs, pipeline)
-    case = VerificationCase(
-        reference, prepared, pipeline, amp, budget, rewritten, pairs, call, mode
-    )
+    case = VerificationCase(reference, prepared, pipeline, amp, end, rewritten, pairs, call, mode)
     # No forward runs if one of these fails, and its own words name the place and the remedy.
     says_itself = any(check.status == "fail" for check in checks)
     checks += [] if says_itself else case.checks()
@@ -141,30 +137,6 @@ def _remedy(case: VerificationCase) -> str:
         remedies.append(f"add {keep_option(place)}")
     remedies += [f"drop the step {name}" for name in formats[:1]]
     return f"It may help to {', or '.join(remedies)}." if remedies else ""
-
-
-class Budget:
-    """The seconds and bytes that are left."""
-
-    def __init__(self, seconds: float | None, model: nn.Module) -> None:
-        self.seconds = seconds or SECONDS
-        self._end = time.monotonic() + self.seconds
-        devices = {tensor.device for tensor in model.parameters()} | {torch.device("cpu")}
-        self._free = min(filter(None, map(free_memory, devices)), default=None)
-
-    def left(self) -> float:
-        """Return the seconds that are left."""
-        return self._end - time.monotonic()
-
-    def refuses(self, seconds: float, numbers: float, dtype: torch.dtype) -> str:
-        """Say why a run of so many seconds that holds so many numbers does not fit; empty if it fits."""
-        run, memory = f"a call in {name_of(dtype)}", int(numbers * dtype.itemsize)
-        if self._free is not None and memory > _FREE_PART * self._free:
-            what = f"{size(memory)}, but {size(self._free)} are free"
-            return f"{run} needs about {what}; make the batch smaller"
-        rest = f"{max(self.left(), 0):.0f} of {self.seconds:.0f} s are left"
-        takes = f"{run} takes about {seconds:.2g} s, but {rest}; raise verify.seconds"
-        return takes if seconds > self.left() else ""
 
 
 def _static_checks(
@@ -233,10 +205,7 @@ def _is_equal(reference: Tensor, prepared: Tensor) -> bool:
     """Return whether a cast gives these values. What is beyond the new range is clamped, and not infinite."""
     if not (is_plain(reference) and is_plain(prepared)):
         return True  # only its class knows the values of such a tensor; the outputs are compared
-    if reference.shape != prepared.shape or reference.is_complex() != prepared.is_complex():
+    wanted = cast(reference.detach(), prepared.dtype, prepared.device)
+    if (wanted.shape, wanted.dtype) != (prepared.shape, prepared.dtype):
         return False
-    cast, prepared = reference.detach().to(prepared.device, prepared.dtype), prepared.detach()
-    if cast.is_floating_point() and cast.dtype != reference.dtype:
-        largest, is_infinite = torch.finfo(cast.dtype).max, reference.isinf().to(cast.device)
-        cast = torch.where(is_infinite, cast, cast.clamp(-largest, largest))
-    return torch.allclose(cast, prepared, rtol=0.0, atol=0.0, equal_nan=True)
+    return torch.allclose(wanted, prepared, rtol=0.0, atol=0.0, equal_nan=True)

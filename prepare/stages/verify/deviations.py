@@ -25,13 +25,12 @@ from prepare.core.utils.text import part_of_tolerance
 
 FACTOR, GARBAGE = 6.0, 4.0
 # A 16-bit kernel accumulates in float32 and rounds once; a float32 kernel rounds at every addition.
-_ROUNDINGS = {torch.float16: 1.0, torch.bfloat16: 1.0}
+_ROUNDINGS, _ROUNDINGS_16 = 16.0, 1.0
 # Tensors of less than this part of the largest number say nothing about the sensitivity.
 _NEGLIGIBLE = 1e-3
 # An error is a common factor if no more than this part of it is left without the factor, in a tensor whose
 # numbers count as so many equal ones: amplified rounding has a factor of its own for each number.
 _LEFT, _EQUAL = 0.25, 8.0
-_BY_MODULE = ("buffers", "parameter gradients")
 
 Named = Mapping[str, Tensor]
 
@@ -83,7 +82,7 @@ def compare(
     """Compare every tensor of `actual` with `exact`; `noisy` holds runs of the unprepared model."""
     gradients = "gradients" in kind
     sizes = {name: largest(tensor) for name, tensor in exact.items()}
-    scales = _by_module(exact, sizes) if kind in _BY_MODULE else sizes
+    scales = _by_module(exact, sizes) if kind in ("buffers", "parameter gradients") else sizes
     most = max((size for size in scales.values() if math.isfinite(size)), default=0.0)
     floor = 4 * rounding_step(dtype) * math.sqrt(max(depth, 1))
     step = rounding_step(dtype) * most if gradients else 0.0
@@ -119,7 +118,7 @@ def compare(
 
 def rounding_step(dtype: torch.dtype) -> float:
     """Return the error that one module may add, as a fraction of its output."""
-    return _ROUNDINGS.get(dtype, 16.0) * torch.finfo(dtype).eps
+    return torch.finfo(dtype).eps * (_ROUNDINGS_16 if dtype.itemsize == 2 else _ROUNDINGS)
 
 
 def _mismatch(right: Tensor | None, given: Tensor | None) -> str:
@@ -143,12 +142,7 @@ def sensitivity(items: Iterable[Deviation], *, by_module: bool) -> tuple[float, 
 
 def largest(tensor: Tensor) -> float:
     """Return the largest absolute number; NaN if there is one."""
-    tensor = tensor.detach()
-    if not tensor.numel():
-        return 0.0
-    if tensor.layout is torch.strided and tensor.dtype in (torch.float32, torch.float64):
-        return max(abs(float(each)) for each in torch.aminmax(tensor))
-    return float(in_float64(tensor).abs().max())
+    return float(in_float64(tensor).abs().max()) if tensor.numel() else 0.0
 
 
 def distance(exact: Tensor, other: Tensor) -> float:

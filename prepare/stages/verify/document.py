@@ -19,8 +19,7 @@ _COLUMNS = parts.columns(
     "Status text, Compared text, Worst code, Error number, Tolerance number, Of the tolerance number"
 )
 _ABOUT_ERRORS = (
-    "An error is the largest difference from the exact result, relative to the size of the tensor. Its "
-    "tolerance follows from the error of the unprepared model with the same types."
+    "An error is a part of the tensor's size; the tolerance follows from the unprepared model."
 )
 
 
@@ -56,9 +55,8 @@ def verify_sentence(verification: Verification) -> str:
     text += f", {_outputs(verification)}"
     for kind in ("outputs", "gradients"):
         if found := verification.sensitivity(kind):
-            text += (
-                f"; finds errors of {kind} from {_percent(found[0])} in {found[1] or 'the model'}"
-            )
+            where = found[1] or "the model"
+            text += f"; finds errors of {kind} from {_percent(found[0])} in {where}"
     if verification.reason:
         text += f"; wrong, but not a failure in mode {verification.mode}: {verification.reason}"
     return printable(text)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import random
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -40,8 +38,6 @@ _MADE = {"rand", "rand_like", "randn", "randn_like"}
 _RANDOM = _MADE | {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_"}
 # A tensor that exceeds its tolerance is compared again on inputs changed by this fraction.
 JITTER = 0.02
-# A prime, so that no two rows of a tensor get the same numbers.
-_PERIOD = 10007
 
 Named = dict[str, Tensor]
 
@@ -328,9 +324,6 @@ def make_deterministic(model: nn.Module, flags: Mapping[str, bool], seed: int = 
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seed)
-    random.seed(seed)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(seed)
 
 
 def user_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
@@ -373,8 +366,7 @@ def jittered(tensor: Tensor) -> Tensor:
 
 
 def _noise(like: Tensor) -> Tensor:
-    """Return random numbers with a variance of 1; they repeat, since each costs as much as a product."""
-    count, generator = like.numel(), torch.Generator("cpu").manual_seed(0)
-    drawn = torch.randn(min(count, _PERIOD), generator=generator, device="cpu")
-    drawn = drawn.repeat(-(-count // max(len(drawn), 1)))[:count]
-    return drawn.view(like.shape).to(like.device, like.dtype)
+    """Return the same random numbers for every tensor of this shape, with a variance of 1."""
+    generator = torch.Generator("cpu").manual_seed(0)
+    drawn = torch.randn(like.shape, generator=generator, device="cpu")
+    return drawn.to(like.device, like.dtype)
