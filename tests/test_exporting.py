@@ -9,7 +9,7 @@ from prepare.pipeline import Pipeline
 OF_WEIGHTS = {"conv3d_memory_format": {}, "input_format": {}}
 STEPS = {
     "backends": {}, "compile": {"backend": "aot_eager"}, "device": {"device": "cpu"}, "eval_mode": {}, "fuse_conv_bn": {},
-    "keep_layout": {}, "repair_layout": {}, "rewrite_conv": {"force": True, "pointwise": ["last"]},
+    "fuse_inference": {}, "keep_layout": {}, "repair_layout": {}, "rewrite_conv": {"force": True, "pointwise": ["last"]},
 }  # fmt: skip
 
 

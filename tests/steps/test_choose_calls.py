@@ -35,13 +35,13 @@ class Hidden(nn.Module):
 
     def forward(self, x):
         x = self.conv(x).contiguous()
-        return torch.softmax(x, 1)
+        return x.repeat(1, 2, 1, 1, 1)
 
 
 def test_breaks_behind_others_are_found():
     torch.manual_seed(0)
     choice = chosen(Hidden().to(memory_format=LAST))
-    assert [call.operator for call in choice.calls] == ["contiguous", "softmax"]
+    assert [call.operator for call in choice.calls] == ["contiguous", "repeat"]
     assert choice.after.summary["breaks"] == 0
 
 

@@ -142,7 +142,7 @@ BROKEN = {
         HoldsAnObject,
         "another step",
     ),
-    "test_a_recipe_of_it_can_be_saved_and_loaded": (HoldsASet, "frozenset"),
+    "test_a_recipe_of_it_can_be_saved_and_loaded": (HoldsASet, "plain data"),
     "test_the_docstring_is_a_card": (NoCard, "has no Helps:, Hurts:, Source:"),
 }
 

@@ -31,6 +31,8 @@ from prepare.core.utils.text import list_option
 _MOST_IMAGE_CHANNELS = 4
 _ACTIVATIONS = (torch.float32, torch.float16, torch.bfloat16)
 _STEP = "input_format"
+# torch 2.5 has no such function.
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: False)
 _MOVED = (
     "the model was cast or moved after it was prepared, and its hook still makes inputs {}: prepare it "
     "again, or remove the hook: from prepare.steps import input_format; input_format.undo(model)"
@@ -67,7 +69,7 @@ class Formatter:
         """Return the formatted tensor; the same object if nothing changes. Differentiable."""
         device, dtype = self._target(tensor, name)
         memory_format = self.format_of(tensor)
-        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+        if torch.compiler.is_dynamo_compiling() and not _is_exporting():
             memory_format = None  # a compiler chooses strides itself
         stride = canonical_stride(tensor.shape, memory_format) if memory_format else None
         if (device, dtype) == (tensor.device, tensor.dtype) and stride in (None, tensor.stride()):

@@ -9,6 +9,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 import numpy as np
@@ -170,7 +171,4 @@ def autocast(amp: str, device: torch.device) -> AbstractContextManager[Any]:
 def device_of(models: Iterable[nn.Module], tensors: Iterable[torch.Tensor] = ()) -> torch.device:
     """Return the device of the first parameter or buffer of `models`, else of the first of `tensors`."""
     own = (t for model in models for each in (model.parameters(), model.buffers()) for t in each)
-    first = next(own, None)
-    if first is None:
-        first = next(iter(tensors), None)
-    return torch.device("cpu") if first is None else first.device
+    return next((each.device for each in chain(own, tensors)), torch.device("cpu"))

@@ -88,6 +88,8 @@ def without_gradients(run: Callable[[], _T]) -> _T:
     try:
         with torch.no_grad():
             return run()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
         try:
             with torch.enable_grad():
@@ -102,8 +104,7 @@ def without_gradients(run: Callable[[], _T]) -> _T:
 def real_stand_in(tensor: Tensor) -> Tensor:
     """Return a parameter that shares the values but not the gradient, or a copy of a buffer."""
     if isinstance(tensor, nn.Parameter):
-        alias = tensor.detach()
-        return nn.Parameter(alias, tensor.requires_grad) if is_plain(tensor) else tensor
+        return nn.Parameter(tensor.detach(), tensor.requires_grad) if is_plain(tensor) else tensor
     return copy_of(tensor)
 
 

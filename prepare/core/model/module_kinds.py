@@ -45,7 +45,7 @@ def has_own_sizes(module: nn.Module) -> bool:
 
     Other code may set a number or a list later (`conv.stride = 1`), which torch reads in the next call.
     """
-    values = vars(module)
+    values = module.__dict__  # torch 2.5 compiles no vars
     sizes = (values.get(name) for name in ("kernel_size", "stride", "padding", "dilation"))
     return not isinstance(module, CONVOLUTIONS) or all(type(each) in (tuple, str) for each in sizes)
 
