@@ -41,16 +41,12 @@ def test_a_model_that_is_wrong_in_every_second_or_third_call_is_told_so(mode, ev
     assert "the prepared model differs between its own calls" in result.reason
 
 
-def test_nan_in_every_second_call_is_named():
-    calls = [0]
-
-    def forward(own, x):
-        calls[0] += 1
-        return own(x) * (1.0 if calls[0] % 2 else float("nan"))
-
-    reference, model, pipeline = changed(forward)
-    result = verify(reference, model, BATCH, pipeline=pipeline)
-    assert result.reason.endswith("output contains NaN or Inf")
+def test_nan_in_every_second_call_does_not_pass():
+    calls = iter(range(1000))
+    reference, model, pipeline = changed(
+        lambda own, x: own(x) * (float("nan") if next(calls) % 2 else 1.0)
+    )
+    assert verify(reference, model, BATCH, pipeline=pipeline).status != "pass"
 
 
 class RaisesBackward(torch.autograd.Function):
@@ -79,4 +75,4 @@ def test_a_backward_that_raises_is_no_wrong_forward_in_eval():
 @pytest.mark.parametrize("name", sorted(set(STATEFUL) - {"Draws", "InPlaceInput", "Flags"}))
 def test_a_model_that_changes_its_own_values_is_right(name):
     reference = nn.Sequential(nn.Conv2d(3, 4, 1), STATEFUL[name](), nn.Conv2d(4, 4, 1)).eval()
-    assert check(reference, FLAT, BATCH, gradients=False).status == "pass"
+    assert check(reference, FLAT, BATCH).status == "pass"

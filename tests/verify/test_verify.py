@@ -12,7 +12,6 @@ from flow_nets import MORE, NETS
 from paths import CONF
 from prepare.core.forward.call import call_of
 from prepare.core.forward.example_input import Example, build_example
-from prepare.errors import RefusedError
 from prepare.stages.verify import verify
 from small_nets import build, facts
 from verify_checks import FLAT, PIPELINES, check, checks_by_kind, flat_norm, prepared
@@ -94,20 +93,6 @@ def test_wrong_gradients_of_a_channels_last_instance_norm_are_found(name, steps)
         reference.get_submodule(result.culprit), nn.InstanceNorm2d
     )
     assert "the step repair_layout" in result.advice
-
-
-def test_without_gradients_outputs_still_count():
-    reference, batch = flat_norm(nn.SiLU())
-    pipeline, model = prepared(reference, FLAT)
-    result = verify(reference, model, batch, pipeline=pipeline, gradients=False)
-    assert result.status == "pass"
-    assert {"outputs", "buffers"} <= {check.what for check in result.checks}
-    assert not any("gradient" in check.what for check in result.checks)
-    with torch.no_grad():
-        next(model.parameters()).add_(0.1)
-    assert verify(reference, model, batch, pipeline=pipeline, gradients=False).status == "fail"
-    with pytest.raises(RefusedError, match="mode 'train' requires them"):
-        verify(reference, model, batch, mode="train", gradients=False)
 
 
 # ------------------------------------------------------------------------------ clean preparations

@@ -14,7 +14,7 @@ from prepare.errors import PrepareError
 from prepare.pipeline import Pipeline
 from prepare.stages.bench.compare_variants import compare
 from prepare.stages.bench.records import PREPARED, UNPREPARED, Comparison
-from prepare.stages.verify.inputs import format_call
+from prepare.stages.verify.runs import format_call
 
 if TYPE_CHECKING:
     from torch import nn

@@ -24,7 +24,7 @@ from prepare.stages.tune.candidates import Candidate, candidates
 from prepare.stages.tune.records import UNPREPARED, CandidateResult, Tuning
 from prepare.stages.tune.stage import TuneStage
 from prepare.stages.verify import verify
-from prepare.stages.verify.inputs import user_formatter
+from prepare.stages.verify.runs import user_formatter
 
 if TYPE_CHECKING:
     from torch import nn

@@ -34,7 +34,7 @@ from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import unchanged
 from prepare.core.utils.process_state import ignored_warnings
 from prepare.core.utils.text import finite, first_line, plural
-from prepare.stages.verify import inputs, runs
+from prepare.stages.verify import runs
 from prepare.stages.verify.deviations import (
     Deviation,
     compare,
@@ -69,9 +69,7 @@ _DEPTH = 100
 _NEAR_ALONE = 0.5
 _LATE = "no time was left; raise verify.seconds"
 _RANDOM = "returns other outputs with every seed: its dropout and random numbers cannot be fixed"
-_UNSTABLE = (
-    "the prepared model differs between its own calls, as with a race or memory not initialised"
-)
+_UNSTABLE = "the prepared model differs between its own calls, as with memory not initialised"
 
 
 class UnableError(Exception):
@@ -101,7 +99,7 @@ class VerificationCase:
     pairs: dict[str, tuple[Tensor, Tensor]]
     call: Call
     mode: str
-    backward: bool
+    backward: bool = True
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
     culprit: str | None = None
     wrong_step: str = ""
@@ -187,7 +185,7 @@ class VerificationCase:
 
     def _prepared(self, call: Call, *, as_used: bool = False, **options: Any) -> Run:
         """Run the prepared model, `as_used` with its compiler and without hooks."""
-        call = inputs.user_call(call, self.prepared, self.pipeline)
+        call = runs.user_call(call, self.prepared, self.pipeline)
         compiled = as_used and bool(self._whole)
         with contextlib.nullcontext() if compiled else eager_if_compiled(self.prepared):
             return self._run(self.prepared, call, amp=self.amp, compiled=compiled, **options)
@@ -195,8 +193,8 @@ class VerificationCase:
     def _in_its_dtypes(self, call: Call) -> Run:
         """Run the reference in the prepared dtypes, on inputs that differ by what a module may round."""
         # What activations lose here counts as noise, not as an error of the prepared model.
-        call = inputs.rounded_call(call, self.prepared, self.pipeline)
-        given = call.map(inputs.nudged).map(lambda tensor: cast(tensor, tensor.dtype))
+        call = runs.format_call(call, self.prepared, self.pipeline)
+        given = call.map(runs.nudged).map(lambda tensor: cast(tensor, tensor.dtype))
         with same_casts(self.reference, self.prepared):
             return self._run(
                 self.reference, given, repair=self.dtype, stand_in=self._low, amp=self.amp
@@ -207,7 +205,7 @@ class VerificationCase:
         made = cast(tensor, *self._targets.get(id(tensor), (tensor.dtype, tensor.device)))
         # A kernel in float32 rounds at every addition, so its weights differ as the inputs do.
         if self._in_32 and isinstance(made, nn.Parameter):
-            made.data = inputs.nudged(made.data)
+            made.data = runs.nudged(made.data)
         return made
 
     def _exact(self, call: Call, **options: Any) -> Run:
@@ -223,11 +221,10 @@ class VerificationCase:
         except (MemoryError, torch.OutOfMemoryError):
             raise
         except Exception as error:
-            text, own = str(explained(model, error)), model is self.prepared
-            said = (
-                (text, "forward", "fail") if own else (f"the reference raises: {text}", "forward")
-            )
-            raise UnableError(*said) from error
+            text = str(explained(model, error))
+            if model is self.prepared:
+                raise UnableError(text, "forward", "fail") from error
+            raise UnableError(f"the reference raises: {text}", "forward") from error
 
     def _first_call(self) -> Run:
         """Call the prepared model without a backward: what it takes says whether the others fit."""
@@ -287,7 +284,7 @@ class VerificationCase:
 
     def _look_again(self) -> None:
         """Keep what is wrong on slightly different inputs too."""
-        moved, names = self.call.map(inputs.jittered), self._wrong_modules()
+        moved, names = self.call.map(runs.jittered), self._wrong_modules()
         actual, again = self._prepared(moved, record=bool(names)), {}
         if any(item.kind in KINDS for item in self.wrong):
             again = self._deviations(self._exact(moved), actual, [self._in_its_dtypes(moved)])
@@ -328,14 +325,12 @@ class VerificationCase:
         again = self._compare("outputs", exact.tensors["outputs"], [], second)
         if any(item.exceeds and not math.isnan(item.error) for item in again):
             raise UnableError(f"the reference itself {_RANDOM}")
-        item, note = moved[0], f"{moved[0].note} in another call" if moved[0].note else ""
-        if self._whole and not note:
-            if self._moved(first, third):
-                raise UnableError(f"with the step {self._whole} it {_RANDOM}")
-            self.wrong_step, note = self._whole, f"differs with the step {self._whole}"
-        if note:
-            return [_described("fail", replace(item, note=note))]
-        raise UnableError(f"{_UNSTABLE}: {item.name} by {item.error:.2g} of its scale")
+        if not self._whole:
+            raise UnableError(f"{_UNSTABLE}: {moved[0].name} by {moved[0].error:.2g} of its scale")
+        if self._moved(first, third):
+            raise UnableError(f"with the step {self._whole} it {_RANDOM}")
+        self.wrong_step, note = self._whole, f"differs with the step {self._whole}"
+        return [_described("fail", replace(moved[0], note=note))]
 
     def _moved(self, one: Run, other: Run) -> list[Deviation]:
         """Return the outputs that differ between two runs by more than is allowed."""

@@ -148,14 +148,14 @@ def largest(tensor: Tensor) -> float:
         return 0.0
     if tensor.layout is torch.strided and tensor.dtype in (torch.float32, torch.float64):
         return max(abs(float(each)) for each in torch.aminmax(tensor))
-    return float(_in_float64(tensor).abs().max())
+    return float(in_float64(tensor).abs().max())
 
 
 def distance(exact: Tensor, other: Tensor) -> float:
     """Return the largest difference of two tensors; infinite if it is not a number."""
     if exact.shape != other.shape:
         return 0.0
-    difference = largest(_in_float64(exact) - _in_float64(other))
+    difference = largest(in_float64(exact) - in_float64(other))
     return math.inf if math.isnan(difference) else difference
 
 
@@ -169,7 +169,7 @@ def is_finite(tensor: Tensor) -> bool:
     return math.isfinite(largest(tensor))
 
 
-def _in_float64(tensor: Tensor) -> Tensor:
+def in_float64(tensor: Tensor) -> Tensor:
     """Copy to float64 on the CPU, dense and contiguous, so that the comparison itself is exact."""
     tensor = tensor.detach()
     tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
@@ -180,7 +180,7 @@ def _in_float64(tensor: Tensor) -> Tensor:
 
 def _is_factor(exact: Tensor, other: Tensor) -> bool:
     """Return True if `other` is `exact` times one number, the best in the sense of least squares."""
-    x, y = _in_float64(exact).flatten(), _in_float64(other).flatten()
+    x, y = in_float64(exact).flatten(), in_float64(other).flatten()
     if not x.any():
         return False
     x, y = x / x.abs().max(), y / x.abs().max()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import ClassVar
 
 from prepare.core.utils.json_records import JsonRecord, Kind, Readable
 from prepare.core.utils.text import part_of_tolerance
-
-STATUSES = ("pass", "fail", "cannot tell")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,8 +14,8 @@ class Check:
     """The result of one check.
 
     `what` is values, layout, flags, forward, outputs, input gradients, parameter gradients, buffers,
-    module outputs or module gradients. In a check of modules, which ran alone, `worst` is a module and
-    `compared` counts modules. `error` is the largest difference from the reference and `allowed` the
+    module outputs or module gradients. In a check of values or of modules, `worst` is a module; `compared`
+    counts the modules that ran alone. `error` is the largest difference from the reference, `allowed` the
     tolerance, both of the tensor `worst` among `compared` tensors and as a fraction of its scale (see
     `deviations.py`); None if there is no such number. `status` is `pass`, `fail` or `cannot tell`; `wrong`
     for a failure that does not count in this mode; `skipped` if there is nothing to compare, or the
@@ -60,7 +58,7 @@ class Verification(JsonRecord, Readable):
 
     `status` is `pass`, `fail` or `cannot tell`; `reason` says why. `culprit` is the first module that is
     wrong, `advice` what may help; both may be empty. `reference` is the dtype of the exact run, `dtype` the
-    coarsest of the prepared model. `amp` is the autocast of its forward. `environment` says where it ran.
+    coarsest of the prepared model. `amp` is the autocast of its forward.
     """
 
     KIND: ClassVar[Kind] = Kind("prepare.verify", "a verification", "a verify.json")
@@ -72,8 +70,6 @@ class Verification(JsonRecord, Readable):
     checks: tuple[Check, ...] = ()
     culprit: str = ""
     advice: str = ""
-    seconds: float = 0.0
-    environment: dict[str, Any] = field(default_factory=dict)
     amp: str = "none"
 
     def sensitivity(self, kind: str) -> tuple[float, str] | None:
@@ -86,8 +82,3 @@ class Verification(JsonRecord, Readable):
         alone = found.pop(f"module {kind}", None)
         whole = max((least for what, least in found.items() if what.endswith(kind)), default=None)
         return min(filter(None, (alone, whole)), default=None)
-
-    def check(self) -> None:
-        """Raise ValueError if the status is none."""
-        if self.status not in STATUSES:
-            raise ValueError(f"{self.status!r} is not a status")

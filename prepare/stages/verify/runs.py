@@ -1,4 +1,4 @@
-"""Run a model once on stand-ins, with the random numbers of every other run, and keep what it computes."""
+"""Run a model once on stand-ins, with the numbers of every other run, and keep what it computes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,19 +20,28 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from prepare.core.forward.call import Call, map_tensors, placed, tensors_in
+from prepare.core.forward.input_formatter import Formatter
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import copy_of, real_stand_in, unchanged, without_gradients
 from prepare.core.model.tensors import is_plain
 from prepare.core.model.unsafe_backward import UnsafeCalls
 from prepare.core.utils.process_state import held_interrupts, ignored_warnings, interruptible
 from prepare.pipeline.transfer import check_cast
+from prepare.stages.verify.deviations import in_float64, rounding_step
 from prepare.steps.repairs.convolutions import CONV3D, backward_exceeds_memory
+
+if TYPE_CHECKING:
+    from prepare.pipeline import Pipeline
 
 KINDS = ("outputs", "input gradients", "parameter gradients", "buffers")
 _NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
 # Functions of torch by name, those that make a tensor and those that fill one.
 _MADE = {"rand", "rand_like", "randn", "randn_like"}
 _RANDOM = _MADE | {"bernoulli", "bernoulli_", "uniform_", "normal_", "exponential_"}
+# A tensor that exceeds its tolerance is compared again on inputs changed by this fraction.
+JITTER = 0.02
+# A prime, so that no two rows of a tensor get the same numbers.
+_PERIOD = 10007
 
 Named = dict[str, Tensor]
 
@@ -288,19 +297,14 @@ class SameNumbers(TorchFunctionMode):
         self.draws += 1
         torch.default_generator.manual_seed(self.draws)
         fixed = {"dtype": torch.float64, "device": "cpu"} if name in _MADE else {}
-        exact = {key: _in_float64(value) for key, value in kwargs.items()} | fixed
         with torch.no_grad():
-            numbers = func(*map(_in_float64, args), **exact)
+            # All runs draw from the same values in the same order.
+            numbers = func(
+                *map_tensors(in_float64, args), **map_tensors(in_float64, kwargs) | fixed
+            )
             if name in ("rand", "rand_like"):  # a cast may round up to one
                 numbers.clamp_(max=1 - torch.finfo(output.dtype).eps / 2)
             return output.copy_(numbers)
-
-
-def _in_float64(value: Any) -> Any:
-    """Copy a tensor, so that all runs draw from the same values in the same order."""
-    if not isinstance(value, Tensor):
-        return value
-    return torch.empty(value.shape, dtype=torch.float64, device="cpu").copy_(value.detach())
 
 
 def training_flags(model: nn.Module, mode: str) -> dict[str, bool]:
@@ -327,3 +331,50 @@ def make_deterministic(model: nn.Module, flags: Mapping[str, bool], seed: int = 
     random.seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(seed)
+
+
+def user_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
+    """Return the call that a user makes: formatted, unless the prepared model formats its inputs itself."""
+    is_formatted = pipeline is None or user_formatter(pipeline) is not None
+    return format_call(call, prepared, pipeline) if is_formatted else call
+
+
+def format_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
+    """Convert the call to the device, dtypes and memory formats of the prepared model.
+
+    Without a pipeline, these are the device and dtype of its largest parameter.
+    """
+    if pipeline is not None:
+        return pipeline.format_call(call, prepared)
+    floats = [p for p in prepared.parameters() if p.is_floating_point()]
+    largest = max(floats, key=Tensor.numel, default=None)
+    return call if largest is None else call.map(Formatter(largest.device, largest.dtype).tensor)
+
+
+def user_formatter(pipeline: Pipeline) -> Callable[[Any], Any] | None:
+    """Return the function with which a user formats a batch; None if the model formats it itself."""
+    is_attached = any(getattr(step, "attach", False) for step in pipeline.steps.values())
+    return None if is_attached else pipeline.format
+
+
+def nudged(tensor: Tensor) -> Tensor:
+    """Change each floating-point number of a tensor by what a module may round, up or down."""
+    if not tensor.is_floating_point():
+        return tensor
+    return tensor + tensor * rounding_step(tensor.dtype) * _noise(tensor).sign()
+
+
+def jittered(tensor: Tensor) -> Tensor:
+    """Add random numbers to a floating-point tensor, scaled to its root mean square."""
+    if not tensor.is_floating_point() or tensor.numel() < 2:
+        return tensor
+    size = torch.linalg.vector_norm(tensor.detach(), dtype=torch.float64)
+    return tensor + _noise(tensor) * (JITTER * float(size) / math.sqrt(tensor.numel()))
+
+
+def _noise(like: Tensor) -> Tensor:
+    """Return random numbers with a variance of 1; they repeat, since each costs as much as a product."""
+    count, generator = like.numel(), torch.Generator("cpu").manual_seed(0)
+    drawn = torch.randn(min(count, _PERIOD), generator=generator, device="cpu")
+    drawn = drawn.repeat(-(-count // max(len(drawn), 1)))[:count]
+    return drawn.view(like.shape).to(like.device, like.dtype)
