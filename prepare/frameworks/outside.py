@@ -36,8 +36,7 @@ from prepare.audit import Audit, audit
 from prepare.core.forward.example_input import Example
 from prepare.core.utils.process_state import PROCESS_STATE, is_ours
 from prepare.core.utils.text import first_line, plural
-from prepare.errors import KnownIssueError, PrepareError, RefusedError, raise_problems
-from prepare.frameworks.start.sitecustomize import when_imported
+from prepare.errors import KnownIssueError, PrepareError, raise_problems
 from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import rank
 from prepare.stages.flow import Flow, predict
@@ -50,7 +49,8 @@ if TYPE_CHECKING:
 Recipe = Pipeline | Mapping[str, Any] | str | Path
 
 _torch_call = nn.Module.__call__
-_FSDP = "torch.distributed.fsdp.fully_sharded_data_parallel"
+# Wrappers that depend on the layout of a network. That of FSDP is imported late, in half a second.
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel")
 # A program without an optimizer serves: after so many calls its networks are known.
 _CALLS = 10
 # Classes whose name ends so, or whose base does, compare outputs and are no networks.
@@ -182,17 +182,17 @@ class Outside:
     def _is_wanted(self, network: nn.Module) -> bool:
         if network in self._networks:
             return network not in self._seen and not self._networks[network].left
-        names = [base.__name__ for base in type(network).__mro__]
         is_part = network in self._parts or network in self._wrapped
-        if is_part or any(name.endswith(_NO_NETWORKS) for name in names):
+        if is_part or any(base.__name__.endswith(_NO_NETWORKS) for base in type(network).__mro__):
             return False
         parameters = list(network.parameters())
-        has_values = not any(is_lazy(each) or each.is_meta for each in parameters)  # yet
-        # Not those that `functional_call` gives it; and not one of `torch.export`, which checks its inputs.
+        # Not those without values yet, nor those that `functional_call` gives it.
         are_its_own = all(isinstance(each, nn.Parameter) for each in parameters)
-        is_free = are_its_own and not hasattr(network, "_in_spec")
-        is_free = is_free and self._wrapped.isdisjoint(network.modules())  # what holds a wrapper
-        return bool(parameters) and has_values and is_free and self.wants(network)
+        has_values = not any(is_lazy(each) or each.is_meta for each in parameters)
+        # Not what holds a wrapper, nor a network of `torch.export`, which checks its inputs.
+        is_free = self._wrapped.isdisjoint(network.modules()) and not hasattr(network, "_in_spec")
+        is_ready = bool(parameters) and are_its_own and has_values
+        return is_ready and is_free and self.wants(network)
 
     def wants(self, network: nn.Module) -> bool:
         """Return whether a network is one of those that were asked for."""
@@ -209,9 +209,6 @@ class Outside:
             found.audit = audit(network, plan=found.plan)
         except PrepareError as error:
             self._leave(found, first_line(str(error)))
-        if found.audit is not None:  # a constructor may have called parts, to learn their sizes
-            parts = [self._networks.pop(each, None) for each in list(network.modules())[1:]]
-            self.found = [each for each in self.found if not any(each is part for part in parts)]
         if found.plan or not again:
             self._networks[network] = found
             self.found.append(found)
@@ -232,9 +229,6 @@ class Outside:
             PrepareError: it cannot be prepared; it is as it was.
         """
         optimizers = _optimizers(network)
-        if any(isinstance(each, torch.optim.LBFGS) for each in optimizers):
-            wrong = "torch's LBFGS takes a view of each gradient, which fails in channels-last"
-            raise RefusedError("optimizer", wrong, "train with another one")
         with _undisturbed(network) as amp:
             plan = self.pipeline.plan(network, amp=amp)
             if any(parameter.requires_grad for parameter in network.parameters()):
@@ -392,8 +386,10 @@ def _rest() -> None:
 def _watch_making() -> None:
     """Watch what is made: optimizers, Parameters, and wrappers that depend on the layout of a network."""
     _watch_class(Optimizer)
-    _watch_class(DistributedDataParallel)
-    when_imported(_FSDP, lambda module: _watch_class(module.FullyShardedDataParallel))
+    for kind in nn.Module.__subclasses__():
+        _watch_wrapper(kind)
+    nn.Module.__init_subclass__ = classmethod(_watch_wrapper)  # type: ignore[assignment]
+    _MAKING.callback(delattr, nn.Module, "__init_subclass__")
     registering = register_module_parameter_registration_hook(partial(_tell, "registered"))
     _MAKING.callback(registering.remove)
     _MAKING.callback(register_optimizer_step_post_hook(_stepped).remove)
@@ -404,6 +400,12 @@ def _stepped(optimizer: Optimizer, *_: Any) -> None:
     if nn.Module.__call__ is _call:
         _tell("stepped", optimizer)
         _rest()
+
+
+def _watch_wrapper(kind: Any, **options: Any) -> None:
+    super(nn.Module, kind).__init_subclass__(**options)
+    if kind.__name__ in _WRAPPERS:
+        _watch_class(kind)
 
 
 def _watch_class(kind: Any) -> None:

@@ -1,7 +1,8 @@
 """Run a Python program unchanged, with its networks prepared: `prepare run RECIPE PROGRAM`.
 
 Python itself runs the program: under `runpy` its `__main__`, its traceback and the processes that it starts
-would be others. `sitecustomize` begins the preparation when torch is imported.
+would be others. torch calls `begin` at its import, as a backend: the folder `start`, which is put into
+PYTHONPATH, declares it. So ranks that Lightning or `torch.multiprocessing` start are prepared alike.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from pathlib import Path
 from typing import NoReturn
 
 from prepare.errors import ConfigError
-from prepare.frameworks.start import sitecustomize
 from prepare.pipeline import Pipeline
 
 USAGE = "run RECIPE [--report FOLDER] [--module PATTERN] PROGRAM [ARGS...]"
+# What was asked for, as JSON: the recipe, the pattern, and for the program itself the report.
+_ASKED = "PREPARE_OUTSIDE"
 
 
 def run_program(argv: list[str], report: str) -> NoReturn:
@@ -35,14 +37,19 @@ def run_program(argv: list[str], report: str) -> NoReturn:
         raise ConfigError("run", "a recipe and a program are needed", f"prepare {USAGE}")
     Pipeline.load(argv[0])
     asked = [str(Path(argv[0]).resolve()), given["--module"], given["--report"], report]
-    paths = [str(Path(sitecustomize.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    paths = [str(Path(__file__).with_name("start")), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    os.environ[sitecustomize.ASKED] = json.dumps(asked)
-    os.execv(sys.executable, [*sys.orig_argv[:1], *_flags(), *words])  # noqa: S606
+    os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "1"
+    os.environ[_ASKED] = json.dumps(asked)
+    # Those of Python itself, as in `python -W ignore -m prepare`.
+    flags = [each for each in sys.orig_argv[1 : -len(sys.argv)] if each not in ("-m", "-c")]
+    os.execv(sys.executable, [sys.orig_argv[0], *flags, *words])  # noqa: S606
 
 
-def _flags() -> list[str]:
-    """Return the flags of Python itself, as in `python -W ignore -m prepare`."""
-    words = sys.orig_argv
-    ends = (at for at in range(len(words)) if words[at : at + 2] == ["-m", "prepare"])
-    return words[1 : next(ends, 1)]
+def begin() -> None:
+    """Begin what `run_program` has declared; torch calls it at the end of its import."""
+    from prepare.frameworks.outside import outside
+
+    recipe, module, *report = json.loads(os.environ[_ASKED])
+    os.environ[_ASKED] = json.dumps([recipe, module])  # for what it starts, which tells nothing
+    outside(recipe, module=module).report = report

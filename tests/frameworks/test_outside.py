@@ -223,15 +223,14 @@ TRACED = torch.jit.trace(nn.Sequential(nn.Conv2d(3, 4, 3)).eval(), torch.ones(2,
 
 @pytest.mark.parametrize(
     ("net", "why"),
-    [(TRACED, "script"), (Flat(3, 4, 3), "in forward:.*view"), (nn.Conv2d(3, 4, 3), "LBFGS")],
+    [(TRACED, "script"), (Flat(3, 4, 3), "in forward:.*view")],
 )
 def test_what_cannot_be_prepared_is_said_and_the_program_goes_on(net, why):
-    others = [torch.optim.LBFGS(net.parameters())] if why == "LBFGS" else []
     before = steps(net, torch.optim.SGD(net.parameters(), 0.0))
     net.zero_grad()
     with session() as found, pytest.warns(UserWarning, match=f"is not prepared: .*{why}"):
         assert steps(net, torch.optim.SGD(net.parameters(), 0.0)) == before
-    assert "is as it was" in next(found.lines()), others
+    assert "is as it was" in next(found.lines())
     assert next(net.parameters()).stride() == (27, 9, 3, 1)
 
 
@@ -250,7 +249,7 @@ def test_a_network_that_nothing_calls_is_named_at_the_end():
         net.encoder(batches(1)[0])  # as a constructor that learns sizes does
         steps(net, torch.optim.SGD(net.parameters()), 1)
         lines = "\n".join(found.lines())
-    assert lines.startswith("Net: 2 of 2 convolutions prepared")
+    assert "\nNet: 2 of 2 convolutions prepared" in lines
     assert "layout    kept" in lines
     assert "Conv2d" in lines.partition("never called")[2]
     assert (is_last(idle), lazy.has_uninitialized_params()) == (False, True)
