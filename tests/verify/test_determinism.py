@@ -1,8 +1,5 @@
 """All runs draw the same random numbers in every dtype, and dropout is off."""
 
-import random
-
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -10,16 +7,11 @@ from torch import nn
 from prepare.stages.verify import verify
 from verify_checks import FIXED, FLAT, Draws, check, prepared
 
-OTHERS = {
-    "Python": lambda x: x * random.random(),
-    "numpy": lambda x: x * float(np.random.rand()),  # noqa: NPY002
-}
-
 
 @pytest.mark.parametrize("mode", ["eval", "train"])
-@pytest.mark.parametrize("draw", FIXED | OTHERS)
+@pytest.mark.parametrize("draw", FIXED)
 def test_both_models_draw_the_same_random_numbers(draw, mode):
-    reference, batch = Draws((FIXED | OTHERS)[draw]), torch.randn(2, 3, 8, 8)
+    reference, batch = Draws(FIXED[draw]), torch.randn(2, 3, 8, 8)
     pipeline, model = prepared(reference, FLAT)
     result = verify(reference, model, batch, pipeline=pipeline, mode=mode)
     assert (result.status, result.reason) == ("pass", "")

@@ -1,6 +1,7 @@
 """Steps, models and short cuts that the tests of a verification share."""
 
 import copy
+import random
 
 import torch
 from torch import nn
@@ -63,6 +64,7 @@ FIXED = {
     "a mask": lambda x: x * torch.empty_like(x, dtype=torch.bool).bernoulli_(0.5),
     "uniform_": lambda x: x + torch.empty_like(x).uniform_(-1.0, to=3.0),
     "normal_": lambda x: x + torch.empty_like(x).normal_(mean=1.0, std=0.5),
+    "Python": lambda x: x * random.random(),
     "exponential_": lambda x: x - torch.empty_like(x).exponential_(2.0).log(),
 }
 

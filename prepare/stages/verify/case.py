@@ -103,7 +103,6 @@ class VerificationCase:
     deviations: dict[str, list[Deviation]] = field(default_factory=dict)
     culprit: str | None = None
     wrong_step: str = ""
-    _skipped: str = ""
 
     def __post_init__(self) -> None:
         tensors = (*self.prepared.parameters(), *self.prepared.buffers())
@@ -142,8 +141,9 @@ class VerificationCase:
             if not (self.backward and self.mode == "eval"):
                 return [error.check]
             # Gradients do not count there, so the rest is compared without them.
-            self.backward, self._skipped = False, f"not compared: {error}"
-            return self.checks()
+            self.backward, note = False, f"not compared: {error}"
+            left = [Check(what=kind, status="skipped", note=note) for kind in _GRADIENTS]
+            return [*self.checks(), *left]
 
     def _compared(self) -> list[Check]:
         first = self._first_call()
@@ -176,16 +176,15 @@ class VerificationCase:
             self.culprit = next(iter(self._wrong_modules()), "")
         if _LATE in self._left_out.values() and hidden > _HIDDEN and not self.wrong:
             checks.append(UnableError(f"not compared: {_LATE}", _ALONE[1]).check)
-        if self._skipped:
-            note = self._skipped
-            checks += [Check(what=kind, status="skipped", note=note) for kind in _GRADIENTS]
         return [*(self._judged(*each, exact) for each in self.deviations.items()), *checks]
 
     # ------------------------------------------------------------------------------------- the runs
 
     def _prepared(self, call: Call, *, as_used: bool = False, **options: Any) -> Run:
         """Run the prepared model, `as_used` with its compiler and without hooks."""
-        call = runs.user_call(call, self.prepared, self.pipeline)
+        # A user formats a batch, unless the prepared model does it.
+        if self.pipeline is None or runs.user_formatter(self.pipeline):
+            call = runs.format_call(call, self.prepared, self.pipeline)
         compiled = as_used and bool(self._whole)
         with contextlib.nullcontext() if compiled else eager_if_compiled(self.prepared):
             return self._run(self.prepared, call, amp=self.amp, compiled=compiled, **options)
@@ -193,7 +192,7 @@ class VerificationCase:
     def _in_its_dtypes(self, call: Call) -> Run:
         """Run the reference in the prepared dtypes, on inputs that differ by what a module may round."""
         # What activations lose here counts as noise, not as an error of the prepared model.
-        call = runs.format_call(call, self.prepared, self.pipeline)
+        call = runs.rounded_call(call, self.prepared, self.pipeline)
         given = call.map(runs.nudged).map(lambda tensor: cast(tensor, tensor.dtype))
         with same_casts(self.reference, self.prepared):
             return self._run(

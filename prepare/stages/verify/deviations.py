@@ -175,9 +175,6 @@ def in_float64(tensor: Tensor) -> Tensor:
 def _is_factor(exact: Tensor, other: Tensor) -> bool:
     """Return True if `other` is `exact` times one number, the best in the sense of least squares."""
     x, y = in_float64(exact).flatten(), in_float64(other).flatten()
-    if not x.any():
-        return False
-    x, y = x / x.abs().max(), y / x.abs().max()
     left = y - x * (x.dot(y) / x.dot(x))
     equal = float(x.dot(x) ** 2 / x.pow(4).sum())
     return equal >= _EQUAL and float(left.abs().max()) <= _LEFT * float((y - x).abs().max())

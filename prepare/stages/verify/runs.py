@@ -18,7 +18,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.overrides import TorchFunctionMode
 
 from prepare.core.forward.call import Call, map_tensors, placed, tensors_in
-from prepare.core.forward.input_formatter import Formatter
+from prepare.core.forward.input_formatter import Formatter, may_be_activation
 from prepare.core.forward.torch_state import autocast, device_of
 from prepare.core.forward.unchanged import copy_of, real_stand_in, unchanged, without_gradients
 from prepare.core.model.tensors import is_plain
@@ -326,12 +326,6 @@ def make_deterministic(model: nn.Module, flags: Mapping[str, bool], seed: int = 
         torch.cuda.manual_seed_all(seed)
 
 
-def user_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
-    """Return the call that a user makes: formatted, unless the prepared model formats its inputs itself."""
-    is_formatted = pipeline is None or user_formatter(pipeline) is not None
-    return format_call(call, prepared, pipeline) if is_formatted else call
-
-
 def format_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
     """Convert the call to the device, dtypes and memory formats of the prepared model.
 
@@ -342,6 +336,17 @@ def format_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> C
     floats = [p for p in prepared.parameters() if p.is_floating_point()]
     largest = max(floats, key=Tensor.numel, default=None)
     return call if largest is None else call.map(Formatter(largest.device, largest.dtype).tensor)
+
+
+def rounded_call(call: Call, prepared: nn.Module, pipeline: Pipeline | None) -> Call:
+    """Return the formatted call, but what is no activation as the user gave it: to round that is an error."""
+    given = iter(call.tensors())
+
+    def choose(tensor: Tensor) -> Tensor:
+        own = next(given)
+        return tensor if may_be_activation(own) else own.to(tensor.device)
+
+    return format_call(call, prepared, pipeline).map(choose)
 
 
 def user_formatter(pipeline: Pipeline) -> Callable[[Any], Any] | None:
