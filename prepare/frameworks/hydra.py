@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import nn
+from hydra.utils import get_object
+from torch import nn
+
+from prepare.errors import ConfigError
+from prepare.frameworks.outside import network_pipeline
 
 
 def prepared(*args: Any, steps: Mapping[str, Any], of: str = "", **options: Any) -> nn.Module:
@@ -25,12 +28,6 @@ def prepared(*args: Any, steps: Mapping[str, Any], of: str = "", **options: Any)
     Raises:
         ConfigError: the steps are wrong, or what is built is not a module.
     """
-    from hydra.utils import get_object
-    from torch import nn
-
-    from prepare.errors import ConfigError
-    from prepare.frameworks.outside import network_pipeline
-
     given = [*args, *options.values()]
     network = get_object(of)(*args, **options) if of else given[0] if len(given) == 1 else None
     if not isinstance(network, nn.Module):
