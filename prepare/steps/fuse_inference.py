@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator
 from statistics import median
 from typing import TYPE_CHECKING, Any, Self
 
-from prepare.core.utils.text import first_line
+from prepare.core.utils.text import first_line, plural
 from prepare.errors import Problem
 from prepare.registry import register
 from prepare.steps.conv_memory_format import SwapsClasses
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Rounds of one call each, and the part of the time that it must need less than.
 _ROUNDS, _LEAST = 6, 0.97
+_SHOWN = 3
 
 
 @register("fuse_inference")
@@ -86,10 +87,20 @@ class FuseInference(SwapsClasses):
                 yield name, part
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
-        from prepare.steps.repairs.fused import missing
+        from prepare.steps._fusion import find_followed
+        from prepare.steps.repairs.fused import FUSION, missing
 
         if lost := missing():
             yield Problem(f"steps.{self.name}", f"nothing is fused: {lost}")
+            return
+        followed = find_followed(model)[1]
+        here = [(name, m) for name, m in model.named_modules() if FUSION.is_repaired(m)]
+        alone = [name for name, module in here if module not in followed]
+        if alone:
+            shown = f"{', '.join(alone[:_SHOWN])}{' ...' if len(alone) > _SHOWN else ''}"
+            wrong = f"{plural(len(alone), 'convolution')} without what follows ({shown})"
+            why = "called more than once, or in a forward that torch.fx cannot trace"
+            yield Problem(f"steps.{self.name}", f"{wrong}: {why}")
 
     def without_example(self) -> str:
         return "" if self.include or self.exclude else "whether it is faster is not measured"

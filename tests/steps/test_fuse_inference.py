@@ -376,6 +376,17 @@ def test_without_an_operator_the_step_stands_aside(monkeypatch):
     assert any("_convolution_pointwise.binary" in str(warning) for warning in plan.warnings)
 
 
+def test_what_cannot_be_traced_is_named(x):
+    class Branching(Block):
+        def forward(self, x):
+            return super().forward(x) if x.sum() < torch.inf else x
+
+    for model, named in ((Branching(), ["conv1, conv2"]), (Block(), [])):
+        plan = PIPELINE.plan(model.eval())
+        warned = [p.wrong for p in plan.warnings if p.where == "steps.fuse_inference"]
+        assert [text.partition("(")[2].partition(")")[0] for text in warned] == named
+
+
 def test_the_first_line_says_what_was_fused():
     model = lively(nn.Sequential(Block(), nn.Conv2d(8, 8, 1)))
     plan = PIPELINE.plan(model)

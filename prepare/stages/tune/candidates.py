@@ -97,7 +97,7 @@ def candidates(
     risky = _risky_dtypes(model, recipes[0], amp) if mode == "train" else set()
     low = [choice for word, choice in _LOW.items() if word in allow]
     choices, compiled = [*fusions, _NO_CHANGE], [_COMPILE] if "compile" in allow else []
-    compiled_with = next(each for each in choices if each is not _PACK)
+    plain = next(each for each in choices if each is not _PACK)
     frozen = [_FROZEN] if compiled and mode == "eval" else []
     eager: list[list[Candidate]] = []
     for precision in (*low[:1], _NO_CHANGE, *low[1:]):
@@ -112,9 +112,7 @@ def candidates(
         ]
         eager.append([one for pair in mixed for one in combined(precision, *pair)])
         # With freezing norms are fused anyway.
-        ways = [(_NO_CHANGE, each) for each in frozen] + [
-            (compiled_with, each) for each in compiled
-        ]
+        ways = [(_NO_CHANGE, each) for each in frozen] + [(plain, each) for each in compiled]
         for layout, way in product(_compiled_layouts(tried, mode), ways):
             late += combined(precision, layout, *way)
     # Each precision has its turn, as there may be no time for all.
