@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hydra.utils import get_object
-from torch import nn
 
-from prepare.errors import ConfigError
-from prepare.frameworks.outside import network_pipeline
-
-
-def prepared(*args: Any, steps: Mapping[str, Any], of: str = "", **options: Any) -> nn.Module:
+def prepared(*args: Any, steps: Mapping[str, Any], of: str = "", **options: Any) -> Any:
     """Apply steps to a network that Hydra builds, and return it: a `_target_` for configurations.
 
     `net._target_=prepare.frameworks.hydra.prepared +net.of=my.Net +net.steps=${prepare.steps}` prepares
@@ -28,6 +22,12 @@ def prepared(*args: Any, steps: Mapping[str, Any], of: str = "", **options: Any)
     Raises:
         ConfigError: the steps are wrong, or what is built is not a module.
     """
+    from hydra.utils import get_object
+    from torch import nn
+
+    from prepare.errors import ConfigError
+    from prepare.frameworks.outside import network_pipeline
+
     given = [*args, *options.values()]
     network = get_object(of)(*args, **options) if of else given[0] if len(given) == 1 else None
     if not isinstance(network, nn.Module):
