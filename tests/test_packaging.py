@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -65,7 +66,9 @@ def installed(wheel, tmp_path_factory) -> Path:
 
 
 def test_the_wheel_holds_the_package_and_all_configurations_only(wheel):
-    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    names = {
+        name for name in zipfile.ZipFile(wheel).namelist() if not name.startswith("torch_prepare-")
+    }
     configs = {f"prepare/conf/{path.relative_to(CONF).as_posix()}" for path in CONF.rglob("*.*")}
     code = (ROOT / folder for folder in ("prepare", "hydra_plugins"))
     modules = {path.relative_to(ROOT).as_posix() for each in code for path in each.rglob("*.py")}
@@ -73,13 +76,14 @@ def test_the_wheel_holds_the_package_and_all_configurations_only(wheel):
     assert "prepare/conf/__init__.py" in configs  # Hydra's `pkg://prepare.conf` asks for a package
     package = ROOT / "prepare"
     data = [*(package / "app" / "report" / "templates").rglob("*.*"), package / "py.typed", package / "__init__.pyi",
-            package / "core" / "model" / "known_issues.yaml"]  # fmt: skip
+            package / "core" / "model" / "known_issues.yaml",
+            *(package / "frameworks" / "start").rglob("*/*")]  # fmt: skip
     assert names == configs | modules | {path.relative_to(ROOT).as_posix() for path in data}
 
 
 def test_the_core_needs_torch_pyyaml_and_safetensors_only(wheel):
     with zipfile.ZipFile(wheel) as archive:
-        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        (name,) = (n for n in archive.namelist() if re.match(r"torch_prepare-.*/METADATA", n))
         about = BytesParser().parsebytes(archive.read(name))
     asked = map(Requirement, about.get_all("Requires-Dist"))
     needed = {one.name for one in asked if "extra" not in str(one.marker)}

@@ -37,9 +37,9 @@ def prepare(pipe: Any, component: str, *, recipe: Recipe, method: str = "forward
         raise RefusedError("component", wrong, choose(component, networks, noun="networks"))
     model: Any = networks[component]
     class_calling(model.__class__, method)  # raises if there is no such method
-    if any(map(_is_offloaded, model.modules())):
+    if any(each.is_meta for each in model.parameters()):
         wrong = "its weights are offloaded module by module, which would bring back those of before"
-        remedy = "prepare it first, then call enable_sequential_cpu_offload or enable_group_offload"
+        remedy = "prepare it first, then call enable_sequential_cpu_offload"
         raise RefusedError(component, wrong, remedy)
     pipeline = network_pipeline(recipe)
     pipeline.apply(model)
@@ -53,11 +53,3 @@ def _formatted(own: Any, method: str, formatted: Any, model: Any, *args: Any, **
     """Call `own`, or the method of this name, with formatted tensors; a copy of the model calls its own."""
     call = own or partial(getattr(type(model), method), model)
     return call(*formatted(args), **formatted(kwargs))
-
-
-def _is_offloaded(module: nn.Module) -> bool:
-    """Return whether hooks keep its values elsewhere: accelerate's hooks, or diffusers' groups."""
-    groups = getattr(getattr(module, "_diffusers_hook", None), "hooks", {})
-    own = getattr(module, "_hf_hook", None)
-    is_moved = any(getattr(hook, "offload", False) for hook in getattr(own, "hooks", [own]))
-    return is_moved or any("group_offloading" in name for name in groups)

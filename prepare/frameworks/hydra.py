@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from torch import nn
+from typing import Any
 
 
-def prepared(*args: Any, steps: Mapping[str, Any], of: str = "", **options: Any) -> nn.Module:
+def prepared(*args: Any, steps: Mapping[str, Any], of: str = "", **options: Any) -> Any:
     """Apply steps to a network that Hydra builds, and return it: a `_target_` for configurations.
 
     `net._target_=prepare.frameworks.hydra.prepared +net.of=my.Net +net.steps=${prepare.steps}` prepares

@@ -22,10 +22,9 @@ class PrepareTrainer(nnUNetTrainer):
         ConfigError: there is no recipe.
     """
 
+    # nnU-Net reads from the wrapped one which arguments to give.
     @staticmethod
-    @wraps(
-        nnUNetTrainer.build_network_architecture
-    )  # nnU-Net reads from it which arguments to give
+    @wraps(nnUNetTrainer.build_network_architecture)
     def build_network_architecture(*args: Any, **kwargs: Any) -> Any:
         """Build the network as nnU-Net does, and prepare it."""
         if (recipe := os.environ.get("PREPARE_RECIPE")) is None:

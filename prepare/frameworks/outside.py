@@ -22,7 +22,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -33,6 +33,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from prepare.audit import Audit, audit
+from prepare.core.forward.compiled import calls_removed
 from prepare.core.forward.example_input import Example
 from prepare.core.utils.process_state import PROCESS_STATE, is_ours
 from prepare.core.utils.text import first_line, plural
@@ -41,10 +42,6 @@ from prepare.pipeline import Pipeline
 from prepare.pipeline.distributed import rank
 from prepare.stages.flow import Flow, predict
 from prepare.stages.flow.document import why_not_kept
-
-if TYPE_CHECKING:
-    from prepare.core.forward.torch_state import Amp
-    from prepare.pipeline.plan import Plan
 
 Recipe = Pipeline | Mapping[str, Any] | str | Path
 
@@ -74,13 +71,12 @@ def network_pipeline(recipe: Recipe) -> Pipeline:
 
 @dataclass
 class Found:
-    """What became of a network: the plan before it, or why it was left as it was, and what is said of it.
+    """What became of a network: what its tensors are, or why it was left as it was, and its layout flow.
 
     It holds no network, so that a program frees its networks as it would without us.
     """
 
     name: str
-    plan: Plan | None = None
     left: str = ""
     audit: Audit | None = None
     flow: Flow | None = None
@@ -91,14 +87,14 @@ class Outside:
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
+        module: a pattern of class names, as in `UNet*`; by default each network that is called.
     """
 
     active: ClassVar[list[Outside]] = []
     # The folder for a page of each network, and the dotted name of what writes them; empty: nothing is told.
     report: Sequence[str] = ("", "")
 
-    def __init__(self, recipe: Recipe, *, module: str | nn.Module = "*") -> None:
+    def __init__(self, recipe: Recipe, *, module: str = "*") -> None:
         self.pipeline, self.module = network_pipeline(recipe), module
         self.found: list[Found] = []
         self._networks: WeakKeyDictionary[nn.Module, Found] = WeakKeyDictionary()
@@ -106,8 +102,8 @@ class Outside:
         # what is in wrappers, which may make new Parameters for each call, as FSDP does.
         self._seen, self._parts = WeakSet[nn.Module](), WeakSet[nn.Module]()
         self._wrapped: WeakSet[nn.Module] = WeakSet()
-        self._waiting: WeakSet[Optimizer] = WeakSet()  # made, and not stepped yet
-        self._calls = _CALLS  # to look at, until a step
+        self.waiting: WeakSet[Optimizer] = WeakSet()  # made, and not stepped yet
+        self.calls_left = _CALLS  # to look at, until a step
 
     def start(self) -> Self:
         """Begin to look at calls, optimizers and wrappers; `stop` ends it."""
@@ -115,7 +111,7 @@ class Outside:
             _watch_making()
         if self not in self.active:
             self.active.append(self)
-        _watch_calls()
+        self.look()
         return self
 
     def stop(self) -> None:
@@ -129,47 +125,35 @@ class Outside:
     def look(self) -> None:
         """Look at calls from here on: an optimizer was made, or a Parameter was registered."""
         if not _in_a_call.get():  # a preparation registers Parameters too
-            self._calls = _CALLS
+            self.calls_left = _CALLS
             self._seen.clear()
-            _watch_calls()
-
-    @property
-    def may_rest(self) -> bool:
-        """Return whether all networks are known, so that a call need not be looked at."""
-        return self._calls <= 0 and not self._waiting
+            if nn.Module.__call__ is not _call:
+                _replace(_CALLING, nn.Module, "__call__", _call)
 
     # ------------------------------------------------------------------------------ networks
 
     def called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Prepare the network whose call begins, and predict its layout flow, if that has not been done."""
-        network = self._network(module)
-        self._calls -= network in self._networks  # a data set calls transforms long before
+        module = getattr(module, "_orig_mod", module)  # of torch.compile(network)
+        on_a_cpu = isinstance(module, nn.DataParallel) and not module.device_ids
+        is_wrapped = isinstance(module, DistributedDataParallel) and module.module in self._networks
+        network: Any = module.module if on_a_cpu or is_wrapped else module
+        self.calls_left -= network in self._networks  # a data set calls transforms long before
         self.see(network)
         found = self._networks.get(network)
         if found is not None and found.audit is not None and found.flow is None:
             with _undisturbed(network) as amp, suppress(Exception):  # it goes on as without us
                 found.flow = predict(network, Example(args, kwargs), amp=amp)
-                if "view" in found.flow.reason:
-                    self._take_back(network, Example(args, kwargs), amp)
+                # As of `x.view(2, -1)`: a forward, and one on fake tensors, say it so of strides alone.
+                if any(text in found.flow.reason for text in ("view size", "view a tensor")):
+                    self._take_back(network)
+                    self._leave(found, f"its view fails: {found.flow.reason.rpartition(';')[0]}")
 
-    def _take_back(self, network: nn.Module, example: Example, amp: Amp) -> None:
-        """Leave a network as it was if its forward fails in channels-last alone, as `x.view(2, -1)` does."""
-        found = self._networks[network]
+    def _take_back(self, network: nn.Module) -> None:
         formats = [name for name in self.pipeline.steps if name.endswith("_memory_format")]
         before = Pipeline.from_config({name: {"memory_format": "contiguous"} for name in formats})
         self.pipeline.undo(network)
         before.apply(network, strict=False, optimizer=_optimizers(network), known_issues="ignore")
-        if found.flow is not None and predict(network, example, amp=amp).status == "ok":
-            self._leave(found, f"in channels-last it fails: {found.flow.reason.rpartition(';')[0]}")
-        else:  # without us it cannot be predicted either
-            self.prepare(network, strict=False)
-
-    def _network(self, module: Any) -> Any:
-        """Return the network in a wrapper that was made of it, or what is called itself."""
-        module = getattr(module, "_orig_mod", module)  # of torch.compile(network)
-        on_a_cpu = isinstance(module, nn.DataParallel) and not module.device_ids
-        is_wrapped = isinstance(module, DistributedDataParallel) and module.module in self._networks
-        return module.module if on_a_cpu or is_wrapped else module
 
     def see(self, module: nn.Module) -> None:
         """Prepare the outermost networks in a module that is called, or that a wrapper is about to take."""
@@ -191,36 +175,31 @@ class Outside:
         has_values = not any(is_lazy(each) or each.is_meta for each in parameters)
         # Not what holds a wrapper, nor a network of `torch.export`, which checks its inputs.
         is_free = self._wrapped.isdisjoint(network.modules()) and not hasattr(network, "_in_spec")
-        is_ready = bool(parameters) and are_its_own and has_values
-        return is_ready and is_free and self.wants(network)
+        return bool(parameters) and are_its_own and has_values and is_free and self.wants(network)
 
     def wants(self, network: nn.Module) -> bool:
         """Return whether a network is one of those that were asked for."""
-        if isinstance(self.module, str):
-            return fnmatch.fnmatchcase(type(network).__name__, self.module)
-        return network is self.module
+        return fnmatch.fnmatchcase(type(network).__name__, self.module)
 
     def attempt(self, network: nn.Module) -> None:
         """Prepare a network, or write down why that cannot be: the program goes on as without us."""
-        again = ", again" if network in self._networks else ""
-        found = Found(type(network).__name__ + again)
+        if network not in self._networks:
+            self._networks[network] = Found(type(network).__name__)
+            self.found.append(self._networks[network])
+        found = self._networks[network]
         try:
-            found.plan = self.prepare(network, strict=self.module != "*")
-            found.audit = audit(network, plan=found.plan)
+            found.audit = self.prepare(network, strict=self.module != "*")
         except PrepareError as error:
             self._leave(found, first_line(str(error)))
-        if found.plan or not again:
-            self._networks[network] = found
-            self.found.append(found)
         self._seen.add(network)
         self._parts.update(network.modules())
 
     def _leave(self, found: Found, why: str) -> None:
-        found.plan, found.audit, found.left = None, None, why
+        found.audit, found.left = None, why
         warnings.warn(f"{found.name} is not prepared: {why}", stacklevel=5)
 
-    def prepare(self, network: nn.Module, *, strict: bool = True) -> Plan:
-        """Prepare a network with the optimizers that hold Parameters of it, and return what was planned.
+    def prepare(self, network: nn.Module, *, strict: bool = True) -> Audit:
+        """Prepare a network with the optimizers that hold Parameters of it, and return its audit.
 
         Known issues of torch are judged as for training if a Parameter requires a gradient. With `strict`, a
         request without effect is an error.
@@ -234,14 +213,14 @@ class Outside:
             if any(parameter.requires_grad for parameter in network.parameters()):
                 raise_problems(KnownIssueError, plan.training_errors)
             self.pipeline.apply(network, strict=strict, optimizer=optimizers, amp=amp)
-        return plan
+        return audit(network, plan=plan)
 
     # ------------------------------------------------------------------------------ what is made
 
     def made(self, maker: Any, taken: Iterable[Any]) -> None:
         """Look again, since an optimizer is made; or prepare what a wrapper is about to take."""
         if isinstance(maker, Optimizer):
-            self._waiting.add(maker)
+            self.waiting.add(maker)
             self.look()
         for each in taken:
             if isinstance(each, nn.Module):
@@ -255,10 +234,10 @@ class Outside:
 
     def stepped(self, optimizer: Optimizer) -> None:
         """Rest once every optimizer has made a step; prepare copies such as an EMA before."""
-        self._waiting.discard(optimizer)
-        self._calls = 0
-        if self.may_rest:
-            kinds = {_kind(network) for network, found in self._networks.items() if found.plan}
+        self.waiting.discard(optimizer)
+        self.calls_left = 0
+        if not self.waiting:
+            kinds = {_kind(network) for network, found in self._networks.items() if found.audit}
             for copy in self.unprepared():
                 if _kind(copy) in kinds and all(each.grad is None for each in copy.parameters()):
                     self.attempt(copy)
@@ -277,7 +256,7 @@ class Outside:
         """Yield what was prepared and what is to know of it, and the networks that were never called."""
         steps = ", ".join(self.pipeline.steps)
         for found in self.found:
-            if found.plan is None or found.audit is None:
+            if found.audit is None:
                 yield f"{found.name} is as it was: {found.left}"
                 continue
             counts = found.audit.summary["convolutions"]
@@ -286,14 +265,13 @@ class Outside:
             yield f"{found.name}: {done} of {of} prepared ({steps})"
             if found.flow is not None:
                 yield f"  {why_not_kept(found.flow) or 'layout    kept'}"
-            yield from (f"  warning   {first_line(str(each))}" for each in found.plan.warnings[:2])
         if names := sorted({type(each).__name__ for each in self.unprepared()}):
             yield f"never called, so not prepared: {', '.join(names)}"
         if not self.found:
             yield "no network was called in this process, and nothing was prepared"
 
 
-def outside(recipe: Recipe, *, module: str | nn.Module = "*") -> Outside:
+def outside(recipe: Recipe, *, module: str = "*") -> Outside:
     """Prepare the networks of this program from here on, each at its first call, before the first step.
 
     Say it before the networks are wrapped or compiled. What was prepared is printed to stderr at the end of
@@ -301,7 +279,7 @@ def outside(recipe: Recipe, *, module: str | nn.Module = "*") -> Outside:
 
     Args:
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
-        module: the network, or a pattern of class names, as in `UNet*`; by default each that is called.
+        module: a pattern of class names, as in `UNet*`; by default each network that is called.
     """
     session = Outside(recipe, module=module).start()
 
@@ -323,8 +301,7 @@ def _alive(kind: Any) -> list[Any]:
 
 def _kind(network: nn.Module) -> tuple[Any, ...]:
     """Return what a copy of a network has in common with it."""
-    shapes = tuple((name, tuple(each.shape)) for name, each in network.named_parameters())
-    return type(network), shapes
+    return type(network), tuple((name, each.shape) for name, each in network.named_parameters())
 
 
 def _optimizers(network: nn.Module) -> list[Optimizer]:
@@ -335,17 +312,14 @@ def _optimizers(network: nn.Module) -> list[Optimizer]:
 
 
 @contextmanager
-def _undisturbed(network: nn.Module) -> Iterator[Amp]:
+def _undisturbed(network: nn.Module) -> Iterator[Any]:
     """Leave compiled calls, inference mode and autocast, which keeps old casts; yield its dtype."""
     kind = next(network.parameters()).device.type
-    amp: Amp = "none"
+    amp = "none"
     if torch.is_autocast_enabled(kind):
         amp = "float16" if torch.get_autocast_dtype(kind) == torch.float16 else "bfloat16"
-    with ExitStack() as stack, torch.inference_mode(mode=False):
-        stack.enter_context(torch.autocast(kind, enabled=False))
-        for each in network.modules():
-            if each._compiled_call_impl is not None:
-                _replace(stack, each, "_compiled_call_impl", None)
+    eager = calls_removed(network)
+    with eager, torch.inference_mode(mode=False), torch.autocast(kind, enabled=False):
         yield amp
     torch.clear_autocast_cache()
 
@@ -372,14 +346,9 @@ def _call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         _rest()
 
 
-def _watch_calls() -> None:
-    if nn.Module.__call__ is not _call:
-        _replace(_CALLING, nn.Module, "__call__", _call)
-
-
 def _rest() -> None:
     """Take the look at calls away once no session needs it; then a call costs nothing."""
-    if all(session.may_rest for session in Outside.active):
+    if all(each.calls_left <= 0 and not each.waiting for each in Outside.active):
         _CALLING.close()
 
 

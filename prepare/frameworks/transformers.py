@@ -20,13 +20,12 @@ class PrepareCallback(Outside, TrainerCallback):
         recipe: the path of a recipe, a mapping of steps, or a Pipeline. A step `device` is left out.
     """
 
-    def on_init_end(self, *_: Any, **given: Any) -> None:
-        """Prepare the model, and begin to look for others."""
-        self.start().prepare(given["model"])
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        """Begin again where a search for hyperparameters trains once more."""
+    def on_init_end(self, *_: Any, **__: Any) -> None:
+        """Begin to look for models."""
         self.start()
+
+    # A search for hyperparameters trains more than once.
+    on_train_begin = on_init_end
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
         """End to look for models."""

@@ -1,7 +1,6 @@
 """The switch for pipelines of diffusers: the component, the method that is called, and the hooks of offloading."""
 
 import copy
-import types
 
 import pytest
 import torch
@@ -74,18 +73,9 @@ def test_what_another_has_put_in_place_of_the_method_is_called():
     assert [each.dtype for each in seen] == [torch.bfloat16]
 
 
-def offloaded(vae):
-    vae.decoder._hf_hook = types.SimpleNamespace(hooks=[types.SimpleNamespace(offload=True)])
-
-
-def grouped(vae):
-    vae.decoder._diffusers_hook = types.SimpleNamespace(hooks={"group_offloading": object()})
-
-
-@pytest.mark.parametrize("hook", [offloaded, grouped])
-def test_weights_that_are_offloaded_one_by_one_are_refused(hook):
+def test_weights_that_are_offloaded_one_by_one_are_refused():
     pipe = Pipe()
-    hook(pipe.vae)
+    pipe.vae.to("meta")  # as accelerate leaves them between calls
     with pytest.raises(RefusedError, match="vae: its weights are offloaded .* prepare it first"):
         prepare(pipe, "vae", recipe=RECIPE)
     assert pipe.vae.decoder.weight.dtype is torch.float32

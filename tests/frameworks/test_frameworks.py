@@ -213,7 +213,7 @@ def of_ignite(folder, adapter):
     trainer = engine.create_supervised_trainer(model, optimizer, nn.functional.cross_entropy)
     trainer.add_event_handler("ITERATION_COMPLETED", lambda e: losses.append(e.state.output))
     if adapter:
-        adapter(STEPS, module=model).attach(trainer)
+        adapter(STEPS, module="Seq*").attach(trainer)
     trainer.run(loader())
     return losses, [model], [optimizer]
 

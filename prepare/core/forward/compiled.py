@@ -35,12 +35,12 @@ def eager_if_compiled(model: nn.Module) -> Iterator[None]:
         yield
         return
     set_stance = getattr(torch.compiler, "set_stance", None)  # since torch 2.6
-    with PROCESS_STATE, set_stance("force_eager") if set_stance else _calls_removed(model):
+    with PROCESS_STATE, set_stance("force_eager") if set_stance else calls_removed(model):
         yield
 
 
 @contextmanager
-def _calls_removed(model: nn.Module) -> Iterator[None]:
+def calls_removed(model: nn.Module) -> Iterator[None]:
     """Do as `set_stance`, for what `Module.compile` has compiled; the result of `torch.compile` stays."""
     calls = {m: m._compiled_call_impl for m in model.modules() if m._compiled_call_impl}
     for module in calls:

@@ -252,10 +252,9 @@ class _Tuner:
         return finalists
 
     def _is_right(self, recipe: Candidate) -> bool:
-        pair, train = self._prepared(recipe), self.mode == "train"
-        if pair is None:
+        if (pair := self._prepared(recipe)) is None:
             return False
-        how: Any = {"mode": self.mode, "amp": self.amp, "gradients": train, "pipeline": pair[1]}
+        how: Any = {"mode": self.mode, "amp": self.amp, "pipeline": pair[1]}
         try:
             limit = max(_VERIFY, self.options.budget)
             found = verify(self.model, pair[0], self.batch, seconds=limit, **how)
