@@ -121,13 +121,9 @@ def _parts(verification: Verification) -> Iterator[Part]:
         yield Text(text=f"the first difference is in {printable(verification.culprit)}")
     if verification.advice:
         yield Text(text=verification.advice)
-    checks = sorted(verification.checks, key=_is_fine)
+    checks = sorted(verification.checks, key=lambda check: check.status in ("pass", "skipped"))
     yield Table(label="Checks", columns=_COLUMNS, rows=list(map(_row, checks)), noun="check")
     yield Text(text=_ABOUT_ERRORS, kind="note")
-
-
-def _is_fine(check: Check) -> bool:
-    return check.status in ("pass", "skipped")
 
 
 def _row(check: Check) -> tuple[str, ...]:
