@@ -108,7 +108,7 @@ class Formatter:
         if device.index is None and device.type == tensor.device.type:
             device = tensor.device
         is_cast = may_be_activation(tensor)
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() and (self.include or self.exclude):
             is_cast = (is_cast or is_named(name, self.include)) and not is_named(name, self.exclude)
         return device, (self.dtype if is_cast else None) or tensor.dtype
 
@@ -221,7 +221,7 @@ def is_named(name: str, patterns: Iterable[str]) -> bool:
 
 # A compiler cannot trace a regular expression. torch.compiler.assume_constant_result sets this too, but
 # imports the compiler.
-is_named._dynamo_marked_constant = True  # type: ignore[attr-defined]
+is_named._dynamo_marked_constant = torch.__version__ >= "2.6"  # type: ignore[attr-defined]
 
 
 def note_of(model: nn.Module, error: BaseException, args: Any, kwargs: Any) -> str:
