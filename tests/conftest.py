@@ -66,6 +66,15 @@ SMOKE = (
     "tests/test_house.py::",
     "tests/tune/test_tune.py::test_of_recipes_that_are_as_fast_the_simplest_wins",
 )
+# What torch 2.5 cannot do: it lacks the kernel or the dtype, or its compiler and its export know less.
+NOT_IN_2_5 = {
+    "test_a_compiled_module_is_one_operation_with_a_note[observe]",
+    "test_a_program_runs_as_without_us_and_is_prepared[traced]",
+    "test_applying_loads_no_compiler_and_no_distributed_training",
+    "test_float_dtypes_are_cast_as_model_and_pipeline_require[w.safetensors]",
+    "test_patterns_hold_in_a_compiled_call",
+    "test_the_error_is_at_most_that_of_torchs_kernel[pointwise-dtype2-8]",
+}
 STARTED = pytest.StashKey()
 MEASURED = {}
 
@@ -86,6 +95,8 @@ def pytest_collection_modifyitems(items):
     """Mark what is too dear for each change, by what was measured; a test that is not in the list is quick."""
     measured = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
     for item in items:
+        if item.name in NOT_IN_2_5 and torch.__version__ < "2.6":
+            item.add_marker(pytest.mark.skip(reason="torch 2.5 cannot do it"))
         own, children = measured.get(item.nodeid, (0.0, 0.0))
         if item.nodeid.startswith(SMOKE):
             continue
