@@ -27,3 +27,15 @@ def test_inductor_gives_the_same_values_in_the_weights_layout(norm, freezing):
     Pipeline.from_config({"conv2d_memory_format": {}}).apply(net, known_issues="ignore")
     x = torch.randn(1, 1, 32, 32)
     assert same_and_in_the_same_layout("inductor", net, x, freezing=freezing)
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("options", [{"freezing": True}, {"options": {"freezing": True}}, {}])
+def test_frozen_weights_are_constants(options):
+    net = torch.nn.Conv2d(1, 1, 1).eval()
+    pipeline(backend="inductor", **options).apply(net, known_issues="ignore")
+    x = torch.randn(1, 1, 2, 2)
+    with torch.no_grad():
+        before = net(x)
+        net.weight.data.zero_()
+        assert torch.equal(net(x), before) is bool(options)
