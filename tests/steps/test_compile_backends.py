@@ -29,7 +29,7 @@ def test_inductor_gives_the_same_values_in_the_weights_layout(norm, freezing):
     assert same_and_in_the_same_layout("inductor", net, x, freezing=freezing)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow  # alone: what ran before in the process may compile it otherwise
 @pytest.mark.parametrize("options", [{"freezing": True}, {"options": {"freezing": True}}, {}])
 def test_frozen_weights_are_constants(options):
     net = torch.nn.Conv2d(1, 1, 1).eval()
