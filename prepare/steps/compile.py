@@ -70,7 +70,7 @@ class Compile(ForDevice, ModelStep):
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Options of the backend; for inductor see `torch._inductor.list_options()`."""
     freezing: bool = False
-    """Turn weights into constants (inductor); for inference only, within torch.no_grad."""
+    """Turn weights into constants (inductor), with static shapes; for inference, within torch.no_grad."""
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> Self:
@@ -125,7 +125,9 @@ class Compile(ForDevice, ModelStep):
             from torch._inductor import list_mode_options
 
             options, mode = {**list_mode_options(mode, self.dynamic), **options}, None
-        keywords = {"backend": self.backend, "dynamic": self.dynamic, "fullgraph": self.fullgraph}
+        # Sizes that have changed become dynamic, those of weights too, which then are no constants.
+        dynamic = False if self.dynamic is None and self._is_frozen() else self.dynamic
+        keywords = {"backend": self.backend, "dynamic": dynamic, "fullgraph": self.fullgraph}
         return {**keywords, **isolation(), "mode": mode, "options": options or None}
 
     def _refused_by_torch(self) -> Problem | None:
