@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from prepare.core.document import ReportContext
 from prepare.pipeline import Pipeline
 from prepare.stages.verify import verify
+from prepare.stages.verify.document import verify_document
 from verify_checks import FLAT, check, checks_by_kind, prepared
 from verify_faults import Net
 
@@ -37,6 +39,36 @@ def test_outputs_that_are_all_zero_are_cannot_tell(mode):
     result = check(zero_last(), FLAT, torch.randn(1, 3, 8, 8), mode=mode)
     assert (result.status, checks_by_kind(result)["outputs"].status) == ("cannot tell",) * 2
     assert "all zero" in result.reason
+
+
+class Rough(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad + 3e-5 * grad.abs().max() * torch.linspace(-1, 1, grad.numel()).view_as(grad)
+
+
+class MayBeRough(nn.Module):
+    is_rough = False
+
+    def forward(self, x):
+        return Rough.apply(x) if self.is_rough else x.clone()
+
+
+@pytest.mark.parametrize("is_rough", [False, True])
+def test_gradients_that_eval_does_not_judge_are_not_called_right(is_rough):
+    torch.manual_seed(0)
+    reference = nn.Sequential(nn.Conv2d(3, 4, 3), MayBeRough(), nn.Conv2d(4, 2, 3)).eval()
+    other = copy.deepcopy(reference)
+    other[1].is_rough = is_rough
+    found = verify(reference, other, torch.randn(2, 3, 8, 8))
+    status = checks_by_kind(found)["parameter gradients"].status
+    assert (found.status, status) == ("pass", "skipped" if is_rough else "pass")
+    answer = verify_document(ReportContext(found={"verify": found})).answers[0]
+    assert ("gradients right" in answer.remark) is not is_rough
 
 
 class Frozen(nn.Module):

@@ -67,6 +67,7 @@ _DEPTH = 100
 _NEAR_ALONE = 0.5
 _LATE = "no time was left; raise verify.seconds"
 _RANDOM = "returns other outputs with every seed: its dropout and random numbers cannot be fixed"
+_IN_EVAL = "over the tolerance, by rounding or by a fault: mode=train tells which"
 _UNSTABLE = "the prepared model differs between its own calls, as with memory not initialised"
 
 
@@ -307,13 +308,13 @@ class VerificationCase:
     def _allow_amplified(self) -> None:
         """Allow the errors of gradients if every module alone is right: the model amplifies rounding.
 
-        In eval, where they do not count, no module runs alone for them.
+        In eval, where they do not count, no module runs alone for them, and they are not judged.
         """
         is_right = self._alone and not self._left_out and not self._wrong_modules()
         if (is_right or self.mode == "eval") and all(map(_may_be_rounding, self._open())):
             self._limit = 1.0
             for items in self.deviations.values():
-                items[:] = map(_allowed, items)
+                items[:] = map(_allowed if is_right else _not_judged, items)
 
     def _other_calls(self, first: Run, exact: Run, actual: Run) -> list[Check]:
         """Call the prepared model once more as it will be used, in training on inputs without gradients.
@@ -457,22 +458,22 @@ class VerificationCase:
     def _judged(self, kind: str, items: list[Deviation], exact: Run) -> Check:
         for name, tensor in exact.tensors.get(kind, {}).items():
             if not is_finite(tensor):
-                check = UnableError("the reference is not finite here", kind).check
-                return replace(check, worst=name)
+                return replace(UnableError("the reference is not finite", kind).check, worst=name)
         if kind == "outputs" and not any(item.size or item.exceeds for item in items):
-            all_zero = "they are all zero, so nothing can be compared"
-            return UnableError(all_zero if items else "there are none").check
+            return UnableError("they are all zero" if items else "there are none").check
         alone, left, note = kind in _ALONE, self._left_out, ""
         if alone and left:
             first = next(iter(left))
             note = f"{plural(len(left), 'module')} not compared alone, {first}: {left[first]}"
         if not items:
             return Check(what=kind, status="skipped", note=note or "there is nothing to compare")
-        worst = max(items, key=lambda item: item.excess)
+        worst = max(items, key=lambda item: (item.note == _IN_EVAL, item.excess))
+        if worst.note == _IN_EVAL:
+            return _described("skipped", worst)
         # In eval, gradients do not count.
-        counts = self.mode == "train" or not kind.endswith("gradients")
-        status = "pass" if not worst.exceeds else "fail" if counts else "wrong"
-        check = _described(status, replace(worst, note=worst.note or note))
+        bad = "wrong" if self.mode == "eval" and kind.endswith("gradients") else "fail"
+        worst = replace(worst, note=worst.note or note)
+        check = _described(bad if worst.exceeds else "pass", worst)
         check = replace(check, compared=len(self._alone) if alone else len(items))
         finds = None if kind == "buffers" or (alone and left) else self._finds(kind)
         return replace(check, sensitivity=finds[0], least_sensitive=finds[1]) if finds else check
@@ -486,6 +487,11 @@ def _described(status: str, item: Deviation) -> Check:
 def _allowed(item: Deviation) -> Deviation:
     """Return the deviation as one that is allowed."""
     return replace(item, allowed=item.error, note="") if item.exceeds else item
+
+
+def _not_judged(item: Deviation) -> Deviation:
+    """Return the deviation without a tolerance, if it is larger."""
+    return replace(item, allowed=math.inf, note=_IN_EVAL) if item.exceeds else item
 
 
 def _may_be_rounding(item: Deviation) -> bool:

@@ -18,9 +18,7 @@ _HIDDEN = 0.1
 _COLUMNS = parts.columns(
     "Status text, Compared text, Worst code, Error number, Tolerance number, Of the tolerance number"
 )
-_ABOUT_ERRORS = (
-    "An error is a part of the tensor's size; the tolerance follows from the unprepared model."
-)
+_ABOUT = "An error is a part of the tensor's size; the tolerance follows from the unprepared model."
 
 
 def verify_document(shown: ReportContext) -> Document | None:
@@ -94,13 +92,12 @@ def _answer(verification: Verification) -> Answer:
         return Answer(parts.RIGHT, "warn", parts.UNCLEAR, remark)
     if any(check.status == "wrong" for check in verification.checks):
         return Answer(parts.RIGHT, "warn", f"Yes, in mode {mode} only", remark)
-    hidden, right = _hidden(verification), "Outputs right"
+    hidden = _hidden(verification)
     if hidden and mode == "train":
-        line = f"outputs right; {hidden}"
-        return Answer(parts.RIGHT, "warn", right, hidden, line=line)
-    has_gradients = any("gradients" in c.what for c in verification.checks if c.status == "pass")
-    remark = _outputs(verification) + (", gradients right" if has_gradients and not hidden else "")
-    return Answer(parts.RIGHT, "good", "Yes", remark)
+        return Answer(parts.RIGHT, "warn", "Outputs right", hidden, line=f"outputs right; {hidden}")
+    judged = [c.status == "pass" for c in verification.checks if "gradients" in c.what]
+    said = ", gradients right" if judged and all(judged) and not hidden else ""
+    return Answer(parts.RIGHT, "good", "Yes", _outputs(verification) + said)
 
 
 def _advice(verification: Verification) -> Iterator[parts.Advice]:
@@ -123,10 +120,11 @@ def _parts(verification: Verification) -> Iterator[Part]:
         yield Text(text=verification.advice)
     checks = sorted(verification.checks, key=lambda check: check.status in ("pass", "skipped"))
     yield Table(label="Checks", columns=_COLUMNS, rows=list(map(_row, checks)), noun="check")
-    yield Text(text=_ABOUT_ERRORS, kind="note")
+    yield Text(text=_ABOUT, kind="note")
 
 
 def _row(check: Check) -> tuple[str, ...]:
     share = "" if check.part is None else texts.share_text(check.part)
     numbers = texts.small(check.error), texts.small(check.allowed), share
-    return doubt(check.status), check.what, check.worst, *numbers
+    where = check.note if check.status == "skipped" else check.worst
+    return doubt(check.status), check.what, where, *numbers
