@@ -37,8 +37,8 @@ MEMO: ContextVar[dict[Any, Any]] = ContextVar("MEMO")
 
 @contextmanager
 def remembering() -> Iterator[None]:
-    """Keep MEMO for the block."""
-    token = MEMO.set({})
+    """Keep MEMO for the block, or use the one that is kept."""
+    token = MEMO.set(MEMO.get({}))
     try:
         yield
     finally:

@@ -286,7 +286,8 @@ class Pipeline:
         given = call_of(example)
         for step in self.asking():
             copied = copy_tree(model, cache(clone_of))  # a shared tensor stays one
-            chosen, notes = self.step_for(step, copied, given, amp)
+            with remembering():
+                chosen, notes = self.step_for(step, copied, given, amp)
             for note in notes:
                 _log.warning("%s", note)
             if is_chosen(self.steps, chosen):

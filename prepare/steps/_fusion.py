@@ -106,39 +106,48 @@ def traced_pairs(
 
 
 def find_followed(model: nn.Module) -> tuple[list[str], dict[nn.Module, tuple[str, ...]]]:
-    """Return the names of the parts that were traced, and by convolution what follows it."""
-    parts, calls = list[str](), Counter[nn.Module]()
-    followed = dict[nn.Module, tuple[str, ...]]()
-    for name, graph in graphs(
-        model, lambda module: isinstance(module, (*CONVOLUTIONS, _BatchNorm))
-    ):
-        part = model.get_submodule(name)
-        parts.append(name)
-        for node in graph.nodes:
-            if node.op == "call_module":
-                module = part.get_submodule(node.target)
-                calls[module] += 1
-                if isinstance(module, CONVOLUTIONS):
-                    followed[module] = _following(part, node)
-            elif node.op == "get_attr":  # what reads a weight may write into it
-                calls[part.get_submodule(node.target.rpartition(".")[0])] += 1
-    return parts, {conv: found for conv, found in followed.items() if calls[conv] == 1}
+    """Return the names of the parts in which a convolution is followed, and by convolution what follows it.
+
+    A plan or `apply` traces a tree once.
+    """
+    memo, modules = MEMO.get({}), dict(model.named_modules())
+    tree = (*((name, type(module), has_hooks(module)) for name, module in modules.items()),)
+    if tree not in memo:
+        name_of = {module: name for name, module in modules.items()}
+        calls, chains = Counter[str](), dict[str, dict[str, tuple[str, ...]]]()
+        for part, graph in graphs(model, lambda m: isinstance(m, (*CONVOLUTIONS, _BatchNorm))):
+            get, chains[part] = model.get_submodule(part).get_submodule, {}
+            for node in graph.nodes:
+                if node.op == "call_module":
+                    calls[name := name_of[get(node.target)]] += 1
+                    if isinstance(modules[name], CONVOLUTIONS):
+                        chains[part][name] = _following(get, node)
+                elif node.op == "get_attr":  # what reads a weight may write into it
+                    calls[name_of[get(node.target.rpartition(".")[0])]] += 1
+        memo[tree] = {
+            part: {name: chain for name, chain in found.items() if calls[name] == 1}
+            for part, found in chains.items()
+        }
+    found = memo[tree]
+    followed = {modules[name]: chain for once in found.values() for name, chain in once.items()}
+    return [part for part, once in found.items() if any(once.values())], followed
 
 
-def _following(part: nn.Module, conv: fx.Node) -> tuple[str, ...]:
+def _following(get: Callable[[str], nn.Module], conv: fx.Node) -> tuple[str, ...]:
     """Return what follows a convolution, with nothing between that might change its input in place."""
     chain, node = list[str](), conv
-    module: Any = part.get_submodule(str(conv.target))
-    while not (chain and chain[-1] in ("add", *ACTIVATIONS)):
+    module: Any = get(str(conv.target))
+    while not (chain and chain[-1] in ACTIVATIONS):
         last, node = node, node.next
         while node.op == "get_attr":
             node = node.next
         if [*last.users] != [node]:
             break
-        kind = _kind_of(part, node)
+        kind = _kind_of(get, node)
         # With groups torch does not fuse an addition.
-        fits = kind in ACTIVATIONS
-        if kind == "add" and not module.transposed and module.groups == 1:
+        # After an addition torch fuses ReLU alone.
+        fits = kind in ACTIVATIONS and ("add" not in chain or kind == "relu")
+        if kind == "add" and "add" not in chain and not module.transposed and module.groups == 1:
             is_first = node.args[0] is last or node.target is operator.add
             fits = is_first and node.args.count(last) == 1
         if fits or (kind == "batch_norm" and not chain):
@@ -148,9 +157,9 @@ def _following(part: nn.Module, conv: fx.Node) -> tuple[str, ...]:
     return tuple(chain)
 
 
-def _kind_of(part: nn.Module, node: fx.Node) -> str:
+def _kind_of(get: Callable[[str], nn.Module], node: fx.Node) -> str:
     if node.op == "call_module":
-        module: Any = part.get_submodule(str(node.target))
+        module: Any = get(str(node.target))
         name = type(module).__name__ if type(module).__module__.startswith("torch.nn.") else ""
         kind = "batch_norm" if isinstance(module, _BatchNorm) else _NAMES.get(name, name.lower())
         return kind if kind in ("batch_norm", "identity", *ACTIVATIONS) else ""

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 # Rounds of one call each, and the part of the time that it must need less than.
 _ROUNDS, _LEAST = 6, 0.97
+# After so many seconds these rounds are enough.
+_SECONDS, _FEWEST = 0.3, 3
 _SHOWN = 3
 
 
@@ -32,7 +34,7 @@ class FuseInference(SwapsClasses):
     identity, Parameters, buffers and hooks, and `state_dict`: the folded and packed weights are made at the
     first call, and again when a value has changed. A symbolic trace shows what follows a convolution; if
     something else reads its result, torch's own is computed.
-    Where a call has few multiplications, its weight is not packed.
+    With an input or a weight that holds NaN or an infinity nothing is fused: oneDNN's ReLU gives 0 for NaN.
     Helps: one pass over memory where there were three, and no weight that oneDNN reorders at each call.
     Hurts: packed weights need memory of their own, as much as the Parameters. Takes the place of
     `fuse_conv_bn`, which needs none. To undo it: `from prepare.steps import fuse_inference;
@@ -82,8 +84,8 @@ class FuseInference(SwapsClasses):
                 yield name, module
         for name in parts:
             if not Around.is_on(part := model.get_submodule(name)):
-                part.register_forward_pre_hook(Around())
-                part.register_forward_hook(Around(), always_call=True)
+                part.register_forward_pre_hook(Around(), with_kwargs=True)
+                part.register_forward_hook(Around(), with_kwargs=True, always_call=True)
                 yield name, part
 
     def remarks(self, model: torch.nn.Module) -> Iterator[Problem]:
@@ -120,7 +122,8 @@ class FuseInference(SwapsClasses):
         clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
         try:
             with unchanged(model, example.args, example.kwargs), torch.no_grad():
-                while packed and len(times) < _ROUNDS:
+                end = time.perf_counter() + _SECONDS
+                while packed and len(times) < (_ROUNDS if time.perf_counter() < end else _FEWEST):
                     marks = [clock()]
                     for each in (model, fused):
                         each(*example.args, **example.kwargs)

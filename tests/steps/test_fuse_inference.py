@@ -95,12 +95,12 @@ def x():
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The names of the fused operators that ran, packing not among them."""
+    """The fused operators that ran, packing not among them: their kind, and the activation in them."""
     ran = []
 
     def counted(name, run):
         def counting(*args):
-            ran.extend([name] if "reorder" not in name else [])
+            ran.extend([f"{name.rpartition('.')[2]} {args[-3]}"] if "reorder" not in name else [])
             return run(*args)
 
         return counting
@@ -203,6 +203,17 @@ def test_not_a_number_stays_so(act, x):
         assert torch.equal(model(x).isnan(), plain(model)(x).isnan())
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_no_numbers_are_not_hidden_by_a_fused_relu(block, x, value):
+    block(x)
+    block.conv1.weight[0] = value
+    for _ in range(2):
+        assert torch.equal(block(x).isnan(), plain(block)(x).isnan())
+    block.conv1.weight[0] = 1
+    assert_right(block, x)
+
+
 def test_a_block_runs_in_two_calls(block, x, calls):
     plan = Pipeline.from_config(STEPS).plan(lively(Block()))
     assert [action.modules for action in plan.actions if action.step == "fuse_inference"] == [
@@ -212,7 +223,7 @@ def test_a_block_runs_in_two_calls(block, x, calls):
     assert_right(block, x)
     calls.clear()
     assert_right(block, x)
-    assert calls == ["_convolution_pointwise.default", "_convolution_pointwise.binary"]
+    assert calls == ["default relu", "binary relu"]
 
 
 @pytest.mark.parametrize(
@@ -237,7 +248,7 @@ def test_such_a_call_runs_torchs_code(block, x, calls, case):
     if case in ("hook", "norm"):
         assert all(type(each) is torch.Tensor for each in seen)
     else:  # the result of a contiguous input is in channels-last, as the weight is
-        assert calls == (["_convolution_pointwise.binary"] if case == "contiguous" else [])
+        assert calls == (["binary relu"] if case == "contiguous" else [])
     if case == "gradient":
         got.sum().backward()
         assert block.conv1.weight.grad is not None
@@ -391,7 +402,7 @@ def test_the_first_line_says_what_was_fused():
     model = lively(nn.Sequential(Block(), nn.Conv2d(8, 8, 1)))
     plan = PIPELINE.plan(model)
     text = converted_text(audit(PIPELINE.apply(model), plan=plan))
-    assert "2 run with their batch norm and addition" in text
+    assert "2 run with their batch norm, ReLU and addition" in text
     assert "1 runs on packed weights alone" in text
 
 
@@ -428,7 +439,7 @@ def test_prepare_offers_it_in_evaluation_on_a_cpu(monkeypatch, x, calls):
     model = prepare.prepare(lively(Block()), x, memory_format="channels_last")
     with torch.no_grad():
         model(x)
-    assert "_convolution_pointwise.binary" in calls
+    assert "binary relu" in calls
     trained = prepare.prepare(Block(), x, memory_format="channels_last")
     assert type(trained.conv1) is nn.Conv2d
 

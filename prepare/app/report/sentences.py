@@ -95,7 +95,8 @@ def converted_text(audit: Audit) -> str:
 
 def _fused_text(followed: list[list[str]]) -> str:
     """Return `, 51 run with their batch norm and SiLU, 2 on packed weights alone`."""
-    named = {"add": "addition", "silu": "SiLU", "gelu": "GELU", "leaky_relu": "LeakyReLU"}
+    named = {"add": "addition", "relu": "ReLU", "relu6": "ReLU6", "silu": "SiLU", "gelu": "GELU"}
+    named["leaky_relu"] = "LeakyReLU"
     *names, last = [*dict.fromkeys(name for names in followed for name in names)] or [""]
     words = " and ".join(
         filter(None, (", ".join(named.get(n, n) for n in names), named.get(last, last)))

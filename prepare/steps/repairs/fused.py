@@ -9,7 +9,8 @@ import operator
 import threading
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, ClassVar, NamedTuple
+from math import isfinite
+from typing import Any, ClassVar, NamedTuple, TypeGuard
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules import module as torchs_module
 from torch.nn.utils.fusion import fuse_conv_bn_weights
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride
 from prepare.core.model.module_kinds import NotScriptable, is_rewritten
@@ -29,19 +30,22 @@ STEP = "fuse_inference"
 _HEAD = 256
 _CPU = torch.device("cpu")
 _DTYPES = (torch.float32, torch.bfloat16)
-# The activations, and their arguments besides `inplace`, in the order of torch. Not ReLU and Hardtanh: those
-# of oneDNN return a number for NaN, and torch's in place take less time than their part in a promise.
-ACTIVATIONS: dict[str, Any] = {"sigmoid": {}, "silu": {}, "hardswish": {}}
-ACTIVATIONS |= {"gelu": {"approximate": "none"}, "leaky_relu": {"negative_slope": 0.01}}
+# The activations, and their arguments besides `inplace`, in the order of torch.
+_SIMPLE: dict[str, Any] = {key: {} for key in ("relu", "relu6", "sigmoid", "silu", "hardswish")}
+ACTIVATIONS = _SIMPLE | {"gelu": {"approximate": "none"}, "leaky_relu": {"negative_slope": 0.01}}
+# What oneDNN calls otherwise, with its numbers.
+_AS_ONEDNN: dict[str, Any] = {"silu": ("swish", []), "relu6": ("hardtanh", [0, 6])}
+# These of oneDNN return a number for NaN.
+_HIDE_NAN: dict[str, Any] = {"relu": F.relu, "hardtanh": F.hardtanh}
+_NO_ACTIVATION: tuple[Any, ...] = ("none", [], "")
 _OF_NORM = ("running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
 # The functions that a promise knows; those that end with `_` work in place.
 KINDS = {
     getattr(owner, name): name.rstrip("_")
-    for name in (*ACTIVATIONS, "sigmoid_", "leaky_relu_", "add", "add_")
+    for name in (*ACTIVATIONS, "relu_", "sigmoid_", "leaky_relu_", "add", "add_")
     for owner in (F, torch, Tensor)
     if hasattr(owner, name)
 } | {F.batch_norm: "batch_norm"}
-_OF_RANK = (Tensor.dim, Tensor.ndim.__get__)  # type: ignore[attr-defined]
 # The private operators, each with the number of its arguments when this was written.
 _ARGUMENTS = {
     "_convolution_pointwise.default": 10,
@@ -60,8 +64,7 @@ _PLAIN: set[int] = set()
 
 
 def _included() -> int:
-    state: int = torch._C._dispatch_tls_local_include_set().raw_repr()
-    return state
+    return int(torch._C._dispatch_tls_local_include_set().raw_repr())
 
 
 def _note_plain() -> None:
@@ -91,46 +94,52 @@ class _Weights(NamedTuple):
     weight: Tensor
     bias: Tensor | None
     geometry: tuple[Any, ...]
+    finite: bool
 
 
-class _Now(threading.local):
-    """The ids of what was checked when each traced part began that runs in this thread."""
-
-    def __init__(self) -> None:
-        self.checked = [frozenset[int]()]
-
-
-_NOW = _Now()
+# The weights of a convolution by the number of their sources, and the last form of an input.
+_Ready = tuple[dict[int, _Weights], list[tuple[Any, Any, Any]]]
 # What was made for each module, which copies and pickles of it make again, and the modules in each part.
-_MADE: WeakKeyDictionary[nn.Module, dict[int, _Weights]] = WeakKeyDictionary()
+_READY: WeakKeyDictionary[nn.Module, _Ready] = WeakKeyDictionary()
 _INSIDE: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
 
-class _Call(NamedTuple):
-    """A call of a convolution, and what follows it until now; the sources are its tensors, and a norm's."""
+class _Now(threading.local):
+    """What was checked when each traced part began that runs in this thread.
 
-    conv: Any
+    That is of each convolution that is ready: what holds it, and which of its weights are of its tensors.
+    """
+
+    def __init__(self) -> None:
+        self.checked: list[dict[nn.Module, tuple[_Ready, dict[int, _Weights]]]] = [{}]
+
+
+_NOW = _Now()
+
+
+class _Call(NamedTuple):
+    """A call of a convolution, and what follows it until now.
+
+    `version` adds up those of `x` and `other`; the sources are the tensors of a convolution, and of a norm.
+    """
+
+    conv: "Fused"
     x: Tensor
     version: int
     form: tuple[tuple[int, ...], tuple[int, ...]]
+    checked: dict[int, _Weights]
     sources: tuple[Any, ...]
     other: Tensor | None = None
-    activation: tuple[Any, ...] = ("none", [], "")
+    activation: tuple[Any, ...] = _NO_ACTIVATION
     done: int = 0
 
     def run(self) -> Tensor:
-        if _version(self.x) != self.version:
+        version = _version(self.x) + (0 if self.other is None else _version(self.other))
+        if version != self.version:
             wrong = "its input was changed in place before its result was read"
             undo = f"from prepare.steps import {STEP}; {STEP}.undo(model)"
             raise RuntimeError(f"{type(self.conv).__name__}: {wrong}; undo the step: {undo}")
-        computed: Tensor = self.conv.computed(self)
-        return computed
-
-
-def _made(conv: nn.Module, sources: tuple[Any, ...]) -> _Weights | None:
-    """Return the weights that were made of these tensors; None if they were made of others."""
-    made = _MADE.get(conv, {}).get(len(sources))
-    return made if made and all(map(operator.is_, made.sources, sources)) else None
+        return self.conv.computed(self)
 
 
 class Promise(Tensor):
@@ -144,10 +153,14 @@ class Promise(Tensor):
 
     @staticmethod
     def of(call: _Call) -> Tensor:
+        shape, strides = call.form
         make: Any = Tensor._make_wrapper_subclass
-        made: Promise = make(Promise, *call.form, dtype=call.x.dtype, device=_CPU)
+        made: Promise = make(Promise, shape, strides, dtype=call.x.dtype, device=_CPU)
         made.call, made.held = call, None
         return made
+
+    def dim(self) -> int:
+        return len(self.call.form[0])
 
     def value(self) -> Tensor:
         if self.held is None:
@@ -159,8 +172,6 @@ class Promise(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func in _OF_RANK:
-            return len(args[0].call.form[0])
         if args and (kind := KINDS.get(func, "")):
             in_place = func.__name__.endswith("_")
             turns = kind == "add" and not in_place and type(args[0]) is not Promise and not kwargs
@@ -181,24 +192,24 @@ class Promise(Tensor):
 
     def followed_by(self, kind: str, args: Any, kwargs: Any, *, in_place: bool) -> Tensor | None:
         """Return the result with one more operation after it; None if that cannot be fused."""
-        call = self.call
-        if self.held is not None or call.conv.chain[call.done] != kind or torch.is_grad_enabled():
+        call, chain = self.call, self.call.conv.chain
+        if self.held is not None or chain[call.done] != kind or torch.is_grad_enabled():
             return None
-        options = ACTIVATIONS.get(kind, {})
-        names = _OF_NORM if kind == "batch_norm" else (*options, "inplace")
-        given = options | dict(zip(names, args, strict=False)) | kwargs
+        found: dict[str, Any]
         if kind == "add":
             found = _added(call, *args, **kwargs)
         elif kind == "batch_norm":
-            found = _normed(call, given)
+            found = _normed(call, dict(zip(_OF_NORM, args, strict=False)) | kwargs)
         else:
+            options = ACTIVATIONS[kind]
+            given = options | dict(zip((*options, "inplace"), args, strict=False)) | kwargs
             in_place |= given.pop("inplace", False)
-            name, algorithm = {"silu": "swish"}.get(kind, kind), given.pop("approximate", "")
-            found = {"activation": (name, [*given.values()], algorithm)}
+            algorithm, numbers = given.pop("approximate", ""), [*given.values()]
+            found = {"activation": (*_AS_ONEDNN.get(kind, (kind, numbers)), algorithm)}
         if not found:
             return None
         after = call._replace(done=call.done + 1, **found)
-        result: Tensor = after.run() if after.done == len(call.conv.chain) else Promise.of(after)
+        result: Tensor = after.run() if after.done == len(chain) else Promise.of(after)
         if in_place:
             self.held = result
         return result
@@ -206,27 +217,40 @@ class Promise(Tensor):
 
 def _normed(call: _Call, given: dict[str, Any]) -> dict[str, Any]:
     """Return the sources with those of a batch norm, as `F.batch_norm` takes them; empty if it differs."""
-    norm = [given.get(name) for name in _OF_NORM[:4]]
-    sources, shape = (*call.sources, *norm, given.get("eps", 1e-5)), call.form[0][1:2]
+    norm, shape = [given.get(name) for name in _OF_NORM[:4]], call.form[0][1:2]
+    sources = (*call.sources, *norm, given.get("eps", 1e-5))
     fits = norm[0] is not None and norm[1] is not None and not given.get("training")
-    is_known = _made(call.conv, sources) or all(
+    is_known = _is_made_of(call.checked.get(len(sources)), sources) or all(
         each is None or (each.shape == shape and _is_known(each)) for each in norm
     )
     return {"sources": sources} if fits and is_known else {}
+
+
+def _is_made_of(made: _Weights | None, sources: tuple[Any, ...]) -> TypeGuard[_Weights]:
+    return made is not None and all(map(operator.is_, made.sources, sources))
 
 
 def _added(call: _Call, other: Any, *, alpha: float = 1) -> dict[str, Any]:
     other = other.value() if isinstance(other, Promise) else other
     shape, strides = call.form
     fits = type(other) is Tensor and other.shape == shape and other.stride() == strides
-    is_like = fits and other.dtype is call.x.dtype and other.device == _CPU
-    return {"other": other} if is_like and alpha == 1 else {}
+    if alpha == 1 and fits and other.dtype is call.x.dtype and other.is_cpu:
+        return {"other": other, "version": call.version + _version(other)}
+    return {}
 
 
 def _is_known(tensor: Tensor) -> bool:
     """Return whether this is a plain tensor of a model on the CPU, whose changes can be seen."""
     is_plain = type(tensor) in (Tensor, nn.Parameter) and not tensor.is_inference()
-    return is_plain and tensor.device == _CPU and tensor.dtype in _DTYPES
+    return is_plain and tensor.is_cpu and tensor.dtype in _DTYPES
+
+
+def _is_finite(values: Any) -> bool:
+    """Return whether no tensor among these has a NaN or an infinity; False also if a sum is too large."""
+    floats = [
+        each for each in tree_leaves(values) if torch.is_tensor(each) and each.is_floating_point()
+    ]
+    return all(isfinite(each.sum(dtype=torch.float32)) for each in floats)
 
 
 def _version(tensor: Tensor) -> int:
@@ -277,29 +301,32 @@ class Fused(Rewritten):
 
     rewritten_as = "fused"
     chain: tuple[str, ...] = ()
-    """What follows: a `batch_norm`, then `add` or an activation."""
+    """What follows: a `batch_norm`, then `add`, and an activation."""
 
     def served(self, x: Tensor, weight: Any, bias: Any) -> Tensor | None:
         """Return the result or a promise of it; None if this call is for torch's code."""
         if torch.compiler.is_compiling() or type(x) is not Tensor:
             return None
-        is_checked = id(self) in _NOW.checked[-1]
-        if not (_is_plain() if is_checked else self.is_ready() and not _is_observed()):
+        checked = _NOW.checked[-1].get(self)
+        if not (_is_plain() if checked else self.is_ready() and not _is_observed()):
             return None
-        own: Any = self._parameters
-        rank = x.dim()
-        if weight is not own["weight"] or bias is not own["bias"] or rank != weight.dim():
+        is_own = weight is self._parameters["weight"] and bias is self._parameters["bias"]
+        if not (is_own and x.dtype is weight.dtype and x.is_cpu):
             return None
-        is_like = x.dtype is weight.dtype and x.device == _CPU
-        if not (is_like and x.is_contiguous(memory_format=FORMATS[rank])):
-            return None
-        added = self.output_padding if self.transposed else None
-        form = _form(x.shape, weight.shape, self.chosen_for, added)
-        if form is None:
-            return None
-        x = with_exact_strides(x)
-        call = _Call(self, x, _version(x), form, (weight, bias))
-        return Promise.of(call) if self.chain and is_checked else call.run()
+        (_, last), made = checked or (_ready(self), {})
+        shapes, strides, form = last[0]
+        if (x.shape, weight.shape) != shapes or x.stride() != strides:
+            rank = x.dim()
+            if rank != weight.dim() or not x.is_contiguous(memory_format=FORMATS[rank]):
+                return None
+            added = self.output_padding if self.transposed else None
+            form = _form(x.shape, weight.shape, self.chosen_for, added)
+            if form is None:
+                return None
+            x = with_exact_strides(x)
+            last[0] = ((x.shape, weight.shape), x.stride(), form)
+        call = _Call(self, x, _version(x), form, made, (weight, bias))
+        return Promise.of(call) if self.chain and checked else self.computed(call)
 
     def is_ready(self) -> bool:
         """Return whether it is as it was when it was fused, in evaluation mode, and no hook looks at it."""
@@ -312,22 +339,29 @@ class Fused(Rewritten):
 
     def computed(self, call: _Call) -> Tensor:
         """Return the result of a call, with what follows it."""
-        x, (name, *options) = call.x, call.activation
-        _, _, weight, bias, geometry = self._weights(call)
+        name, *options = call.activation
+        checked = call.checked.get(len(call.sources))
+        made = checked if _is_made_of(checked, call.sources) else self._weights(call)
+        _, _, weight, bias, geometry, finite = made
+        if not finite:  # here and in what follows in this part, torch runs what may hide NaN
+            _NOW.checked[-1] = {}
+            if hides := _HIDE_NAN.get(name):
+                return hides(self.computed(call._replace(activation=_NO_ACTIVATION)), *options[0])
         kind = "transpose_pointwise" if self.transposed else "pointwise"
         if call.other is None:
             run = _OPERATORS[f"_convolution_{kind}.default"]
-            y: Tensor = run(x, weight, bias, *geometry, name, *options)
+            y: Tensor = run(call.x, weight, bias, *geometry, name, *options)
         else:
             run = _OPERATORS["_convolution_pointwise.binary"]
-            y = run(x, call.other, weight, bias, *geometry, "add", 1.0, None, [], None)
+            after = None if name == "none" else name
+            y = run(call.x, call.other, weight, bias, *geometry, "add", 1.0, after, [], None)
         return y
 
     def _weights(self, call: _Call) -> _Weights:
         """Return the weights for a call: those that were made, if their sources are the same."""
-        sources = call.sources
-        made = _made(self, sources)
-        if made and (id(made) in _NOW.checked[-1] or _is_same(made.seen)):
+        sources, (made_before, _) = call.sources, _ready(self)
+        made = made_before.get(len(sources))
+        if _is_made_of(made, sources) and _is_same(made.seen):
             return made
         both: Any = (each if each is None else each.detach() for each in sources[:2])
         weight, bias = both
@@ -339,6 +373,7 @@ class Fused(Rewritten):
             weight, bias = (each.detach().to(weight.dtype) for each in both)
         added = ([*self.output_padding],) if self.transposed else ()
         geometry = ([*self.padding], *added, [*self.stride], [*self.dilation], self.groups)
+        finite = _is_finite((weight, bias))
         weight = weight.contiguous(memory_format=FORMATS[weight.dim()])
         kind = "transpose_weight" if self.transposed else "weight"
         reorder = _OPERATORS[f"_reorder_convolution_{kind}.default"]
@@ -347,9 +382,12 @@ class Fused(Rewritten):
         for each in filter(torch.is_tensor, sources):
             head = each.detach().as_strided((min(each.numel(), _HEAD),), (1,))
             seen.append((each, each.data_ptr(), each._version, head, head.clone()))
-        made = _Weights(sources, seen, weight, bias, geometry)
-        _MADE.setdefault(self, {})[len(sources)] = made
+        made = made_before[len(sources)] = _Weights(sources, seen, weight, bias, geometry, finite)
         return made
+
+
+def _ready(conv: nn.Module) -> _Ready:
+    return _READY.get(conv) or _READY.setdefault(conv, ({}, [(None, None, None)]))
 
 
 class FusedConv2d(Fused, nn.Conv2d):
@@ -406,24 +444,31 @@ class Around(NotScriptable):
     def is_on(cls, part: nn.Module) -> bool:
         return any(isinstance(each, cls) for each in part._forward_hooks.values())
 
-    def __call__(self, part: nn.Module, args: Any, *output: Any) -> Any:
+    def __call__(self, part: nn.Module, args: Any, kwargs: Any, *output: Any) -> Any:
         if torch.compiler.is_compiling():
             return None
         if output:
-            _NOW.checked = _NOW.checked[:-1] or [frozenset()]
+            _NOW.checked = _NOW.checked[:-1] or [{}]
             return tree_map_only(Promise, Promise.value, output[0])
-        _NOW.checked.append(frozenset() if _is_observed() else _check(part))
+        is_fused = not _is_observed() and _is_finite((args, kwargs))
+        _NOW.checked.append(_check(part) if is_fused else {})
         return None
 
 
-def _check(part: nn.Module) -> frozenset[int]:
-    """Return the ids of what is ready in a part: nothing with a hook in it, as that may keep a promise."""
+def _check(part: nn.Module) -> dict[nn.Module, tuple[_Ready, dict[int, _Weights]]]:
+    """Return what is ready in a part: nothing with a hook in it, as that may keep a promise."""
     if (inner := _INSIDE.get(part)) is None:
         inner = _INSIDE[part] = [*part.modules()][1:]
     if any(each._forward_hooks or each._forward_pre_hooks for each in inner):
-        return frozenset()
-    ready = [each for each in inner if isinstance(each, Fused) and each.is_ready()]
-    weights = [each for conv in ready for each in _MADE.get(conv, {}).values()]
+        return {}
+    ready = {each: _ready(each) for each in inner if isinstance(each, Fused) and each.is_ready()}
+    weights = [each for made, _ in ready.values() for each in made.values()]
+    valid = {*map(id, weights)}
     if weights and not _is_same([each for one in weights for each in one.seen]):
-        weights = [each for each in weights if _is_same(each.seen)]
-    return frozenset(map(id, (*ready, *weights)))
+        valid = {id(each) for each in weights if _is_same(each.seen)}
+    if not all(each.finite for each in weights if id(each) in valid):
+        return {}
+    return {
+        conv: (one, {n: each for n, each in one[0].items() if id(each) in valid})
+        for conv, one in ready.items()
+    }
