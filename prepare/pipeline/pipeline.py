@@ -283,11 +283,10 @@ class Pipeline:
         `example` is a batch before `format`; the model stays as it is.
         """
         check_module(model)
-        given = call_of(example)
         for step in self.asking():
             copied = copy_tree(model, cache(clone_of))  # a shared tensor stays one
             with remembering():
-                chosen, notes = self.step_for(step, copied, given, amp)
+                chosen, notes = self.step_for(step, copied, call_of(example), amp)
             for note in notes:
                 _log.warning("%s", note)
             if is_chosen(self.steps, chosen):
