@@ -136,7 +136,6 @@ def kept_layouts(device: str) -> dict[str, str]:
         "InstanceNorm2d": (lambda: nn.InstanceNorm2d(8), (2, 8, 8, 8)),
         "InstanceNorm3d": (lambda: nn.InstanceNorm3d(8), (2, 8, 8, 8, 8)),
         "GroupNorm": (lambda: nn.GroupNorm(2, 8), (2, 8, 8, 8)),
-        "LayerNorm": (lambda: nn.LayerNorm((8, 8, 8)), (2, 8, 8, 8)),
         "Softmax": (lambda: nn.Softmax(1), (2, 8, 8, 8)),
         "MaxPool2d": (lambda: nn.MaxPool2d(2), (2, 8, 8, 8)),
         "MaxPool3d": (lambda: nn.MaxPool3d(2), (2, 8, 8, 8, 8)),

@@ -33,7 +33,7 @@ class FuseInference(SwapsClasses):
     torch's own code, as a call that needs gradients, or under autocast or a compiler. Modules keep their
     identity, Parameters, buffers and hooks, and `state_dict`: the folded and packed weights are made at the
     first call, and again when a value has changed. A symbolic trace shows what follows a convolution; if
-    something else reads its result, torch's own is computed.
+    something else reads its result, torch's own is computed. Wide linear layers run on packed weights too.
     With an input or a weight that holds NaN or an infinity nothing is fused: oneDNN's ReLU gives 0 for NaN.
     Helps: one pass over memory where there were three, and no weight that oneDNN reorders at each call.
     Hurts: packed weights need memory of their own, as much as the Parameters. Takes the place of
@@ -45,9 +45,9 @@ class FuseInference(SwapsClasses):
 
     @classmethod
     def swaps(cls) -> Collection[SwapClass]:
-        from prepare.steps.repairs.fused import FUSION
+        from prepare.steps.repairs.fused import FUSION, LINEAR
 
-        return (FUSION,)
+        return FUSION, LINEAR
 
     @classmethod
     def undo(cls, model: torch.nn.Module) -> None:
@@ -60,10 +60,11 @@ class FuseInference(SwapsClasses):
 
     def targets(self, model: torch.nn.Module) -> Iterator[str]:
         from prepare.steps._fusion import find_followed
-        from prepare.steps.repairs.fused import FUSION, Around, missing
+        from prepare.steps.repairs.fused import Around, missing
 
         named = {} if missing() else dict(model.named_modules())
-        names = [name for name, each in named.items() if FUSION.fits(each) and not each.training]
+        modes = ((name, each) for name, each in named.items() if not each.training)
+        names = [name for name, each in modes if any(swap.fits(each) for swap in self.swaps())]
         yield from names
         # The parts of the model whose forward was traced: a hook tells convolutions when it runs.
         parts = find_followed(model)[0] if names else []
@@ -78,9 +79,10 @@ class FuseInference(SwapsClasses):
         parts, followed = find_followed(model)
         for name in names:
             module = model.get_submodule(name)
-            if FUSION.fits(module):
-                FUSION.repair(module, self.formats(model))
-                vars(module)["chain"] = followed.get(module, ())
+            if swap := next((each for each in self.swaps() if each.fits(module)), None):
+                swap.repair(module, self.formats(model))
+                if swap is FUSION:
+                    vars(module)["chain"] = followed.get(module, ())
                 yield name, module
         for name in parts:
             if not Around.is_on(part := model.get_submodule(name)):
@@ -117,7 +119,7 @@ class FuseInference(SwapsClasses):
 
         fused, times = copy_tree(model), list[float]()
         packed: list[Any] = [
-            m for _, m in self.rewrites(fused, [*self.targets(fused)]) if hasattr(m, "chain")
+            m for _, m in self.rewrites(fused, [*self.targets(fused)]) if hasattr(m, "weight")
         ]
         clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
         try:

@@ -65,8 +65,6 @@ NORMS = {
     "instance norm, plain": lambda: of_size(nn.InstanceNorm3d(20), 20, 10, 12, 11),
     "group norm": lambda: of_size(nn.GroupNorm(4, 32), 32, 32, 40),
     "group norm, one": lambda: of_size(nn.GroupNorm(1, 3), 3, 23, 24, 8),
-    "layer norm": lambda: of_size(nn.LayerNorm((16, 40, 32)), 16, 40, 32),
-    "layer norm, small": lambda: of_size(nn.LayerNorm((4, 5, 6, 7)), 4, 5, 6, 7),
 }
 
 

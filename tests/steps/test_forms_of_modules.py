@@ -14,7 +14,6 @@ KINDS = {
     "InstanceNorm2d": (lambda: nn.InstanceNorm2d(4, affine=True), 2),
     "GroupNorm": (lambda: nn.GroupNorm(2, 4), 2),
     "BatchNorm2d": (lambda: nn.BatchNorm2d(4), 2),
-    "LayerNorm": (lambda: nn.LayerNorm([4, 8, 8]), 2),
     "MaxPool3d": (lambda: nn.MaxPool3d(2), 3),
     "AdaptiveAvgPool3d": (lambda: nn.AdaptiveAvgPool3d(2), 3),
     "PReLU": (lambda: nn.PReLU(4), 2),

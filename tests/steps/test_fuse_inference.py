@@ -453,3 +453,36 @@ def test_a_compiler_sees_torchs_code(block, x):
         torch.testing.assert_close(traced(x), plain(block)(x), rtol=1e-4, atol=1e-5)
         exported = torch.export.export(block, (x,)).module()
         torch.testing.assert_close(exported(x), plain(block)(x), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_wide_linear_layer_runs_on_a_packed_weight(calls, dtype):
+    net = nn.Sequential(nn.Linear(256, 300), nn.GELU(), nn.Linear(300, 7)).to(dtype).eval()
+    x = torch.randn(3, 5, 512, dtype=dtype)[..., ::2]
+    right = copy.deepcopy(net).double()(x.double())
+    model = Pipeline.from_config({"fuse_inference": {}}).apply(copy.deepcopy(net))
+    assert [type(model[0]), type(model[2])] == [fused.FusedLinear, nn.Linear]
+    errors = [(each(x).double() - right).abs().max() for each in (net, model)]
+    assert errors[1] <= 1.5 * errors[0] + torch.finfo(dtype).eps
+    assert calls == ["default none"]
+    assert model(x[0, 0]).equal(net(x[0, 0]))  # without a batch torch computes
+    other = copy.deepcopy(net)
+    other[0].reset_parameters()
+    changes = (
+        lambda: model.load_state_dict(other.state_dict()),
+        lambda: model[0].weight.data.mul_(2),
+        lambda: model[0].bias.add_(1),
+        lambda: setattr(model[0], "weight", nn.Parameter(torch.ones(300, 256, dtype=dtype))),
+    )
+    for change in changes:
+        before = model(x)
+        change()
+        assert not model(x).equal(before)
+        torch.testing.assert_close(model(x), plain(model)(x), rtol=2e-2, atol=2e-2)
+    calls.clear()
+    with torch.enable_grad():
+        model(x).sum().backward()
+    assert not calls
+    assert model[0].weight.grad is not None
+    assert verify(plain(model), model, (x,), mode="eval", seconds=20).status == "pass"

@@ -54,7 +54,6 @@ LARGE, CUBE, SMALL = (2, 3, 24, 24), (1, 3, 6, 6, 6), (2, 3, 5, 7)
 NETS = {
     "instance_norm": (lambda: flat(nn.InstanceNorm2d(8, affine=True)), FLAT, LARGE),
     "group_norm": (lambda: flat(nn.GroupNorm(2, 8)), FLAT, LARGE),
-    "layer_norm": (lambda: flat(nn.LayerNorm((8, 24, 24))), FLAT, LARGE),
     "batch_norm": (
         lambda: flat(nn.BatchNorm2d(8, track_running_stats=False)),
         FLAT,

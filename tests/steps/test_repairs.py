@@ -72,7 +72,7 @@ def _second(module, x):
     return torch.autograd.grad(grad.pow(2).sum(), x)[0]
 
 
-@pytest.mark.parametrize("name", [*FEW, "instance norm", "group norm, one", "layer norm, small"])
+@pytest.mark.parametrize("name", [*FEW, "instance norm", "group norm, one"])
 def test_under_autocast_the_dtype_is_unchanged(name):
     module, repaired = pair(name)
     x = sample(module)

@@ -22,12 +22,14 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 from prepare.core.model.memory_format import CHANNELS_LAST, canonical_stride
 from prepare.core.model.module_kinds import NotScriptable, is_rewritten
-from prepare.steps.repairs.base import FORMATS, with_exact_strides
+from prepare.steps.repairs.base import FORMATS, SwapClass, with_exact_strides
 from prepare.steps.repairs.rewrites import Rewrite, Rewritten, fault_in_2d, sizes_of
 
 STEP = "fuse_inference"
 # So many numbers of a tensor show whether it was changed through `.data`.
 _HEAD = 256
+# Numbers in the weight of a linear layer, from which a packed one was faster.
+_WIDE = 2**16
 _CPU = torch.device("cpu")
 _DTYPES = (torch.float32, torch.bfloat16)
 # The activations, and their arguments besides `inplace`, in the order of torch.
@@ -53,6 +55,8 @@ _ARGUMENTS = {
     "_convolution_transpose_pointwise.default": 11,
     "_reorder_convolution_weight.default": 6,
     "_reorder_convolution_transpose_weight.default": 7,
+    "_linear_pointwise.default": 6,
+    "_reorder_linear_weight.default": 2,
 }
 _OPERATORS: dict[str, Any] = {}
 for _name, _count in _ARGUMENTS.items():
@@ -330,12 +334,7 @@ class Fused(Rewritten):
 
     def is_ready(self) -> bool:
         """Return whether it is as it was when it was fused, in evaluation mode, and no hook looks at it."""
-        if self.training or self._forward_hooks or self._forward_pre_hooks:
-            return False
-        own: Any = self._parameters
-        weight, bias = own.get("weight"), own.get("bias")
-        is_known = weight is not None and _is_known(weight) and (bias is None or _is_known(bias))
-        return is_known and sizes_of(self) == self.chosen_for
+        return _is_whole(self) and sizes_of(self) == self.chosen_for
 
     def computed(self, call: _Call) -> Tensor:
         """Return the result of a call, with what follows it."""
@@ -378,12 +377,26 @@ class Fused(Rewritten):
         kind = "transpose_weight" if self.transposed else "weight"
         reorder = _OPERATORS[f"_reorder_convolution_{kind}.default"]
         weight = reorder(weight, *geometry, [*call.x.shape])
-        seen = []
-        for each in filter(torch.is_tensor, sources):
-            head = each.detach().as_strided((min(each.numel(), _HEAD),), (1,))
-            seen.append((each, each.data_ptr(), each._version, head, head.clone()))
-        made = made_before[len(sources)] = _Weights(sources, seen, weight, bias, geometry, finite)
+        made = _Weights(sources, _seen(sources), weight, bias, geometry, finite)
+        made_before[len(sources)] = made
         return made
+
+
+def _is_whole(module: nn.Module) -> bool:
+    """Return whether a module in evaluation mode has plain tensors that it holds, and no hook."""
+    if module.training or module._forward_hooks or module._forward_pre_hooks:
+        return False
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
+    return weight is not None and _is_known(weight) and (bias is None or _is_known(bias))
+
+
+def _seen(sources: tuple[Any, ...]) -> list[Any]:
+    """Return each tensor with what shows whether it has changed since."""
+    seen = []
+    for each in filter(torch.is_tensor, sources):
+        head = each.detach().as_strided((min(each.numel(), _HEAD),), (1,))
+        seen.append((each, each.data_ptr(), each._version, head, head.clone()))
+    return seen
 
 
 def _ready(conv: nn.Module) -> _Ready:
@@ -412,6 +425,39 @@ class FusedConvTranspose3d(_Transposed, nn.ConvTranspose3d):
     """torch's ConvTranspose3d with what follows it."""
 
 
+class FusedLinear(nn.Linear):
+    """torch's Linear on a packed weight.
+
+    Helps: wide layers of few rows, as in vision transformers, at 0.84 to 0.91 of the time.
+    Hurts: as `Fused`. Source: as `Fused`; `mkldnn::_linear_pointwise`.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        x, weight, bias = input, self.weight, self.bias
+        is_plain = type(x) is Tensor and x.is_cpu and not torch.compiler.is_compiling()
+        is_ours = is_plain and _is_whole(self) and not _is_observed()
+        fits = x.dtype is weight.dtype and x.dim() > 1 and x.numel()
+        if not (is_ours and fits and x.shape[-1] == weight.shape[1]):
+            return super().forward(x)
+        sources, (held, _) = (weight, bias), _ready(self)
+        made = held.get(2)
+        if not (_is_made_of(made, sources) and _is_same(made.seen)):
+            reorder = _OPERATORS["_reorder_linear_weight.default"]
+            packed = reorder(weight.detach().contiguous(), x.numel() // x.shape[-1])
+            made = held[2] = _Weights(sources, _seen(sources), packed, bias, (), True)
+        y: Tensor = _OPERATORS["_linear_pointwise.default"](x, made.weight, bias, *_NO_ACTIVATION)
+        return y
+
+
+class _LinearFusion(SwapClass):
+    """Pack the weights of wide layers: others are not faster."""
+
+    step: ClassVar[str] = STEP
+
+    def concerns(self, module: Any) -> bool:
+        return super().concerns(module) and module.in_features * module.out_features >= _WIDE
+
+
 class _Fusion(Rewrite):
     step: ClassVar[str] = STEP
     phrase = "fused"
@@ -432,6 +478,7 @@ class _Fusion(Rewrite):
         vars(module).pop("chain", None)
 
 
+LINEAR = _LinearFusion("fused_linear", FusedLinear)
 FUSION = _Fusion("fused", FusedConv2d, FusedConv3d, FusedConvTranspose2d, FusedConvTranspose3d)
 
 
