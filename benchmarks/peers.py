@@ -121,6 +121,7 @@ PEER_NETWORKS: dict[str, Network] = {
     "timm resnet50": Network(timm("resnet50"), 2, _IMAGE),
     "timm mobilenetv3": Network(timm("mobilenetv3_large_100"), 2, _IMAGE),
     "timm convnext": Network(timm("convnext_nano"), 2, _IMAGE),
+    "timm vit": Network(timm("vit_small_patch16_224"), 2, _IMAGE),
     "transformers segformer": smaller("transformers segformer", 1, 3, 128, 128),
     "diffusers autoencoder": smaller("diffusers autoencoder", 1, 3, 64, 64),
     "diffusers wan decoder": Network(
@@ -248,7 +249,8 @@ WAYS: dict[str, Callable[..., Any]] = {
     "eager, bfloat16": _eager_cast,
     "torch's converters": _converted,
     "prepare": _prepared("fuse_conv_bn"),
-    "prepare, fused": _prepared(FUSED),
+    # What cannot be fused, or is not faster so, has its batch norm folded as above.
+    "prepare, fused": _prepared("fuse_conv_bn", **{FUSED: {}}),
     "torch.compile": _compiled,
     "prepare, torch.compile": _prepared("fuse_conv_bn", compile={}),
     "inductor, freezing": _frozen,
