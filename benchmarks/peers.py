@@ -535,12 +535,10 @@ def _small(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield f"{mode.capitalize()}, {dtype}, networks: {len(few)} ({place(few[-1])})\n"
         many = {n: len(c) for n, c in by_threads.items()}
         part = {n: f", {m} networks" if m < len(few) else "" for n, m in many.items()}
-        clocks = [
-            f"{n} thread{'s' * (n > 1)}{part[n]}, {c}" for n in many for c in ("clock", "CPU")
-        ]
+        clocks = [f"{n} thread{'s' * (n > 1)}{part[n]}" for n in many]
         yield from _head("", *clocks, "error", "worst", "start, s", "MiB")
         for way in ways_in(few):
-            means = [average(c, way, w) for c in by_threads.values() for w in ("wall", "processor")]
+            means = [average(rows, way, "wall") for rows in by_threads.values()]
             errors = [each[0] for row in few if (each := value(row, way, "error"))]
             worst = formatted(max(errors), "error") if errors else "-"
             others = [average(few, way, what) for what in ("error", "start", "memory")]
