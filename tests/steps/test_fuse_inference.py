@@ -486,3 +486,14 @@ def test_a_wide_linear_layer_runs_on_a_packed_weight(calls, dtype):
     assert not calls
     assert model[0].weight.grad is not None
     assert verify(plain(model), model, (x,), mode="eval", seconds=20).status == "pass"
+
+
+@torch.no_grad()
+def test_an_expanded_weight_is_smaller_than_it_looks(calls):
+    net = nn.Sequential(nn.Linear(128, 1024)).eval()
+    net[0].weight = nn.Parameter(torch.randn(1, 128).expand(1024, 128))
+    x = torch.randn(2, 128)
+    want = net(x)
+    Pipeline.from_config({"fuse_inference": {}}).apply(net)
+    torch.testing.assert_close(net(x), want)
+    assert calls

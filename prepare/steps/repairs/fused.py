@@ -109,9 +109,9 @@ _INSIDE: WeakKeyDictionary[nn.Module, list[Any]] = WeakKeyDictionary()
 
 
 class _Now(threading.local):
-    """What was checked when each traced part began that runs in this thread.
+    """The convolutions that were ready when each traced part began that runs in this thread.
 
-    That is of each convolution that is ready: what holds it, and which of its weights are of its tensors.
+    With each stands what holds its weights, and which of them were made of the tensors that it has.
     """
 
     def __init__(self) -> None:
@@ -394,7 +394,8 @@ def _seen(sources: tuple[Any, ...]) -> list[Any]:
     """Return each tensor with what shows whether it has changed since."""
     seen = []
     for each in filter(torch.is_tensor, sources):
-        head = each.detach().as_strided((min(each.numel(), _HEAD),), (1,))
+        held = each.untyped_storage().nbytes() // each.itemsize - each.storage_offset()
+        head = each.detach().as_strided((min(each.numel(), _HEAD, held),), (1,))
         seen.append((each, each.data_ptr(), each._version, head, head.clone()))
     return seen
 
@@ -428,8 +429,8 @@ class FusedConvTranspose3d(_Transposed, nn.ConvTranspose3d):
 class FusedLinear(nn.Linear):
     """torch's Linear on a packed weight.
 
-    Helps: wide layers of few rows, as in vision transformers, at 0.84 to 0.91 of the time.
-    Hurts: as `Fused`. Source: as `Fused`; `mkldnn::_linear_pointwise`.
+    Helps: wide layers, as in vision transformers: 0.84 to 0.96 of the time, on one thread of an AMD EPYC.
+    Hurts: as `Fused`; one row takes 1.02 of the time. Source: as `Fused`; `mkldnn::_linear_pointwise`.
     """
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
